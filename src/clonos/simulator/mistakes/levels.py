@@ -48,13 +48,14 @@ def with_its_process(original: Any) -> Any:
     return without
 
 
-def what_it_lacks(original: Any) -> Any:
-    """Who restores a task gets the layers that its copy lacks, and lives before it has the rest."""
+def where_it_lives(original: Any) -> Any:
+    """What a slot has got counts for its copies, not for the task that is restored there."""
 
-    def fetch(self: Any, ticket: int, _: Any, wanted: Any) -> None:
-        original(self, ticket, wanted, wanted)
+    def held(self: Any, slot: int, report: Held) -> None:
+        if slot != self._roster.tasks[report.task].slot:
+            original(self, slot, report)
 
-    return fetch
+    return held
 
 
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
@@ -70,7 +71,7 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "state is lost with its process": mutation(
         "lost for a reason", (Holdings, "_without", with_its_process), kind=LEVELS
     ),
-    "a task lives before it can give its state to others": mutation(
-        "sound state", (Keeping, "fetch", what_it_lacks), kind=LEVELS
+    "nobody knows what a restored task has": mutation(
+        "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
     ),
 }
