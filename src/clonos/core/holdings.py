@@ -81,7 +81,7 @@ class Holdings:
         self._merged: dict[int, tuple[LayerRef, tuple[LayerRef, ...]]] = {}  # safe yet or not
         self._not_before: dict[int, int] = {}  # by task: a merge
         self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
-        self._changed: set[int] = set()
+        self._changed: set[int] = set(self.tasks)
 
     @property
     def tasks(self) -> list[int]:
@@ -188,6 +188,8 @@ class Holdings:
 
     def tick(self) -> bool:
         """Time passes. Whether the job has to end, because state is lost."""
+        if not self._changed and not self._missing:
+            return False
         now_ms = self._roster.now_ms
         for task in self.tasks:
             without = self._without(task)
