@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clonos.core import codec, messages
+from clonos.core import codec, levels, messages
 from clonos.core.codec import CODEC, Codec, decode, encode
 from clonos.core.messages import Credit, Data, Item, Kind, Run
 from clonos.core.plan import Incarnation

@@ -11,6 +11,7 @@ from clonos.api.feedback import Feedback
 from clonos.api.settings import (
     MORE_ROOM,
     SAID_RARELY,
+    depth_of,
     keep_of,
     limit_of,
     name_of,
@@ -27,7 +28,6 @@ from clonos.api.starting import StartOptions, for_queries, for_tasks, require_no
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema
-from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, NeedsSpark, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import BUNDLE_BYTES, JobOptions, LogicalGraph
@@ -177,9 +177,7 @@ class Job:
         self._graph = LogicalGraph(
             name=name,
             parallelism=self.parallelism,
-            sharing_depth=FULL_DEPTH
-            if sharing_depth == "full"
-            else number_of("sharing_depth", sharing_depth, 0),
+            sharing_depth=depth_of(sharing_depth),
             seed=number_of("seed", seed, None),
             on_bad_record=on_bad_record,
             options=JobOptions(

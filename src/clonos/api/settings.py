@@ -9,6 +9,7 @@ from clonos.columns.durations import parse_duration
 from clonos.columns.sizes import parse_size
 from clonos.core.history import Keep
 from clonos.core.levels import LEVELS, MEMORY, STORE
+from clonos.core.plan import FULL_DEPTH
 from clonos.errors import Unbounded, WrongType
 from clonos.graph.logical import LogicalGraph
 
@@ -125,6 +126,11 @@ def require_level(level: str, standbys: int, guarantee: str, history: Any) -> No
     else:
         return
     raise WrongType(f"persistence={level!r} with {what}", remedy=why)
+
+
+def depth_of(hops: Any) -> int:
+    """How far logs travel."""
+    return FULL_DEPTH if hops == "full" else number_of("sharing_depth", hops, 0)
 
 
 def name_of(name: str, value: Any) -> str:

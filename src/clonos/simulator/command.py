@@ -75,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
-    parser.add_argument(
-        "--levels", action="store_true", help="slots keep layers, in memory and on their disks"
-    )
+    parser.add_argument("--levels", action="store_true", help="slots keep layers themselves")
     parser.add_argument(
         "--wire", action="store_true", help="channels are bytes on simulated sockets"
     )
