@@ -346,6 +346,7 @@ class RunningJob(RunningPast):
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
         succession.require(compiled)
+        succession.prepare(compiled, drop_state)
         how: dict[str, Any] = {
             **self._how,
             "listeners": (),  # as they are when it goes on
@@ -360,10 +361,12 @@ class RunningJob(RunningPast):
                     upgrade=True,
                     drop_state=drop_state,
                     look=succession.look,
+                    prepared=lambda: succession.prepared,
                     **how,
                 )
             )
         except BaseException as error:
+            succession.give_up()
             if succession.has_stopped():
                 self._left_by = error  # if the switch was made, only the new graph can be started
                 with suppress(OtherJob):

@@ -431,11 +431,12 @@ class _Asker:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
         run = EffectRun(policy, request, self.attempt, check, life.late, lambda: life.is_over)
+        # What an earlier life has begun was attempted there.
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
-            return self._over(call, request, began_s, run.attempts, error)
-        return self._over(call, request, began_s, run.attempts, answer)
+            return self._over(call, request, began_s, max(run.attempts, 1), error)
+        return self._over(call, request, began_s, max(run.attempts, 1), answer)
 
     def _over(
         self,
@@ -502,8 +503,10 @@ class _Asker:
         finally:
             del first  # see _attempts
 
-    def _no_answer(self) -> TimeoutError:
-        return by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+    def _no_answer(self, ended: BaseException | None = None) -> TimeoutError:
+        """``ended``: what has ended the call, which shows where it was."""
+        error = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+        return error.with_traceback(ended.__traceback__ if ended is not None else None)
 
     async def _alone(self, request: Request, named: Named) -> Any:
         """... by one call, without a task of its own: each costs."""
@@ -512,9 +515,9 @@ class _Asker:
             async with _timeout(self._policy.timeout_s) as limit:
                 limits[task] = limit
                 return await self._call(request, named)
-        except TimeoutError:
+        except TimeoutError as error:
             if limit.expired():
-                raise self._no_answer() from None
+                raise self._no_answer(error.__cause__) from None
             raise
         except asyncio.CancelledError:
             if self._life.is_over:

@@ -28,6 +28,7 @@ from clonos.operators.chain import ChainProgram
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.layers import Layers
 from clonos.runtime.relief import MainTrack, serve
+from clonos.runtime.room import Room
 from clonos.runtime.scratch import LocalScratch
 from clonos.runtime.shelf import LocalShelf
 from clonos.runtime.shipment import Shipment
@@ -123,6 +124,7 @@ class SlotLoop:
             writers=self._writers.of,
             calls=self._calls,
             scratch=self._scratch,
+            memory=Room(),
         )
         self._node = SlotNode(
             shipment.plan,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
+from clonos.core import layer as layer_module
 from clonos.core.levels import LEVELS, LOCAL, STORE
 from clonos.simulator.jobs.programs import Job
 from clonos.simulator.processes.cluster import Options
@@ -24,3 +27,14 @@ def room_for_copies(options: Options, cells: int, random: Random) -> None:
     options.standbys = random.choice((0, 1, 1, 1, 2))
     options.slots = cells + options.standbys + random.choice((0, 1, 2))
     options.bound = frozenset()
+
+
+@contextmanager
+def merged_early(chain_max: int) -> Iterator[None]:
+    """Shorter chains of layers than production's are merged."""
+    before = layer_module.CHAIN_MAX
+    layer_module.CHAIN_MAX = chain_max  # type: ignore[misc]  # it is final for all others
+    try:
+        yield
+    finally:
+        layer_module.CHAIN_MAX = before  # type: ignore[misc]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
 from clonos.core import inbounds as inbounds_module
-from clonos.core import layer as layer_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core.levels import STORE
@@ -25,7 +24,7 @@ from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
-from clonos.simulator.jobs.levels import room_for_copies, with_levels
+from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
@@ -172,17 +171,6 @@ def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> It
     finally:
         for (owner, name, _), value in zip(owners, before, strict=True):
             setattr(owner, name, value)
-
-
-@contextmanager
-def merged_early(chain_max: int) -> Iterator[None]:
-    """Shorter chains of layers than production's are merged."""
-    before = layer_module.CHAIN_MAX
-    layer_module.CHAIN_MAX = chain_max  # type: ignore[misc]  # it is final for all others
-    try:
-        yield
-    finally:
-        layer_module.CHAIN_MAX = before  # type: ignore[misc]
 
 
 @contextmanager
@@ -498,6 +486,8 @@ def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool)
                 ("no switch", "finished"): simulation.deaths,
                 ("went on", "finished"): simulation.went_on,
                 ("forward", "finished"): simulation.forward,
+                ("section", "finished"): simulation.sections,
+                ("prepared", "finished"): simulation.prepared,
             }
         )
     return result
