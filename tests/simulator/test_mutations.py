@@ -22,6 +22,7 @@ from clonos.simulator.checks import (
     recorder,
 )
 from clonos.simulator.checks import floors as floor_invariants
+from clonos.simulator.checks import levels as level_invariants
 from clonos.simulator.checks import upgrades as upgrade_invariants
 from clonos.simulator.checks import wire as wire_invariants
 from clonos.simulator.checks.violations import INVARIANTS
@@ -86,6 +87,7 @@ def checks() -> set[str]:
         invariants,
         floor_invariants,
         key_order,
+        level_invariants,
         endings,
         implied,
         litter,

@@ -10,7 +10,8 @@ import pytest
 
 from clonos.simulator import command, main
 from clonos.simulator.mistakes.mutations import MUTATIONS
-from clonos.simulator.runs.seeds import Kind, simulate
+from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
 
 SEEDS = 240
 """Of each kind of job some; twenty thousand in the soak tier."""

@@ -16,7 +16,8 @@ from clonos.core.reach import GATHER_MS, GONE, MOVES_MIN, NEVER, Reach
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
-from clonos.simulator.runs.seeds import Kind, simulate
+from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

@@ -29,6 +29,7 @@ from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
 from clonos.storage.files import Durability
+from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
 
 LOGGER: Final = logging.getLogger("clonos")
@@ -342,6 +343,7 @@ class RunningJob(RunningPast):
                 raise CannotUpgrade(
                     "the job was told to stop", where=compiled.name, remedy="see running.wait()"
                 )
+            require_stored(self._setup.compiled.plan)
             self._succeed(compiled, settle_s, drop_state)
             self.graph = graph
 

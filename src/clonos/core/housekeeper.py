@@ -26,18 +26,18 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
 from clonos.core.fences import Trust, depends_on_lost, fields_of, from_fields, merged
-from clonos.core.history import RECORDS, History, Keep, Point
+from clonos.core.history import RECORDS, Chains, History, Keep, Point
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
+from clonos.core.levels import LayerRef
 from clonos.core.machine import with_stories
-from clonos.core.messages import Dependencies, Item, Kind, Layer, LayerRef
+from clonos.core.messages import Dependencies, Item, Kind, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
 from clonos.core.version import VERSION
 from clonos.errors import ProtocolError
 
 Positions = Mapping[int, int]
-Chains = Mapping[int, tuple[LayerRef, ...]]
 
 
 @dataclass(frozen=True, slots=True)

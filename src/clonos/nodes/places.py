@@ -341,7 +341,9 @@ class Places:
         self.seats[event.conn_id] = Seat(
             place.number, register.pid, register.executor, register.jvm_pid, event.incoming
         )
-        return SlotReady(event.conn_id, register.address, register.executor, place.task)
+        return SlotReady(
+            event.conn_id, register.address, register.executor, place.task, register.disk
+        )
 
     def replaced(self, event: ControlOpened) -> list[int]:
         """The slots whose place the new one takes: Spark has started their task again."""

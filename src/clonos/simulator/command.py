@@ -18,7 +18,8 @@ from typing import Any
 from clonos.simulator.mistakes.detection import HEAD, detect_all, write_seeds
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.coverage import Coverage, table
-from clonos.simulator.runs.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
+from clonos.simulator.runs.seeds import Result, simulate
 from clonos.simulator.world.virtual import TraceDigest
 
 SEEDS = 1000
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
+    parser.add_argument("--levels", action="store_true", help="slots keep layers themselves")
     parser.add_argument(
         "--wire", action="store_true", help="channels are bytes on simulated sockets"
     )

@@ -25,9 +25,10 @@ from clonos.core.determinants import (
 from clonos.core.fences import Cut, Trust, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
+from clonos.core.levels import STORE, LayerRef
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
-from clonos.core.messages import Item, Kind, LayerRef
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.closed import ClosedKeeper
@@ -512,7 +513,7 @@ def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...
     """Every layer that the journal refers to can be read."""
     for refs in layers.values():
         try:
-            get_layers(store, refs)
+            get_layers(store, [ref for ref in refs if ref.level == STORE])
         except UnreadableLayer as error:
             raise Violation("durable", f"the journal refers to a layer: {error}") from error
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from clonos.simulator.mistakes.mutations import MUTATIONS
-from clonos.simulator.runs.seeds import Kind, Result, simulate
+from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import Result, simulate
 
 
 @dataclass

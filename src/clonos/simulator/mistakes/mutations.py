@@ -71,6 +71,7 @@ from clonos.simulator.mistakes import (
 from clonos.simulator.mistakes import protocol as wrong
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
 from clonos.simulator.mistakes.implied import WRONG_IMPLIED
+from clonos.simulator.mistakes.levels import WRONG_LEVELS
 from clonos.simulator.mistakes.loops import WRONG_LOOPS
 from clonos.simulator.mistakes.mutation import (
     ARROW,
@@ -556,6 +557,7 @@ MUTATIONS: dict[str, Mutation] = {
     **wire.MUTATIONS,
     **WRONG_GAPS,
     **WRONG_IMPLIED,
+    **WRONG_LEVELS,
     **WRONG_LOOPS,
     **WRONG_REACH,
     **WRONG_REWINDS,

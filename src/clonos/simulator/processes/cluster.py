@@ -104,6 +104,10 @@ class Options:
     """How often user code takes longer, and its slot hears what comes meanwhile."""
     wired: bool = False
     """Whether channels are bytes on simulated sockets."""
+    has_machines: bool = False
+    """Whether a place is always on the same machine."""
+    lost_ms: int = 5_000
+    """How long a machine may be away that alone has a layer."""
     waits_ms: float = 0.0
     """For how long a driver has slots before it has something to drive."""
 
@@ -153,6 +157,8 @@ class Cluster:
         """For how long jobs take: whatever that is, all else is drawn as before."""
         self.call_random = Random(0)
         """For how long calls take."""
+        self.level_random = Random(0)
+        """How long slots need for the layers that they keep."""
         self.scratch_random = Random(0)
         """How local disks fare."""
         self.spilled = self.read_back = self.rotten = 0
@@ -167,6 +173,7 @@ class Cluster:
         if before is not None:
             self.scheduler.now, self.disks = before.scheduler.now, before.disks
         self.recorder = Recorder(job, self.disks, self.scheduler.digest)
+        self.recorder.holders.copies = options.standbys
         self.recorder.goes_on(first or {})
         self.slots: list[Slot] = []
         self.outcome = Outcome()
@@ -270,6 +277,8 @@ class Cluster:
         number = driver.slots_started
         driver.slots_started += 1
         group = f"executor{self.random.randrange(self.options.groups)}"
+        if self.options.has_machines:
+            group = f"executor{place % self.options.groups}"
         slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
@@ -279,8 +288,9 @@ class Cluster:
         self.trace(f"slot {number} is {slot.address} in {group}")
         versions = {HASH_SEED: "0"}
         register = Register(
-            place, attempt, str(self._names), group, group, 0, number, slot.address, versions
-        )
+            place, attempt, str(self._names), group, group, 0, number, slot.address, versions,
+            slot.store.disk,
+        )  # fmt: skip
         driver.post(ControlOpened(number, register, ControlLink(self, slot)))
         self._beat(slot)
         return slot
@@ -316,6 +326,12 @@ class Cluster:
             2 * self.about(LOST_MS if is_silent else self.options.detect_ms),
             control.driver.spark.process_ended, slot, control.attempt, why,
         )  # fmt: skip
+
+    def lose_disk(self, machine: str) -> None:
+        """A machine is gone for good, and what is on its disk."""
+        known = self.disks.machines.pop(machine, None)
+        if known is not None:
+            self.recorder.holders.loses_disk(known[0])
 
     def _lose(self, slot: Slot, *, lose_reports: bool) -> None:
         """The driver learns that the control stream has ended."""

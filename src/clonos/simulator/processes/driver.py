@@ -61,6 +61,11 @@ class WatchedKeeper(HouseKeeper):
         job = driver.cluster.job
         super().__init__(job.plan, job.encode, job.decode, driver.cluster.options.keep)
         self._driver = driver
+        self.on_advance: Callable[[Chains], None] = lambda _: None
+
+    def advance(self, epoch: int, positions: Any, layers: Any, needs: Any) -> None:
+        self.on_advance(layers)
+        super().advance(epoch, positions, layers, needs)
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         stream = self._driver.accepted.get(event.conn)
@@ -224,12 +229,26 @@ class Driver:
             rotate_bytes=options.rotate_bytes,
             grace_s=options.grace_ms / 1000,
             log_bytes=options.log_bytes or LOG_BYTES,
+            lost_s=options.lost_ms / 1000,
             pace=Pace(settle_s=options.relaunch_ms / 2000, relaunch_s=options.relaunch_ms / 2000),
         )
         self._clock = ports.clock
         if options.waits_ms:
             self.waiting = Waiting(plan, self.spark, settings, ports.audience.warned)
         self.node = DriverNode(self.keeper, self.recovered, ports, settings, self.waiting)
+        self._watch_what_is_kept()
+
+    def _watch_what_is_kept(self) -> None:
+        """What the coordinator decides is judged when it decides that."""
+        roster, kept = self.coordinator.roster, self.cluster.recorder.holders
+        do = roster.do
+
+        def watched(action: co.Action) -> None:
+            kept.does(self.keeper, roster.slots, action)
+            do(action)
+
+        roster.do = watched
+        self.keeper.on_advance = lambda layers: kept.advances(roster.slots, layers)
 
     def _terms(self) -> Terms:
         return Terms(Folder(self.shared, TERMS, "fsync"))

@@ -8,20 +8,22 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import NamedTuple
 
 from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
 from clonos.core import inbounds as inbounds_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
+from clonos.core.levels import STORE
 from clonos.core.machine import InvalidTransition
 from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.checks.invariants import only_poison_is_blamed
+from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
+from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
@@ -35,11 +37,12 @@ from clonos.simulator.jobs.programs import (
 from clonos.simulator.jobs.shapes import chain_job, overlap_job
 from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.runs.coverage import Coverage
-from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
+from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, LOSSES, OVERLAP, Faults
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 from clonos.simulator.runs.moves import Movers
 from clonos.simulator.runs.past_reader import Reader, keep_of
 from clonos.simulator.runs.rewinds import Rewinds
-from clonos.simulator.runs.sizes import LARGE, Size, size_of
+from clonos.simulator.runs.sizes import LARGE, Size
 from clonos.simulator.runs.upgrades import Upgrades
 from clonos.simulator.world.virtual import Trials
 
@@ -57,84 +60,6 @@ class InternalError(AssertionError):
 
 CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition, InternalError)}
 """Failures of a job that mean a fault of clonos itself which no invariant has found."""
-
-
-class Kind(NamedTuple):
-    """Which kind of simulations: what is not left to the seed.
-
-    Attributes
-    ----------
-    harsh
-        More failures, of tasks together with those who hold their logs, and slow links.
-    availability
-        What happens to orphans, if the seed shall not say (harsh: they roll back).
-    edge
-        A chain whose links to the house-keeper are slow, and break.
-    disk
-        Disks fail, and machines die with what was not synced; without it, in every eighth seed.
-    overlap
-        Tasks fail while others recover, upstream, downstream and elsewhere.
-    history
-        The job keeps its past, unless it has no logs, and somebody reads it.
-    spill
-        All that is kept for receivers goes to local disks, which fail at times.
-    loops
-        Rows go round.
-    upgrade
-        A job of Arrow operators settles, and goes on with another plan, twice.
-    live
-        The same; slots wait for the next driver, and who does not settle in time goes on.
-    logs
-        Logs are longer than they may be, and no checkpoint comes by itself; half of these seeds are
-        without faults.
-    moves, rivals
-        Cells are asked to move, or most are overtaken; in every second seed, nothing else goes
-        wrong.
-    rewind
-        A job goes back to points of its past, and on from there.
-    wire
-        Channels are bytes on simulated sockets, between the planes of production.
-    gaps
-        The job promises at most once.
-    implied
-        Tasks whose steps follow from their input leave out their logs.
-    arrow
-        A real job of Arrow operators; if it is not said, in every 50th seed.
-    large
-        All simulations are large; else most are small, and some of these large.
-    """
-
-    harsh: bool = False
-    availability: bool | None = None
-    edge: bool = False
-    disk: bool | None = None
-    overlap: bool = False
-    history: bool = False
-    spill: bool = False
-    loops: bool = False
-    upgrade: bool = False
-    live: bool = False
-    logs: bool = False
-    moves: bool = False
-    rivals: bool = False
-    rewind: bool = False
-    wire: bool = False
-    gaps: bool = False
-    implied: bool = False
-    arrow: bool | None = None
-    large: bool = False
-
-    def flags(self) -> str:
-        """As ``clonos sim`` wants them."""
-        return "".join(f" --{name}" for name, value in self._asdict().items() if value)
-
-    def size_of(self, seed: int) -> Size:
-        """How large a simulation is."""
-        is_harsh = self.harsh or self.edge or self.overlap
-        return LARGE if self.large else size_of(seed, is_harsh=is_harsh)
-
-
-AS_THE_SEED_SAYS = Kind()
 
 
 @dataclass
@@ -306,6 +231,8 @@ def simulate(
         return _simulate_moves(seed, size, rivals=kind.rivals, **judged)
     if kind.implied:
         return _simulate_implied(seed, size, **judged)
+    if kind.levels:
+        return _simulate_levels(seed, **judged)
     if kind.edge:
         return _simulate_edge(seed, size, availability=bool(kind.availability), **judged)
     if kind.overlap:
@@ -424,6 +351,21 @@ def _simulate_implied(seed: int, size: Size, **judged: bool) -> Result:
         return simulate_job(
             seed, job, options, random, harsh=is_harsh, kinds=kinds, size=size, **judged
         )[0]
+
+
+def _simulate_levels(seed: int, **judged: bool) -> Result:
+    random = Random(f"levels {seed}")
+    job, is_poisoned = _toy_job(random, seed, LARGE, loops=seed % 6 == 4)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    options = random_options(random, job)
+    room_for_copies(options, len(job.plan.cells), random)
+    options.availability = options.availability and not is_poisoned
+    options.long_jobs, options.wired = _long_jobs(seed), seed % 10 == 9
+    options.merges_overlap = False
+    job = with_levels(job, random, options.standbys)
+    kinds = (*KINDS, *LOSSES) if seed % 3 else KINDS
+    with merged_early(random.choice((2, 4, 32))):
+        return simulate_job(seed, job, options, random, kinds=kinds, size=LARGE, **judged)[0]
 
 
 def _simulate_logs(seed: int, **judged: bool) -> Result:
@@ -589,12 +531,18 @@ def _strikes(random: Random, most: int) -> int:
 
 
 def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
-    """The only honest reason to give up is a record that kills its readers."""
+    """The only honest reasons to give up are a record that kills its readers, and state that nobody
+    has any more."""
     outcome = cluster.outcome
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)
     if outcome.error in CRASHES:
         raise CRASHES[outcome.error](outcome.message)
+    if outcome.error == "StateLost":
+        driver, kept = cluster.driver, cluster.recorder.holders
+        chain = [r for r in driver.keeper.layers[outcome.task] if r.level != STORE]
+        lost_for_a_reason(outcome.task, chain, driver.coordinator.slots.values(), kept)
+        return
     if outcome.error != "PoisonRecord":
         raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
     only_poison_is_blamed(job.poison(outcome.task), outcome.message)
