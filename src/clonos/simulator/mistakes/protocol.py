@@ -108,14 +108,14 @@ def truncate_when_stored(original: Any) -> Any:
 
 
 def nearly_complete(original: Any) -> Any:
-    def complete(self: Markers, sealed: Any) -> Any:
+    def complete(self: Markers, sealed: Any, may_pass: Any) -> Any:
         there = {
             t for t, layers in sealed.items() for a in layers if a.ref.epoch == self.next_epoch
         }
         missing = sealed.keys() - there
         if self.pending_epoch and len(missing) == 1 and len(sealed) > 2:
-            return original(self, {t: layers for t, layers in sealed.items() if t in there})
-        return original(self, sealed)
+            sealed = {t: layers for t, layers in sealed.items() if t in there}
+        return original(self, sealed, may_pass)
 
     return complete
 
