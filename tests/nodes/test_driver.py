@@ -143,7 +143,7 @@ class World:
     def cancel(self, attempt: int) -> None:
         self.cancelled.append(attempt)
 
-    def describe(self, text: str) -> None:
+    def describe(self, task: str, text: str) -> None:
         pass
 
     # the merger

@@ -85,6 +85,9 @@ class RunningJob(RunningPast):
         operators added, removed or changed. The job must have settled; see :meth:`stop`.
     drop_state
         With `upgrade`: names of operators whose state may be lost.
+    profile
+        PySpark's ``ResourceProfile`` for the slots, as of ``mapInArrow``: with ``cpus(0.25)`` four
+        slots share a core. Not with every master; see ``docs/deploy.md``.
     graph
         What was compiled, if it is to be rescaled.
 
@@ -116,6 +119,7 @@ class RunningJob(RunningPast):
         ui_port: int | None = None,
         upgrade: bool = False,
         drop_state: Collection[str] = (),
+        profile: Any = None,
         graph: LogicalGraph | None = None,
     ) -> None:
         self.spark, self.graph = spark, graph
@@ -130,6 +134,7 @@ class RunningJob(RunningPast):
             "answer_s": answer_s,
             "progress_s": progress_s,
             "sole_driver": sole_driver,
+            "profile": profile,
         }
         self._succeeding = threading.Lock()  # while another driver takes over
         self._is_to_end = False

@@ -390,7 +390,7 @@ class Places:
         seat = self.seats.get(slot) if slot is not None else None
         if seat is not None:
             life = f"incarnation {incarnation.term}.{incarnation.n}"
-            self._launcher.describe(f"{task}, {life}, runs in slot {seat.place}")
+            self._launcher.describe(task, f"{life}, runs in slot {seat.place}")
 
     def check(self) -> None:
         """Assert the invariants of the whole state."""

@@ -291,8 +291,8 @@ class Launcher(Protocol):
     def cancel(self, attempt: int) -> None:
         """Have Spark end an attempt, with its processes; no error if it is over."""
 
-    def describe(self, text: str) -> None:
-        """Show in Spark's UI what is going on."""
+    def describe(self, task: str, text: str) -> None:
+        """Show in Spark's UI what becomes of a task; what was said of it before is over."""
 
 
 class Merger(Protocol):

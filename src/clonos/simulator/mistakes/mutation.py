@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any
 
-from clonos.simulator.runs.seeds import AS_THE_SEED_SAYS, Kind
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner and name of a function, and what turns it into the wrong one."""

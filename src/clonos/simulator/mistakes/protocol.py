@@ -384,18 +384,6 @@ def continue_at_the_end(_: Any) -> Any:
     return lambda self, *_: (self.last, self.chain)
 
 
-def forget_what_was_forgiven(original: Any) -> Any:
-    def needed(self: HouseKeeper) -> list[msg.Resolve]:
-        newest = {cut.task: cut for cut in self.resolved}
-        return [
-            cut
-            for cut in original(self)
-            if cut is newest[cut.task] or cut.length > self.positions[cut.task]
-        ]
-
-    return needed
-
-
 def drop_what_waits(original: Any) -> Any:
     def deliver(self: HouseKeeper) -> None:
         original(self)

@@ -65,6 +65,11 @@ class Options:
     """How long layers stay that nobody refers to any more."""
     detect_ms: float = 5.0
     step_ms: float = 0.3
+    blind_ms: float | None = None
+    """After how long a process finds out that it was expelled, if it does not at once. None: never,
+    and the driver waits for it in vain."""
+    turn_ms: float = 0.0
+    """How long a turn takes at least: what comes meanwhile is heard together in the next."""
     floors_at_end: int = 0
     bound: frozenset[int] = frozenset()
     """Tasks that run only in slots of their own, one per copy."""
@@ -363,6 +368,8 @@ class Cluster:
         self.recorder.lost(slot.number)
         if self.random.random() < 0.9:
             self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
+        elif self.options.blind_ms is not None:
+            self.scheduler.after(self.options.blind_ms, self.kill, slot, "expelled")
 
     def kill_driver(self, driver: Driver | None = None) -> None:
         """Everything of this term is void; its workers are not gone yet."""

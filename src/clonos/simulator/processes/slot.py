@@ -213,6 +213,7 @@ class Slot:
             return
         self.cluster.network.flush(self)
         steps = self.cluster.recorder.steps - before
+        self._busy_until = max(self._busy_until, now + self.cluster.options.turn_ms)
         for _ in range(steps):
             self._busy_until = max(self._busy_until, now) + self.cluster.step_cost(self)
         if steps:
