@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from clonos.simulator.runs.seeds import Kind, simulate
+from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
 
 SEEDS = 80
 PARTS = 8
