@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "exports": {"extras", "nodes", "cluster"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
-        "sinks", "sources", "graph", "nodes", "upgrade", "cluster", "api"},
+        "sinks", "sources", "graph", "nodes", "upgrade", "cluster", "api", "replay", "branch"},
     "testing": {"blame", "named", "core", "columns", "state", "operators", "storage", "sinks",
         "sources", "graph", "nodes", "simulator", "replay", "branch"},
     "pytest_plugin": {"testing"},

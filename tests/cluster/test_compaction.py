@@ -6,13 +6,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from clonos.cluster.compaction import Compactor, CompactorDied
 from clonos.cluster.layers import BackgroundMerger
 from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.messages import Dependency, Item, Kind, Layer, LayerRef
 from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
 from clonos.errors import ClonosError
 from clonos.nodes.events import MergeFailed
 from clonos.nodes.layers import CHAIN_MAX, SHARE, choose
@@ -83,6 +85,25 @@ def test_a_merged_layer_has_the_effect_of_all(store: LayerStore, compactor: Comp
         b"c": b"2",
         b"d": b"3",
     }
+
+
+def test_rows_that_go_round_a_loop_are_still_in_the_merged_layer(
+    store: LayerStore, compactor: Compactor
+) -> None:
+    """The process that merges knows Arrow's batches, too: layers of loops carry them."""
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
+    item = Item(1, Kind.BATCH, 0, 0, Batch(rows, 3, 24, 17), {3: Dependency(FIRST, 1)}, 17)
+    refs = []
+    for epoch in (1, 2):
+        layer = Layer(
+            3, FIRST, epoch, epoch * 10, {}, {}, (), {}, 0, None, 0, False, b"",
+            carried={1: (17, (item,) * epoch)},
+        )  # fmt: skip
+        path, encoded = layer_path(3, epoch, FIRST), encode_layer(layer)
+        refs.append(refer_to(layer, encoded, path, store.put(path, encoded)))
+    merged = compactor.merge(refs, refs)
+    _, items = open_layer(store.get(merged.path), merged).carried[1]
+    assert [each.batch and each.batch.payload for each in items] == [rows, rows]
 
 
 def test_what_cannot_be_merged_is_told(store: LayerStore, compactor: Compactor) -> None:

@@ -142,3 +142,50 @@ def test_what_was_made_since_is_made_again(kit, spark, tmp_path, made, capsys):
         key, row = line.split(" ", 1)
         assert about.setdefault(key, row) == row, "a key names one row for ever"
     assert len(names) > ROWS, "what came since is charged again, under other names"
+
+
+def test_a_section_goes_back_and_nobody_is_charged_again(kit, spark, tmp_path, made, capsys):
+    running = made().start(spark)
+    kit.wait_rows(running, 120, sink="out")
+    more(tmp_path)
+    kit.wait_rows(running, 120, sink="out")
+    kit.wait_for(lambda: running.last_progress.history.points >= 4)
+    assert running.stop(settle="60 seconds")
+    checkpoint = str(tmp_path / "checkpoint")
+    points = points_of(capsys, tmp_path / "checkpoint")
+    bank = (tmp_path / "bank").read_text()
+    with pytest.raises(CannotRewind, match="no operator 'score'"):
+        made().rewind(at=points[1], section="score")
+    would = made().rewind(at=points[1], section="out", dry_run=True)  # totals and table stay
+    assert would.again["out"] > 0
+    assert all(lane.newest == lane.kept for lane in would.lanes if lane.sink == "table")
+    would = made().rewind(at=points[1], section="totals", dry_run=True)
+    assert "a section of the job would go back" in str(would)
+    assert would.again["totals"] > 0
+    assert not would.rows, "no source is read again"
+    source = (tmp_path / "in.csv").read_text()
+    (tmp_path / "in.csv").write_text(source.replace(",1", ",2"))
+    with pytest.raises(CannotRewind, match="cannot be made again"):
+        made().rewind(at=points[1], section="totals", check_sources=False)
+    (tmp_path / "in.csv").write_text(source)
+    done = made().rewind(at=points[1], section="totals", outputs="supersede")
+    assert done.again == would.again
+    assert re.search(r"\d+ rows come to totals once more", str(done))
+    assert all(lane.newest > lane.kept for lane in done.lanes)
+    assert main(["history", checkpoint]) == 0
+    assert f"totals, out, table went back to point {points[1]}" in capsys.readouterr().out
+    running = made(2000.0).start(spark)
+    assert any(said.startswith("of the job, totals") for said in running._setup.warn.said)
+    kit.wait_rows(running, 30, sink="out")
+    kit.kill(running, "totals[1]")
+    kit.wait_recovered(running, 1)
+    all_the_rest(kit, tmp_path)
+    result = running.wait(300)
+    delivered = sorted((row["key"], row["total"]) for row in result.table("out").to_pylist())
+    assert delivered == due(kit)
+    table = spark.read.format("clonos").load(str(tmp_path / "table")).collect()
+    assert sorted((row["key"], row["total"]) for row in table) == due(kit)
+    lines = (tmp_path / "bank").read_text()
+    assert lines.startswith(bank)
+    keys = Counter(line.split(" ", 1)[0] for line in lines.splitlines())
+    assert len(keys) == ROWS, "what was charged before is not charged again"

@@ -102,6 +102,18 @@ def test_the_answer_to_a_fence_counts_what_the_step_under_way_has_taken():
     assert task.position == 1
 
 
+def test_rows_count_when_their_step_has_ended():
+    """What a row takes is the time of whole steps, by the rows of whole steps."""
+    task = middle()
+    give(task, batch(1))
+    job = task.begin()
+    assert job is not None
+    assert task.rows == 0
+    assert attempt(job) is None
+    task.end()
+    assert task.rows == 1
+
+
 def test_what_a_step_under_way_has_not_taken_waits_until_the_fence_is_resolved():
     task = middle()
     give(task, batch(1))

@@ -73,6 +73,43 @@ def test_who_takes_four_times_as_long_is_overtaken_within_two_seconds():
     assert at_ms - 10_000 <= 2_000
 
 
+@pytest.mark.parametrize("rows", [(800,), (3_000,), (3_000, 200), (2_500, 1_500, 300)])
+@pytest.mark.parametrize("jitter", range(3))
+def test_steps_that_are_longer_than_what_is_looked_at_hide_nobody(rows, jitter):
+    """Rows count when their step ends: four times as slow is that slow at every moment."""
+    job = Job(2)
+    job.run(10)
+    random, (at_ms, done, since_ms) = Random(jitter), (10_000, job.rows[2], 10_000.0)
+    steps = itertools.cycle(rows)
+    step = next(steps)
+    for _ in range(40):
+        at_ms += LOOK_MS
+        job.roster.now_ms = job.now_ms = at_ms
+        job.tell(1)
+        seen_ms = at_ms + random.randrange(60)  # a report is late now and then
+        while seen_ms - since_ms >= step * 0.4:  # milliseconds: 0.1 is usual
+            since_ms, done, step = since_ms + step * 0.4, done + step, next(steps)
+        busy = int(job.busy[2]) + seen_ms - 10_000
+        counters = {"rows": int(done), "busy_ms": busy, "step_ms": int(seen_ms - since_ms)}
+        if job.rivals.told(2, counters):
+            break
+    assert at_ms - 10_000 <= 1_500 + 2 * max(rows) * 0.4
+
+
+def test_a_step_that_does_not_end_is_slow_before_it_ends():
+    job = Job(2)
+    job.run(10)
+    rows, busy = int(job.rows[2]), int(job.busy[2])
+    for look in range(1, 40):
+        job.roster.now_ms = job.now_ms = job.now_ms + LOOK_MS
+        job.tell(1)
+        under_way = look * LOOK_MS
+        counters = {"rows": rows, "busy_ms": busy + under_way, "step_ms": under_way}
+        if job.rivals.told(2, counters):
+            break
+    assert look * LOOK_MS <= 3_000
+
+
 def test_who_is_held_up_by_a_slow_peer_has_as_few_rows_and_is_not_slow():
     """All have the rows that the slow one lets through."""
     job = Job()

@@ -190,6 +190,20 @@ def test_dropped_rows_are_added_up(job):
     assert job.chronicle.view(is_running=True).dropped == {"a: bad_records": 7}
 
 
+def test_little_memory_is_told_once_for_each_process(job):
+    def heard(task: int, kept: int, left: int) -> Any:
+        counters = {"memory_kept": kept, "memory_left": left}
+        return job.chronicle.heard(Sample(0.0, task, report(1, **counters)), is_current=True)
+
+    assert heard(0, 0, 0) is None  # nobody knows
+    assert heard(0, 4_000_000_000, 1_000_000_000) is None
+    warning = heard(0, 4_000_000_000, 990_000_000)
+    assert warning.startswith(f"{job.plan.tasks[0].name}: its process keeps 4,000 MB of memory")
+    assert "990 MB are left" in warning
+    assert heard(0, 5_000_000_000, 0) is None
+    assert all(heard(task, 5_000_000_000, 0) is None for task in job.plan.cell_of[0])
+
+
 def test_a_disk_that_takes_nothing_is_told_once(job):
     def heard(refused: int) -> Any:
         sample = Sample(0.0, 0, report(1, refused_files=refused))

@@ -173,6 +173,9 @@ def test_what_nobody_knows_may_be_an_error_of_the_row():
         Answers(tuple(answered(*each) for each in output.asked))
     ).batches.values()
     assert [row[-1] for row in rows(batch)][1] == "EffectUnknown"
+    assert isinstance(harness.program, ChainProgram)
+    traffic = harness.program.traffic
+    assert [traffic[f"pay: {what}"] for what in ("calls", "unknown")] == [3, 1]
 
 
 def test_a_process_says_that_it_has_effects():

@@ -212,8 +212,14 @@ def test_a_process_that_was_stopped_takes_time_to_hear_the_news(monkeypatch, bea
 LIMIT_S = 60.0
 
 
-def outcome_of(declared, *arguments, life=7, runner=None, in_doubt=False, count=1, **how):
+def outcome_of(declared, *arguments, **how):
     """What comes of one effect, made for real."""
+    outcome = made_of(declared, *arguments, **how)
+    return decode(outcome.answer) if outcome.ok else decode_error(outcome.answer)
+
+
+def made_of(declared, *arguments, life=7, runner=None, in_doubt=False, **how):
+    """... as it is logged."""
     heard: queue.Queue[CallsOver] = queue.Queue()
     runner = runner or CallRunner(heard.put)
     given: Any = {"in_flight": 9, "timeout": "200 ms", "backoff": ("1 ms", "2 ms"), **how}
@@ -224,11 +230,27 @@ def outcome_of(declared, *arguments, life=7, runner=None, in_doubt=False, count=
         (outcome,) = heard.get(timeout=LIMIT_S).outcomes
     finally:
         runner.close()
-    return decode(outcome.answer) if outcome.ok else decode_error(outcome.answer)
+    return outcome
 
 
 async def nothing_found(*_):
     return NotMade
+
+
+@pytest.mark.parametrize("found", [Made("receipt"), None])
+def test_what_an_earlier_life_has_begun_was_attempted(found):
+    """0 attempts would mean that an answer was remembered: it would cost nothing."""
+
+    async def pay(n):
+        raise AssertionError("it is in doubt")
+
+    async def find(n):
+        return found
+
+    declared = effect(pay, check=find, check_for="1 ms")
+    outcome = made_of(declared, 7, in_doubt=True, timeout="1 ms")
+    assert outcome.ok == (found is not None)
+    assert outcome.attempts == 1
 
 
 def test_a_function_that_goes_on_after_its_timeout_is_made_once():

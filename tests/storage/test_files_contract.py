@@ -12,6 +12,8 @@ from pyarrow.fs import LocalFileSystem
 
 from clonos.simulator.world.disk import Disk
 from clonos.storage.files import ArrowFiles, Files, LocalFiles, Locked
+from clonos.storage.objects.disk import ObjectDisk
+from clonos.storage.objects.stores import FolderObjects
 from clonos.storage.postgres_disk import PostgresDisk
 
 BEAT_S = 0.05
@@ -23,7 +25,11 @@ def in_database(request) -> PostgresDisk:
     return made
 
 
-@pytest.fixture(params=["local", "arrow", "simulated", "postgres"])
+def of_objects(tmp_path) -> ObjectDisk:
+    return ObjectDisk(FolderObjects(f"file://{tmp_path}/objects"), lease_s=2.0, beat_s=BEAT_S)
+
+
+@pytest.fixture(params=["local", "arrow", "simulated", "postgres", "objects"])
 def place(request, tmp_path):
     """A file system, and a folder in it."""
     kinds: dict[str, Callable[[], Files]] = {
@@ -31,19 +37,21 @@ def place(request, tmp_path):
         "arrow": lambda: ArrowFiles(LocalFileSystem()),
         "simulated": Disk(Random(1)).mount,
         "postgres": lambda: in_database(request),
+        "objects": lambda: of_objects(tmp_path),
     }
     made = kinds[request.param]()
     made.make_folder(str(tmp_path))
     return made, str(tmp_path)
 
 
-@pytest.fixture(params=["local", "simulated", "postgres"])
+@pytest.fixture(params=["local", "simulated", "postgres", "objects"])
 def disk(request, tmp_path):
     """A file system for journals, twice: as two processes see it; and a folder in it."""
     kinds: dict[str, Callable[[], Any]] = {
         "local": LocalFiles,
         "simulated": Disk(Random(1)).mount,
         "postgres": lambda: in_database(request),
+        "objects": lambda: of_objects(tmp_path),
     }
     make = kinds[request.param]
     one, other = make(), make()

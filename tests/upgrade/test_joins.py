@@ -13,7 +13,8 @@ from clonos.core.plan import Incarnation
 from clonos.operators.outer_join import HOWS
 from clonos.testing import StepHarness, rows
 from clonos.testing.harness import _batch
-from clonos.upgrade.layers import Sealed, redistribute
+from clonos.upgrade.layers import redistribute
+from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
 LEFT, RIGHT = "k long, a long", "j long, b long"

@@ -17,7 +17,8 @@ from clonos.graph.description import describe
 from clonos.state.deltas import CHAIN, Changes, encode_delta
 from clonos.state.kept import fact_changes, kept_of, nothing_kept
 from clonos.state.timers import EVENT_TIME
-from clonos.upgrade.layers import Redistribution, Sealed, redistribute, require_continuable
+from clonos.upgrade.layers import Redistribution, redistribute, require_continuable
+from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
 ROWS = "key string, n long"

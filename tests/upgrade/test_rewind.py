@@ -17,6 +17,7 @@ from clonos.simulator.command import main
 from clonos.simulator.runs.seeds import Kind
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.tables import Table
+from clonos.upgrade.section import borders, section_of
 
 INFO = OperatorInfo("job", 3, "pay[1]", "pay", 0, 1, 2)
 
@@ -130,3 +131,22 @@ def test_rows_of_a_table_are_taken_back(tmp_path):
         table.take_back(1, {0: 300})
         found = [(s.task, *s.position) for s in table.segments()]
         assert found == [(0, 0, 1), (0, 0, 300), (0, 1, 302), (1, 0, 7)]
+
+
+def test_a_section_begins_where_a_task_begins():
+    with pytest.raises(CannotRewind, match=r"no operator 'outt'.*begins with rows"):
+        section_of(job().compile(), "outt")
+    with pytest.raises(CannotRewind, match="same tasks as 'rows'"):
+        section_of(job().compile(), "out")
+    apart = clonos.Job("apart", parallelism=2)
+    rows = apart.source(clonos.sources.from_batches([], "n long"), name="rows")
+    once = rows.key_by("n").deduplicate(name="once")
+    once.start_new_chain().sink(clonos.sinks.collect(), name="out")
+    rows.start_new_chain().sink(clonos.sinks.collect(), name="all")
+    compiled = apart.compile()
+    tasks = compiled.plan.tasks
+    found = {tasks[task].operator for task in section_of(compiled, "once")}
+    assert found == {"once", "out"}
+    into = {tasks[compiled.plan.channels[c].sender].operator
+            for c in borders(compiled.plan, section_of(compiled, "once"))}  # fmt: skip
+    assert into == {"rows"}

@@ -24,7 +24,7 @@ IDS: Final = pa.schema([pa.field("id", pa.int64())])
 _PIECE_ROWS: Final = 1024
 """What the source gives at once while it does not keep a pace: bounds the length of a step."""
 _NAP_S: Final = 0.01
-_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class PacedReader(BaseReader):
@@ -161,7 +161,7 @@ class AddKey:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         ids = batch.column(0).to_numpy()
-        mixed = (ids.astype(np.uint64) * _SPREAD) >> np.uint64(20)
+        mixed = (ids.astype(np.uint64) * SPREAD) >> np.uint64(20)
         keys = np.where(ids < self._keys, ids, (mixed % np.uint64(self._keys)).astype(np.int64))
         return pa.RecordBatch.from_arrays([pa.array(keys), batch.column(0)], ["key", "id"])
 

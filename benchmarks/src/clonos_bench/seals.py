@@ -10,6 +10,7 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", default="out/bench", help="where the results go")
     add("--markdown", action="store_true", help="print tables as Markdown")
+    add("--kinds", nargs="+", choices=(*KINDS, PROCESS), default=(*KINDS, PROCESS))
     add("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="of the state")
     add("--changed", type=int, default=100, help="rows between two seals")
     add("--seals", type=int, default=40, help="of each case")
@@ -74,9 +76,55 @@ def _last(rows: Any, others: Any) -> Any:
     return rows.last(2, s=clonos.sum("x"))
 
 
+class Remind(clonos.Process):
+    """A timer per key, an hour after its row."""
+
+    def on_row(self, row: Any, ctx: Any) -> None:
+        ctx.timers.event_time(row.at + timedelta(hours=1, milliseconds=row.key % 1000))
+
+
+def _timers(rows: Any, others: Any) -> Any:
+    del others
+    return rows.process(Remind(), "x double")
+
+
+def _sessions(rows: Any, others: Any) -> Any:
+    del others
+    return rows.window(clonos.session("1 hour", on="at")).agg(n=clonos.count(), s=clonos.sum("x"))
+
+
+def _in_order(rows: Any, others: Any) -> Any:
+    del others
+    return rows.in_order("at", "x")
+
+
+def _top(rows: Any, others: Any) -> Any:
+    del others
+    filtered = rows.filter(lambda row: True)  # else rows are ranked before the shuffle, too
+    return filtered.window(clonos.tumbling("1 hour", on="at")).top(1, "x")
+
+
+def _deduplicate(rows: Any, others: Any) -> Any:
+    del others
+    return rows.deduplicate("1 hour", on="at")
+
+
 def _process(rows: Any, others: Any) -> Any:
     del others
     return rows.process(Count(), "x double")
+
+
+KINDS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "open pieces of a window": _window,
+    "rows of a join": _join,
+    "last rows of keys": _last,
+    "open sessions": _sessions,
+    "rows that wait for their turn": _in_order,
+    "rows with a rank": _top,
+    "rows that were seen": _deduplicate,
+    "timers": _timers,
+}
+PROCESS: Final = "keys of a process"
 
 
 class Case(NamedTuple):
@@ -101,17 +149,14 @@ def measure(arguments: argparse.Namespace) -> Report:
     """A line per kind of state and size."""
     report = Report("seals", "layers that hold a few changes of much state", _COLUMNS)
     changed, seals = arguments.changed, arguments.seals
-    kinds: Mapping[str, Callable[[Any, Any], Any]] = {
-        "open pieces of a window": _window,
-        "rows of a join": _join,
-        "last rows of keys": _last,
-    }
     cases = [
         (name, Case(build, size, changed, seals))
-        for name, build in kinds.items()
+        for name, build in KINDS.items()
         for size in arguments.sizes
+        if name in arguments.kinds
     ]
-    cases.append(("keys of a process", Case(_process, 100_000, 100_000, 3)))
+    if PROCESS in arguments.kinds:
+        cases.append((PROCESS, Case(_process, 100_000, 100_000, 3)))
     for name, case in cases:
         times, first = _measured(case)
         cells = [f"{1e3 * percentile(values, 50):,.2f}" for values in zip(*times, strict=True)]

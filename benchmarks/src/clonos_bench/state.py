@@ -129,13 +129,16 @@ def _measured(
     verdict = "; ".join(faults) or "every row delivered once, every key counted right"
     report.notes.append(f"{gigabytes:g} GB, {standbys} standbys: {verdict}")
     report.ok &= not faults
-    return [gap for kill in kills if (gap := _gap(watch, kill)) is not None], sizes
+    until_s = [kill.at_s for kill in kills[1:]] + [time.monotonic()]
+    gaps = [_gap(watch, *each) for each in zip(kills, until_s, strict=True)]
+    return [gap for gap in gaps if gap is not None], sizes
 
 
-def _gap(watch: Watch, kill: Kill) -> float | None:
+def _gap(watch: Watch, kill: Kill, until_s: float) -> float | None:
+    """Until the next kill."""
     (task,) = watch.tasks()
     times, _ = watch.series(task)
-    found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, time.monotonic()))
+    found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, until_s))
     return None if found is None else found[0].gap_ms
 
 

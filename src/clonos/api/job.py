@@ -533,11 +533,11 @@ class Job:
             The number of a point, ``"oldest"``, or a time, which means the newest point at or
             before it.
         how
+            ``section="score"``: only this operator, and all downstream of it; the job has settled.
             ``outputs="supersede"``: what ``collect`` and ``table`` sinks have delivered since is
             deleted; refused if there are others. ``dry_run=True``: only say what would happen.
             ``check_sources=False``: do not look whether sources still have the rows since then.
-            ``checkpoint_dir``, ``journal``: where the job is. ``sole_driver=True``: you make sure
-            that nobody runs the job, where the file system cannot tell.
+            ``checkpoint_dir``, ``journal``: where it is. ``sole_driver=True``: nobody runs the job.
 
         Returns
         -------

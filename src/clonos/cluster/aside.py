@@ -1,7 +1,8 @@
 """Processes beside the driver: what would disturb a job, or could end its process, happens there.
 
-Such a process has low priority, the hash seed of the slots, and the functions of the job as Spark
-would ship them. It says what it has to say on its standard output, and ends with the driver.
+As a rule such a process has low priority. It has the hash seed of the slots, and the functions of
+the job as Spark would ship them. It says what it has to say on its standard output, and ends with
+the driver.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Final
 
 from pyspark import cloudpickle  # as Spark ships functions
@@ -47,6 +49,8 @@ class Aside:
         Its keyword arguments.
     hash_seed
         Of its sets; empty: any.
+    priority
+        Below that of the driver. A user who waits for it may not want it to have to wait.
 
     Raises
     ------
@@ -54,7 +58,9 @@ class Aside:
         Something in the request cannot be shipped.
     """
 
-    def __init__(self, function: str, request: dict[str, Any], hash_seed: str) -> None:
+    def __init__(
+        self, function: str, request: dict[str, Any], hash_seed: str, priority: int = PRIORITY
+    ) -> None:
         self._name = function
         try:
             shipped = _dumps(request)
@@ -66,7 +72,7 @@ class Aside:
         # What it leaves there goes with it, also if it is killed: rows and state may be in it.
         room = tempfile.mkdtemp(prefix="clonos-aside-")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve({module!r}, {name!r})"],
+            [sys.executable, "-c", f"from {__name__} import serve; serve{module, name, priority}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -79,10 +85,11 @@ class Aside:
         )
         self.close = weakref.finalize(self, _end, self._process, room)
         """End the process, whatever it does."""
-        self._tell(sys.path)
-        self._tell(shipped)
+        self.tell(sys.path)
+        self.tell(shipped)
 
-    def _tell(self, what: Any) -> None:
+    def tell(self, what: Any) -> None:
+        """Something more, for :func:`told`."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # that it has ended is said when it is listened to
             self._process.stdin.write(_dumps(what))
@@ -160,6 +167,8 @@ def _end(process: subprocess.Popen[bytes], room: str) -> None:
 # --- in the process -------------------------------------------------------------------------------
 
 _ended = threading.Event()
+_told: SimpleQueue[Any] = SimpleQueue()
+_NO_MORE: Final = object()
 
 
 def is_to_end(wait_s: float = 0.0) -> bool:
@@ -167,17 +176,26 @@ def is_to_end(wait_s: float = 0.0) -> bool:
     return _ended.wait(wait_s)
 
 
-def serve(module: str, name: str) -> None:
+def told() -> Iterator[Any]:
+    """What the driver says by :meth:`Aside.tell`, until it wants no more."""
+    while (what := _told.get()) is not _NO_MORE:
+        yield what
+
+
+def serve(module: str, name: str, priority: int) -> None:
     """Run a function of this process's driver."""
-    os.nice(PRIORITY)
+    os.nice(priority)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # functions may print
     sys.path[:] = cloudpickle.load(requests)
     shipped = cloudpickle.load(requests)
 
     def listen() -> None:
-        requests.read()
+        with suppress(EOFError, OSError, pickle.UnpicklingError):
+            while True:
+                _told.put(cloudpickle.load(requests))
         _ended.set()
+        _told.put(_NO_MORE)
 
     threading.Thread(target=listen, daemon=True).start()
 

@@ -19,6 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import clonos.columns.batches  # noqa: F401 - layers of loops have batches, and it says how
 from clonos.core.codec import CODEC
 from clonos.core.content import Content
 from clonos.core.layer import merge_layers, merged_path

@@ -11,8 +11,9 @@
     <journal>/watch                    where the job's page is, while it runs; only if local
     <journal>/checkpoint_id            the <id>: a random name, of the first start of the job
 
-The journal's folder is on a local file system, or in a database. It is the checkpoint's, if that is
-local. If it is in a database, delivered output is in the checkpoint's.
+The journal's folder is on a local file system, in a database, or a chain of objects on a store that
+several machines reach. It is the checkpoint's, if that is local. If other machines reach it,
+delivered output is in the checkpoint's.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from clonos.graph.description import describe, names_of, require_same
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
+from clonos.storage.objects import ObjectDisk, is_object_store, objects_of
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
 
@@ -54,7 +56,9 @@ class JobDirectory:
     checkpoint_dir
         A local path or a URI; None: a temporary folder that goes with this object.
     journal
-        A local path, or the URI of a PostgreSQL database; needed if `checkpoint_dir` is not local.
+        A local path, or a URI: of a PostgreSQL database, or of a place for objects (``s3://``,
+        ``gs://``, ``az://``, ``hdfs://``, or ``file://`` for a mount that other machines have);
+        needed if `checkpoint_dir` is not local.
     on_one_machine
         Whether all executors are on the driver's machine.
     sole_driver
@@ -83,9 +87,9 @@ class JobDirectory:
                 "executors on other machines cannot reach a temporary folder of the driver",
                 remedy="give a checkpoint_dir that all of them reach, such as hdfs://... or s3://...",
             )
-        if checkpoint_dir is None and _in_database(journal):
+        if checkpoint_dir is None and _is_shared(journal):
             raise BadDirectory(
-                "with its journal in a database, a job needs a checkpoint_dir for its state",
+                "with its journal on no local disk, a job needs a checkpoint_dir for its state",
                 remedy="give a checkpoint_dir that other machines reach, too",
             )
         if checkpoint_dir is None:
@@ -267,6 +271,11 @@ class JobDirectory:
                 raise self._unreadable("it is missing, but there is a journal") from None
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, OSError) and not self.disk.is_local:
+                raise BadDirectory(
+                    f"the journal cannot be reached: {error}",
+                    remedy="check the URI, the keys, and that the driver reaches the store",
+                ) from None
             raise self._unreadable(f"{type(error).__name__}: {error}") from error
         if form != _FORMAT:
             raise UnreadableCheckpoint(
@@ -378,22 +387,32 @@ def _in_database(journal: str | Path | None) -> bool:
     return isinstance(journal, str) and journal.startswith(_DATABASE)
 
 
+def _is_shared(journal: str | Path | None) -> bool:
+    """Whether other machines reach it."""
+    return _in_database(journal) or is_object_store(journal)
+
+
 def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
     """The disk that the journal is on, its folder there, and whether other machines reach it."""
     local = _local(base)
     if journal is None and local is None:
         raise BadDirectory(
-            f"the journal cannot be kept in {base}: it needs a local file system, or a database",
-            remedy="give journal=, a folder on a disk that outlives the driver, or "
-            "postgresql://user@host/database",
+            f"it is not said where the journal of {masked(base)} is to be kept",
+            remedy="give journal=: a folder on a disk that outlives the driver; or, for a driver "
+            "on another machine to go on, postgresql://user@host/database, s3://bucket/journals, "
+            "or another place for objects",
         )
     if _in_database(journal):
         # Keys in the URI are the checkpoint's; others may read the tables.
         return PostgresDisk(str(journal)), f"/{folder_name(masked(base))}", True
+    if is_object_store(journal):
+        place = f"{str(journal).rstrip('/')}/{folder_name(masked(base))}"
+        return ObjectDisk(objects_of(place)), "/job", True
     if isinstance(journal, str) and "://" in journal:
         raise BadDirectory(
             f"the journal cannot be kept in {masked(journal)}",
-            remedy="give journal=, a folder on a local disk, or postgresql://user@host/database",
+            remedy="give journal=, a folder on a local disk, postgresql://user@host/database, or "
+            "s3://bucket/journals, gs://, az://, hdfs://",
         )
     return LocalFiles(), str(Path(journal or local or "").absolute()), False
 

@@ -60,7 +60,8 @@ class RunningJob(RunningPast):
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
-        Most rows that a source puts into a batch, and how long it waits for them.
+        Most rows that a source puts into a batch, and how long it waits for them at most: where
+        batches cost little it waits less.
     silence_s
         A slot that is silent for this long is given up, though its connection stands; if a recovery
         awaits its answer, after a fifth of that. A slot is silent when its process is frozen, or
@@ -349,6 +350,7 @@ class RunningJob(RunningPast):
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
         succession.require(compiled)
+        succession.prepare(compiled, drop_state)
         how: dict[str, Any] = {
             **self._how,
             "listeners": (),  # as they are when it goes on
@@ -363,10 +365,12 @@ class RunningJob(RunningPast):
                     upgrade=True,
                     drop_state=drop_state,
                     look=succession.look,
+                    prepared=lambda: succession.prepared,
                     **how,
                 )
             )
         except BaseException as error:
+            succession.give_up()
             if succession.has_stopped():
                 self._left_by = error  # if the switch was made, only the new graph can be started
                 with suppress(OtherJob):

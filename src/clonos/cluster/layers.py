@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -19,19 +20,31 @@ _LOG: Final = logging.getLogger("clonos")
 
 
 class BackgroundMerger:
-    """A :class:`~clonos.nodes.ports.Merger`: one thread, which waits for one process."""
+    """A :class:`~clonos.nodes.ports.Merger`: one thread, which waits for one process.
+
+    Attributes
+    ----------
+    may_go_on
+        Cleared while somebody reads layers to whom those that are sealed meanwhile are to be told
+        apart from them: nothing is merged or deleted until it is set again.
+    """
 
     def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
         self._store = LayerStore(uri, durability)
         self._compactor = Compactor(uri, durability, term)
         self._inbox = inbox
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
+        self.may_go_on, self._is_closed = threading.Event(), False
+        self.may_go_on.set()
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
         self._worker.submit(self._merge, chain, tuple(chosen))
 
     def _merge(self, chain: Sequence[LayerRef], chosen: tuple[LayerRef, ...]) -> None:
         task = chosen[0].task
+        self.may_go_on.wait()
+        if self._is_closed:
+            return
         try:
             merged = self._compactor.merge(chain, chosen)
         except ClonosError as error:
@@ -46,6 +59,7 @@ class BackgroundMerger:
         self._worker.submit(self._delete, list(paths))
 
     def _delete(self, paths: list[str]) -> None:
+        self.may_go_on.wait()
         try:
             self._store.delete(paths)
         except ClonosError as error:
@@ -74,6 +88,8 @@ class BackgroundMerger:
 
     def close(self) -> None:
         """Abort merges under way."""
+        self._is_closed = True
+        self.may_go_on.set()
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._compactor.close()
         self._worker.shutdown(wait=True)

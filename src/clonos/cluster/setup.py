@@ -54,6 +54,7 @@ from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 from clonos.upgrade.layers import require_continuable
+from clonos.upgrade.prepare import NOTHING, Prepared
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
@@ -82,7 +83,8 @@ class DriverSetup:
     making the rest fails, or by :meth:`close`.
 
     The parameters are those of :class:`~clonos.cluster.driver.RunningJob`; ``look`` is asked, while
-    a standby driver waits, whether to try the lock at once, and may raise.
+    a standby driver waits, whether to try the lock at once, and may raise; ``prepared`` is asked
+    what of the state was shared out before.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class DriverSetup:
         drop_state: Collection[str],
         profile: Any,
         look: Callable[[Waiting | None], bool] = lambda _: False,
+        prepared: Callable[[], Prepared] = lambda: NOTHING,
     ) -> None:
-        self.compiled, self.spark, self._durability = compiled, spark, durability
+        self.compiled, self.spark, self.durability = compiled, spark, durability
+        self._prepared = prepared
         self._journal, self._profile = journal, profile
         plan = compiled.plan
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
@@ -166,7 +170,7 @@ class DriverSetup:
         driver: tuple[float, float, float],
     ) -> None:
         """Make what slots need to come: a port of this process, and what Spark runs for them."""
-        compiled, directory, durability = self.compiled, self.directory, self._durability
+        compiled, directory, durability = self.compiled, self.directory, self.durability
         self.feeds = Feeds(compiled, directory, durability, self.inbox, self.warn)
         secret, identities = self._listen(driver_address(self.spark), standby_slots, tls)
         undo.callback(self.plane.shutdown)
@@ -220,7 +224,7 @@ class DriverSetup:
         while True:
             try:
                 found = JournalFile(
-                    directory.journal_root, self._durability, self.inbox.put, directory.disk
+                    directory.journal_root, self.durability, self.inbox.put, directory.disk
                 )
             except (JournalInUse, OSError) as error:
                 # A database may be away for a while. One that never was there is a mistake.
@@ -358,8 +362,9 @@ class DriverSetup:
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
-        switch = Switch(before, keeper, waiting, compiled, successor, drop_state, directory.numbers)
-        store = LayerStore(directory.layers_uri, self._durability)
+        how = (drop_state, directory.numbers, self._prepared())
+        switch = Switch(before, keeper, waiting, compiled, successor, *how)
+        store = LayerStore(directory.layers_uri, self.durability)
         announce = partial(directory.announce, compiled, version + 1)
         if not switch.make(store, self._term, announce, file):
             raise JournalBroken(
@@ -375,12 +380,14 @@ class DriverSetup:
         for one in self.directory.rewound(version):
             if one["version"] == version:
                 point, generation, gone = one["point"], one["generation"], one["superseded"]
+                section = one.get("section", ())
+                who = f"of the job, {', '.join(section)}" if section else "the job"
                 self.warn(
-                    f"the job went back to point {point} of its past: it delivers generation "
+                    f"{who} went back to point {point} of its past: it delivers generation "
                     f"{generation} now, and earlier output {'is deleted' if gone else 'stays'}"
                 )
                 uri = self.directory.delivered_uri
-                take_back(self.sinks, uri, self._durability, generation, gone)
+                take_back(self.sinks, uri, self.durability, generation, gone)
 
     def _begin_term(self, journal: JournalFile, keeper: HouseKeeper, undo: ExitStack) -> int:
         """Go on with the checkpoint alone; look for others who do."""
@@ -394,7 +401,7 @@ class DriverSetup:
         """The directory is ours now; what a new job finds in its outputs is another's."""
         tasks = Counter(task.sink for task in self.compiled.plan.tasks if task.sink is not None)
         owner = self.directory.checkpoint_id
-        self._claims = Claims(self.sinks, self._durability, owner, tasks)
+        self._claims = Claims(self.sinks, self.durability, owner, tasks)
         undo.callback(self._withdraw)
         if not self.keeper.complete:
             is_new, added = self.keeper.term == 0, self._added_sinks()

@@ -3,7 +3,8 @@
 ::
 
     the new graph is compared             a refusal changes nothing
-    slots of the new graph come           the job runs
+    slots of the new graph come,          the job runs
+    and values by key are shared out
     the job settles                       sources wait; if it takes too long, it goes on as it was
     its driver ends                       the journal's lock is free
     the switch                            one record (clonos.upgrade.switch)
@@ -15,19 +16,39 @@ the first one has ended.
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import threading
 import time
-from typing import Final
+from collections.abc import Collection
+from concurrent.futures import Future
+from contextlib import closing
+from secrets import randbelow
+from typing import Any, Final
 
+from clonos.cluster.aside import Aside
 from clonos.cluster.loop import DriverLoop
 from clonos.cluster.setup import DriverSetup
-from clonos.errors import CannotUpgrade, NotSettled
+from clonos.core.plan import Incarnation
+from clonos.errors import CannotUpgrade, ClonosError, NotSettled
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe
 from clonos.nodes.events import StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable
+from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared
 
+LOGGER: Final = logging.getLogger("clonos")
+SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
+_BY_NO_TASK: Final = 1 << 30
+"""More lives than any task has in a term."""
+PREPARED_S: Final = 60.0
+"""After so long no other round begins of sharing out values ..."""
+QUICK_S: Final = 0.5
+"""... nor after one that was as quick as this: the next would have little to do."""
+HALF: Final = 0.5
+"""Nor after one that took more than this share of the time of the one before."""
 READY_S: Final = 10.0
 """The job pauses then at the latest, though slots of the new graph have not come: there may be no
 cores for them before the old ones leave."""
@@ -49,6 +70,53 @@ class Succession:
         self._goes_on = threading.Event()
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
+        self._prepared: Future[Prepared] = Future()
+
+    def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
+        """Have another process share out the values that there are, while the job runs."""
+        before, directory = self._setup.compiled, self._setup.directory
+        self._setup.merger.may_go_on.clear()  # before it is said which layers there are
+        request = {
+            "before": json.dumps(describe(before)),
+            "now": json.dumps(describe(compiled)),
+            "uri": directory.layers_uri,
+            "durability": self._setup.durability,
+            # Of the next driver's term, so that this one does not take it for litter.
+            "maker": Incarnation(self._setup.keeper.term + 1, _BY_NO_TASK + randbelow(_BY_NO_TASK)),
+            "drop_state": tuple(drop_state),
+        }
+        thread = threading.Thread(target=self._prepare, args=(request,), daemon=True)
+        thread.start()
+
+    def _prepare(self, request: dict[str, Any]) -> None:
+        found = NOTHING
+        keeper, until_s = self._setup.keeper, time.monotonic() + PREPARED_S
+        try:
+            with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
+                said, before_s = aside.said(), math.inf
+                for _ in range(min(ROUNDS, keeper.epoch)):
+                    began_s = time.monotonic()
+                    aside.tell(dict(keeper.layers))
+                    more: Prepared | None = next(said)
+                    now_s = time.monotonic()
+                    found, took_s = more or found, now_s - began_s
+                    is_slow = took_s > HALF * before_s  # as much changes as is written
+                    if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
+                        break
+                    before_s = took_s
+        except ClonosError as error:
+            LOGGER.info("%s: nothing is prepared: %s", self._setup.compiled.name, error)
+        finally:
+            self._prepared.set_result(found)
+
+    def give_up(self) -> None:
+        """The job goes on as it was."""
+        self._setup.merger.may_go_on.set()
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was shared out."""
+        return self._prepared.result() if self._prepared.done() else NOTHING
 
     def require(self, compiled: CompiledJob) -> None:
         """See that the job can go on with another graph, as far as its state has no say in that.
@@ -99,7 +167,7 @@ class Succession:
                 "time that never end, keep a job from settling",
             )
         is_ready = waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s
-        if is_ready and not self._is_asked:
+        if is_ready and self._prepared.done() and not self._is_asked:
             self._is_asked = True
             self._setup.inbox.put(StopAsked(self._settle_s, self._goes_on.set))
         return False

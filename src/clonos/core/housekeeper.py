@@ -483,7 +483,7 @@ class HouseKeeper:
     def succeed(
         self,
         before: HouseKeeper,
-        first: Mapping[int, tuple[Layer, LayerRef]],
+        first: Mapping[int, tuple[Layer, tuple[LayerRef, ...]]],
         *,
         keeps_history: bool = False,
     ) -> None:
@@ -491,7 +491,7 @@ class HouseKeeper:
         time of the same plan, whose past stays (``keeps_history``).
 
         What was delivered has its names; what is delivered from here on is of the next generation.
-        ``first``: the first layer of each task, and where it is.
+        ``first``: the first layer of each task, and where it is, with what lies below it.
         """
         assert before.is_settled or keeps_history
         self.term, self.version = before.term, before.version + 1
@@ -502,12 +502,12 @@ class HouseKeeper:
             self.history.begin_behind(before.history)
         needs = dict(self.needs)
         for layer, _ in first.values():
-            for channel, (seq, chain) in layer.outs.items():
-                needs[channel] = seq
-                if channel in self.inputs:
-                    self._restore(channel, seq, chain, ended=layer.end_is_out)
+            needs |= {channel: seq for channel, (seq, _) in layer.ins.items()}
+            for channel in layer.outs.keys() & self.inputs.keys():
+                needs[channel], chain = layer.outs[channel]
+                self._restore(channel, needs[channel], chain, ended=layer.end_is_out)
         positions = {task: layer.position for task, (layer, _) in first.items()}
-        layers = {task: (ref,) for task, (_, ref) in first.items()}
+        layers = {task: chain for task, (_, chain) in first.items()}
         self._stand_on(before.epoch + 1, self.generation, positions, layers, needs)
 
     def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:

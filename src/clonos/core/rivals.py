@@ -56,11 +56,18 @@ def median_low(values: list[float]) -> float:
 
 
 class Sample(NamedTuple):
-    """How many rows a life of a task has taken, and for how long it was busy with them."""
+    """How many rows a life of a task has taken, and for how long it was busy; for ``step_ms`` of
+    that with a step whose rows are yet to be counted."""
 
     at_ms: int
     rows: int
     busy_ms: int
+    step_ms: int = 0
+
+    @property
+    def done_ms(self) -> int:
+        """What the rows have taken that are counted."""
+        return self.busy_ms - self.step_ms
 
 
 @dataclass(slots=True)
@@ -84,8 +91,10 @@ class _Pace:
         passed_ms = sample.at_ms - samples[0].at_ms
         rows, busy_ms = sample.rows - samples[0].rows, sample.busy_ms - samples[0].busy_ms
         self.is_busy = passed_ms >= ENOUGH_MS and busy_ms >= BUSY * passed_ms
-        if passed_ms >= ENOUGH_MS and rows > 0 and busy_ms > 0:
-            self.cost, self.known_ms = busy_ms / rows, sample.at_ms
+        # Of whole steps; a step under way counts when it lasts longer than these together.
+        spent_ms = max(sample.done_ms - samples[0].done_ms, sample.step_ms)
+        if passed_ms >= ENOUGH_MS and rows > 0 and spent_ms > 0:
+            self.cost, self.known_ms = spent_ms / rows, sample.at_ms
 
     @staticmethod
     def _is_old(first: Sample, second: Sample, newest: Sample) -> bool:
@@ -184,7 +193,7 @@ class Rivals:
         busy_ms = counters.get("busy_ms", -1)
         if busy_ms < 0:
             return False
-        sample = Sample(now_ms, counters.get("rows", 0), busy_ms)
+        sample = Sample(now_ms, counters.get("rows", 0), busy_ms, counters.get("step_ms", 0))
         cell = self._roster.plan.cell_of[task]
         if not self._paces.told(task, sample) or not self._may_overtake(cell, now_ms):
             return False

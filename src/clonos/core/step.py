@@ -174,7 +174,7 @@ class RunningStep:
         self.wake_ms = wake_ms
         self.floor_clock_ms = clock_ms if now_ms is None else now_ms  # time never goes back
         self._now_ms = now_ms
-        self.marker = 0
+        self.marker = self.rows = 0
         self.ended: tuple[int, ...] = ()
         self.is_quiet = isinstance(cause, Marker)
         self.ends = self.is_abandoned = self.has_called = False

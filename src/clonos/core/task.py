@@ -434,6 +434,7 @@ class TaskMachine:
         assert step is not None
         if step.is_abandoned:
             return []
+        self.rows += step.rows
         try:
             if error is not None:
                 raise error
@@ -493,7 +494,7 @@ class TaskMachine:
             case Outcomes(outcomes=outcomes):
                 self.born_ms = self.calls.take(outcomes, self.spec.name)
         for batch in batches:
-            self.rows += batch.rows
+            step.rows += batch.rows
         return job_of(self.program, step, cause, items, batches)
 
     def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> list[Batch]:

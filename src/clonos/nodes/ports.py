@@ -188,6 +188,10 @@ class Writer(Protocol):
         or by ``WorkFailed``, after which nothing more is written."""
 
 
+def _unknown() -> tuple[int, int]:
+    return 0, 0
+
+
 @dataclass(frozen=True)
 class SlotPorts:
     """The world of a slot.
@@ -202,6 +206,8 @@ class SlotPorts:
         The writer of one life of a task, or None if its sink does not write itself.
     calls
         Makes the calls of all tasks.
+    memory
+        How many bytes the process keeps, and how many are left to it; zeros if nobody knows.
     """
 
     network: Network
@@ -214,6 +220,7 @@ class SlotPorts:
     writers: Callable[[int, Incarnation], Writer | None]
     calls: Calls
     scratch: Scratch
+    memory: Callable[[], tuple[int, int]] = _unknown
 
 
 # --- of the driver ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Final
 
 from clonos.core.coordinator import Coordinator, Note, TaskPhase
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.plan import Cell
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (
     STAGES,
@@ -36,8 +37,10 @@ RECENT_MAX: Final = 100
 """Progress reports kept, as by a streaming query."""
 MICROS: Final = 1_000_000
 """Slots report costs in millionths of their unit."""
+TIGHT: Final = 4
+"""A process that keeps so many times as much memory as is left to it is worth a warning."""
 REASONS: Final = ("bad_records", "late_rows")
-_SPENT: Final = ("calls", "micros", "hits", "tokens")
+_SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
 """Counters of operators of which only the newest value is kept."""
 
@@ -104,7 +107,8 @@ class Chronicle:
         self._reports = self._number = 0
         self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
         self._recoveries: list[Recovery] = []
-        self._refused = set[int]()  # tasks of which a warning was given
+        self._refused = set[int]()  # tasks of which a warning was given ...
+        self._tight = set[Cell]()  # ... and cells: each is in one process
         self._open: dict[int, int] = {}  # by task: which of them is its newest
         self._floor = self._orphans = 0
 
@@ -117,13 +121,27 @@ class Chronicle:
             self._reports += 1
             counted.take(sample.counters)
         counted.samples = (counted.samples[1] if counted.samples else sample, sample)
-        if not sample.counters.get("refused_files", 0) or sample.task in self._refused:
+        if sample.counters.get("refused_files", 0) and sample.task not in self._refused:
+            self._refused.add(sample.task)
+            return (
+                f"{self._names[sample.task]}: its local disk takes no files; what it keeps for "
+                "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
+                "full? SPARK_LOCAL_DIRS says where it is"
+            )
+        return self._tightness(sample)
+
+    def _tightness(self, sample: Sample) -> str | None:
+        kept, left = (sample.counters.get(f"memory_{what}", 0) for what in ("kept", "left"))
+        cell = self._coordinator.plan.cell_of[sample.task]
+        if kept <= TIGHT * left or cell in self._tight:
             return None
-        self._refused.add(sample.task)
+        self._tight.add(cell)
         return (
-            f"{self._names[sample.task]}: its local disk takes no files; what it keeps for "
-            "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
-            "full? SPARK_LOCAL_DIRS says where it is"
+            f"{self._names[sample.task]}: its process keeps {kept / 1e6:,.0f} MB of memory, and "
+            f"{left / 1e6:,.0f} MB are left to it; without any, the system kills it. Values by key "
+            "move to the disk above state_memory=; rows of joins and windows, timers and open "
+            "calls do not. Higher parallelism helps, or more memory for executors "
+            "(spark.executor.memoryOverhead), or to keep rows for less long"
         )
 
     def epoch_began(self, now_s: float) -> None:
@@ -309,8 +327,8 @@ class Chronicle:
                     before = found.get(name, [0] * len(each))
                     found[name] = [a + b for a, b in zip(before, each, strict=True)]
         return {
-            name: Spent(calls, micros / MICROS, hits, tokens)
-            for name, (calls, micros, hits, tokens) in found.items()
+            name: Spent(calls, micros / MICROS, *others)
+            for name, (calls, micros, *others) in found.items()
         }
 
     def _dropped(self) -> dict[str, int]:
@@ -339,6 +357,7 @@ def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
         counted.most.get(f"{name}: micros", 0) / MICROS,
         counted.most.get(f"{name}: hits", 0),
         counted.most.get(f"{name}: tokens", 0),
+        counted.most.get(f"{name}: unknown", 0),
     )
 
 
@@ -371,5 +390,6 @@ def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
                 round(sum_.cost + one.cost, 6),
                 sum_.hits + one.hits,
                 sum_.tokens + one.tokens,
+                sum_.unknown + one.unknown,
             )
     return tuple(found.values())

@@ -258,13 +258,10 @@ class Resident:
         if machine is None:
             return
         self._has_room = has_room
-        clock, position = self._ports.clock, machine.position
-        self._began_at = began = self._rested_at if self.is_busy else clock.ticks_s()
+        self._began_at = self._rested_at if self.is_busy else self._ports.clock.ticks_s()
         self._offer_rows(machine)
         self._steps(machine, slice_s, steps_max)
-        self._rested_at, self._began_at = clock.ticks_s(), None
-        if machine.position > position:
-            self._busy_s += self._rested_at - began
+        self._rested_at, self._began_at = self._began_at, None
         if not self.is_over:
             self._share(machine)
             if self._yields:
@@ -280,6 +277,7 @@ class Resident:
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
         self.is_busy = False
         clock, world, network = self._ports.clock, machine.world, self._ports.network
+        assert self._began_at is not None
         until = clock.ticks_s() + slice_s
         for _ in range(steps_max):
             if self._yields and not machine.calls.came:
@@ -297,6 +295,8 @@ class Resident:
                 return
             self.ran(error)
             now = clock.ticks_s()
+            self._busy_s += now - self._began_at
+            self._began_at = now
             if now >= self._flush_at:
                 self._share(machine)
                 network.flush()
@@ -379,6 +379,7 @@ class Resident:
             }
             if machine.calls:
                 self._counters["waiting_bytes"] = getattr(machine.program, "waiting_bytes", 0)
+        kept, left = self._ports.memory()
         counters = {
             "position": machine.position,
             "rows": machine.rows,
@@ -388,7 +389,10 @@ class Resident:
             "queued": sum(len(i.queue) for i in machine.inputs.values()),
             "calls": len(machine.calls),
             "busy_ms": self._busy_ms(machine),
+            "step_ms": self._step_ms(machine),
             "log_bytes": machine.book.nbytes,
+            "memory_kept": kept,
+            "memory_left": left,
             **machine.outbounds.statistics(),
             **self._counters,
             "latency_ms": self._latency_ms,
@@ -406,10 +410,13 @@ class Resident:
         step = machine.under_way
         if self._has_called or (step is not None and step.has_called):
             return -1
-        busy_s = self._busy_s
-        if step is not None and self._began_at is not None:
-            busy_s += self._ports.clock.ticks_s() - self._began_at
-        return int(busy_s * 1000)
+        return int(self._busy_s * 1000) + self._step_ms(machine)
+
+    def _step_ms(self, machine: TaskMachine) -> int:
+        """For how long of that it is at the step under way, whose rows are yet to be counted."""
+        if machine.under_way is None or self._began_at is None:
+            return 0
+        return int((self._ports.clock.ticks_s() - self._began_at) * 1000)
 
     def wait_s(self) -> float:
         """How long it has nothing to do once it is not busy, unless something comes."""

@@ -34,7 +34,8 @@ class OperatorProgress(Told):
     ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it
     left out, by reason (``bad_records``, ``late_rows``). ``calls``: those that were answered;
     ``cost``: what they have cost, in the unit of ``cost=``; ``hits``: questions that a remembered
-    answer has answered instead; ``tokens``: what the calls have taken of them.
+    answer has answered instead; ``tokens``: what the calls have taken of them; ``unknown``: effects
+    that the job went on without, as nobody knows whether they were made.
     """
 
     name: str
@@ -46,6 +47,7 @@ class OperatorProgress(Told):
     cost: float = 0.0
     hits: int = 0
     tokens: int = 0
+    unknown: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class Spent(Told):
     """What an operator has spent on calls whose answers are in the log, in all runs with this
     checkpoint; ``cost`` is in the unit of ``cost=``. ``hits``: questions that an answer from memory
     (``cache_ttl=``) has answered instead; they are no calls, and cost nothing. ``tokens``: as
-    ``tokens=`` counts them."""
+    ``tokens=`` counts them. ``unknown``: those of the calls that are effects of which nobody knows
+    whether they were made, and that the job went on without (``on_unknown="on_error"``)."""
 
     calls: int
     cost: float
     hits: int = 0
     tokens: int = 0
+    unknown: int = 0
 
 
 @dataclass(frozen=True)

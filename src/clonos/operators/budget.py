@@ -18,12 +18,14 @@ Cost = Callable[[Any], float] | float
 
 class Usage(NamedTuple):
     """Calls that were answered, what they have cost in millionths, how many questions a remembered
-    answer has answered instead, and how many tokens were taken."""
+    answer has answered instead, how many tokens were taken, and of how many of the calls (effects)
+    nobody knows whether they were made."""
 
     calls: int = 0
     micros: int = 0
     hits: int = 0
     tokens: int = 0
+    unknown: int = 0
 
 
 @dataclass(frozen=True)

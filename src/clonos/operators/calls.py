@@ -82,6 +82,7 @@ class CallOperator(Operator):
         "hits": shared_out,
         "micros": shared_out,
         "tokens": shared_out,
+        "unknown": shared_out,
         "waits since": nothing,
         "rows over": nothing,
     }

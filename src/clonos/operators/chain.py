@@ -113,7 +113,7 @@ class ChainProgram:
         for operator in self._callers:
             name = self._names[operator.info.number]
             spent = operator.spent._asdict()
-            optional = ("hits", "tokens")
+            optional = ("hits", "tokens", "unknown")
             counts |= {f"{name}: {k}": n for k, n in spent.items() if n or k not in optional}
         return counts
 

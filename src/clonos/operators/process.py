@@ -250,6 +250,7 @@ class ProcessOperator(Operator):
         "hits": shared_out,
         "micros": shared_out,
         "tokens": shared_out,
+        "unknown": shared_out,
         "since": nothing,
         "rows over": nothing,
     }

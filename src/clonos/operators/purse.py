@@ -13,7 +13,7 @@ from typing import Any
 
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error
-from clonos.errors import BudgetSpent, OperatorError
+from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.budget import MICROS, Budget, Cost, Usage
 from clonos.operators.service import Policy
 from clonos.state.stores import Facts
@@ -38,6 +38,7 @@ class Purse:
         self._policy, self._facts, self._where = policy, facts, where
         self._calls, self._micros = f"{prefix}calls", f"{prefix}micros"
         self._hits, self._tokens = f"{prefix}hits", f"{prefix}tokens"
+        self._unknown = f"{prefix}unknown"
         self._refusing: Policy | None = None
 
     @property
@@ -65,9 +66,15 @@ class Purse:
         return tokens
 
     @property
+    def unknown(self) -> int:
+        """Effects of which nobody knows whether they were made."""
+        unknown: int = self._facts.get(self._unknown, 0)
+        return unknown
+
+    @property
     def usage(self) -> Usage:
         """All of it."""
-        return Usage(self.calls, self.micros, self.hits, self.tokens)
+        return Usage(self.calls, self.micros, self.hits, self.tokens, self.unknown)
 
     def policy(self, open_calls: int) -> Policy:
         """Who answers one more call, beside so many that are open: the service, or a refusal."""
@@ -105,7 +112,13 @@ class Purse:
         hits = sum(not outcome.attempts for outcome in outcomes)
         if hits:  # they were remembered
             self._facts.set(self._hits, self.hits + hits)
-        answered = [o for o in outcomes if o.attempts and (o.ok or not _is_refused(o))]
+        failed = {o.id: decode_error(o.answer) for o in outcomes if not o.ok}
+        unknown = sum(isinstance(error, EffectUnknown) for error in failed.values())
+        if unknown:
+            self._facts.set(self._unknown, self.unknown + unknown)
+        answered = [
+            o for o in outcomes if o.attempts and not isinstance(failed.get(o.id), BudgetSpent)
+        ]
         if not answered:
             return
         self._facts.set(self._calls, self.calls + len(answered))
@@ -160,7 +173,3 @@ class _Refusal:
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
         del arguments, named
         raise BudgetSpent(self._what)
-
-
-def _is_refused(outcome: Outcome) -> bool:
-    return isinstance(decode_error(outcome.answer), BudgetSpent)

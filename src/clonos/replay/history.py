@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{number:>{widths[0]}}  {time:<{widths[1]}}  {takes:>{widths[2]}}  {steps}")
         for one in (one for one in rewound if str(one["newest"]) == number):
             back, generation = one["point"], one["generation"]
-            print(f"{'':>{widths[0]}}  the job went back to point {back}: generation {generation}")
+            who = ", ".join(one.get("section", ())) or "the job"
+            print(f"{'':>{widths[0]}}  {who} went back to point {back}: generation {generation}")
     print(f"in all {size(sum(sizes.values()))} beyond the newest checkpoint")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from datetime import time as time_of_day
@@ -153,13 +154,27 @@ def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
     behind = [p.number for p in history.points if p.number >= point.number]
     held = [run for task in keeper.positions for run in keeper.book.runs(task, 1)]
     try:
-        return joined(point, [*(_segment(history, n, store) for n in behind), held])
+        runs = joined(point, [*(_segment(history, n, store) for n in behind), held])
+        _require_to_here(keeper, point, runs)
     except (UnreadableLayer, UnreadableHistory) as error:
         raise NothingToReplay(
             error.what,
             where=error.where,
             remedy="begin at a later point; if the job went back in time, at one made since",
         ) from error
+    return runs
+
+
+def _require_to_here(keeper: HouseKeeper, point: Point, runs: Sequence[Run]) -> None:
+    """Raise `UnreadableHistory` if it is the log of a life that the job went back from."""
+    ends = dict(point.positions)
+    for run in runs:
+        ends[run.task] = max(ends[run.task], run.end)
+    for task in keeper.plan.tasks:
+        if ends[task.id] < keeper.positions[task.id] and not task.is_implied:
+            raise UnreadableHistory(
+                f"no log leads from point {point.number} to where the job is", where=task.name
+            )
 
 
 def _segment(history: History, number: int, store: LayerStore) -> list[Run]:

@@ -46,7 +46,8 @@ class Past:
     by; ``held``: what keeps it from being deleted: a pin in the folders of a job that may be
     running, or the temporary folder of a bundle.
 
-    ``only``: the one task that it is of, which was sent ``items``, by channel; ``is_exact``: what
+    ``only``: the one task that it is of, which was sent ``items``, by channel; ``without``: tasks
+    that are not done again, and all that are downstream of them; ``is_exact``: what
     was delivered is known, and comes again; ``kills``: what was said of the failed step, if it
     kills the process that takes it; ``opened_bytes``: layers of this size stay in the store, and
     are read a part at a time.
@@ -64,6 +65,7 @@ class Past:
     store: LayerStore
     held: Pin | Bundle | None = None
     only: int | None = None
+    without: frozenset[int] = frozenset()
     items: Mapping[int, Sequence[msg.Item]] = field(default_factory=dict)
     is_exact: bool = True
     kills: str = ""
@@ -73,7 +75,9 @@ class Past:
     def tasks(self) -> tuple[TaskSpec, ...]:
         """Those that can be done again."""
         tasks = self.compiled.plan.tasks
-        return tasks if self.only is None else (tasks[self.only],)
+        if self.only is not None:
+            return (tasks[self.only],)
+        return tuple(task for task in tasks if task.id not in self.without)
 
     def outputs(self, task: int) -> dict[str, int]:
         """The channels by which what a task makes leaves this past, each with a name: that of the

@@ -9,7 +9,7 @@ from clonos.core.determinants import Source, SourceCut, decode_record
 from clonos.core.events import SourceRows
 from clonos.core.messages import Layer, Run
 from clonos.errors import CannotRewind, ClonosError
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.compile import TaskCode
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import readable
 from clonos.sources.prefetch import PrefetchThread
@@ -21,12 +21,14 @@ _REMEDY: Final = (
 
 
 def reread(
-    compiled: CompiledJob, layers: Mapping[int, Layer], runs: Sequence[Run], spool_uri: str
+    codes: Sequence[TaskCode], layers: Mapping[int, Layer], runs: Sequence[Run], spool_uri: str
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Read all rows again that came since a point, and compare them.
 
     Parameters
     ----------
+    codes
+        Of the tasks that go back.
     layers
         By task, where it was at the point.
     runs
@@ -45,7 +47,7 @@ def reread(
     """
     found: dict[str, int] = {}
     unknown: dict[str, str] = {}
-    for code in compiled.codes:
+    for code in codes:
         if code.source is None or layers[code.task.id].source_ended:
             continue
         records = [r for run in runs if run.task == code.task.id for r in run.records]

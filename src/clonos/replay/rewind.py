@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,17 +14,21 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile, house_keeper
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import Item
 from clonos.errors import CannotRewind, WrongType
-from clonos.graph.compile import CompiledJob
+from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.named import named_job
 from clonos.replay.command import add_past
 from clonos.replay.errors import NothingToReplay
+from clonos.replay.handover import go_back, rows_of, sent_since
 from clonos.replay.kept import At, find, shown, since
+from clonos.replay.past import Past, activations, readable
 from clonos.replay.reread import reread
 from clonos.sinks.taken_back import CAN_TAKE_BACK, take_back
 from clonos.storage.journal import JournalBroken, JournalInUse
 from clonos.storage.layers import LayerStore
 from clonos.upgrade.rewind import Lane, Rewind
+from clonos.upgrade.section import borders, section_of
 
 SUMMARY = "take a stopped job back to a point of its history; its next start goes on from there"
 
@@ -39,7 +43,9 @@ class Rewound:
     ``point``, ``time``: its number, and when it was; ``generation``: of what is delivered from now
     on; ``lanes``: by task of each sink, the numbers of its newest output at the point, and of all;
     ``supersedes``: what was delivered since the point goes; ``rows``: by source, how many came
-    since and can be read again; ``unchecked``: of sources of which that is not known, why not.
+    since and can be read again; ``unchecked``: of sources of which that is not known, why not;
+    ``section``: the operators that go back, if not all do; ``again``: by operator, how many rows
+    come to it once more from those that stay.
     """
 
     is_done: bool
@@ -50,10 +56,18 @@ class Rewound:
     supersedes: bool
     rows: Mapping[str, int]
     unchecked: Mapping[str, str]
+    section: tuple[str, ...] = ()
+    again: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         what = "is back" if self.is_done else "would go back"
         lines = [f"the job {what} at point {self.point} ({self.time})"]
+        if self.section:
+            names = ", ".join(self.section)
+            lines = [
+                f"a section of the job {what} at point {self.point} ({self.time}): {names}",
+                "the rest stays where it is, reads nothing again, and asks nobody again",
+            ]
         made = [lane for lane in self.lanes if lane.newest > lane.kept]
         lines += [
             f"{lane.sink}[{lane.task}] has delivered outputs {lane.kept + 1} to {lane.newest} since"
@@ -64,6 +78,7 @@ class Rewound:
             since = "they are deleted, and" if self.supersedes else "they stay, and"
         lines.append(f"{since} what comes now is of generation {self.generation}")
         lines += [f"{rows} rows of {name} come again" for name, rows in self.rows.items() if rows]
+        lines += [f"{rows} rows come to {name} once more" for name, rows in self.again.items()]
         lines += [
             f"whether rows of {name} can come again was not looked at: {why}"
             for name, why in self.unchecked.items()
@@ -81,6 +96,7 @@ def rewind(
     sole_driver: bool = False,
     dry_run: bool = False,
     check_sources: bool = True,
+    section: str | None = None,
 ) -> Rewound:
     """See :meth:`clonos.Job.rewind`."""
     if outputs not in get_args(Outputs):
@@ -92,7 +108,8 @@ def rewind(
             where=compiled.name,
             remedy="give the checkpoint_dir that the job had",
         )
-    superseded = _superseded(compiled) if outputs == "supersede" else ()
+    tasks = None if section is None else section_of(compiled, section)
+    superseded = _superseded(compiled, tasks) if outputs == "supersede" else ()
     with ExitStack() as undo:
         directory = undo.enter_context(
             closing(
@@ -109,12 +126,14 @@ def rewind(
         file = undo.enter_context(closing(_journal(directory)))
         directory.require(compiled, file.version)
         how = {"dry_run": dry_run, "check_sources": check_sources}
-        return _rewind(compiled, directory, file, at, superseded, **how)
+        return _rewind(compiled, directory, file, at, superseded, tasks, **how)
 
 
-def _superseded(compiled: CompiledJob) -> tuple[str, ...]:
-    """Raise `CannotRewind` if a sink cannot take anything back."""
-    for name, (sink, _) in compiled.sinks.items():
+def _superseded(compiled: CompiledJob, section: Collection[int] | None) -> tuple[str, ...]:
+    """The sinks of a section; raise `CannotRewind` if one cannot take anything back."""
+    names = {t.sink for t in compiled.plan.tasks if section is None or t.id in section}
+    found = {name: sink for name, (sink, _) in compiled.sinks.items() if name in names}
+    for name, sink in found.items():
         if sink.kind not in CAN_TAKE_BACK or sink.query is not None:
             kind = "spark" if sink.query is not None else sink.kind
             raise CannotRewind(
@@ -122,7 +141,7 @@ def _superseded(compiled: CompiledJob) -> tuple[str, ...]:
                 where=name,
                 remedy="leave outputs= at 'keep', and see yourself to what was delivered since",
             )
-    return tuple(compiled.sinks)
+    return tuple(found)
 
 
 def _journal(directory: JobDirectory) -> JournalFile:
@@ -142,6 +161,7 @@ def _rewind(
     file: JournalFile,
     at: At,
     superseded: Collection[str],
+    section: Collection[int] | None,
     *,
     dry_run: bool,
     check_sources: bool,
@@ -151,12 +171,14 @@ def _rewind(
     point = find(keeper.history, at)
     _require_output(directory.rewound(version), point)
     store = LayerStore(directory.layers_uri, "fsync")
-    plan = Rewind(keeper, compiled, point, store)
+    plan = Rewind(keeper, compiled, point, store, section)
     rows, unchecked = (
         _sources(compiled, directory, keeper, plan)
         if check_sources
-        else ({}, dict.fromkeys(_source_names(compiled), "nobody wanted it"))
+        else ({}, dict.fromkeys(_source_names(compiled, plan), "nobody wanted it"))
     )
+    sent, again = ({}, {}) if section is None else _handed_over(compiled, directory, file, plan)
+    names = () if section is None else _operators(compiled, plan.section)
     if not dry_run:
         term = directory.begin_term(position=file.next_seq, before=keeper.term)
         kept = {
@@ -173,10 +195,11 @@ def _rewind(
                 sink: {str(lane.task): lane.newest for lane in plan.lanes if lane.sink == sink}
                 for sink in compiled.sinks
             },
+            "section": list(names),
         }
         announce = partial(directory.announce, compiled, version + 1, rewound=about)
         successor = house_keeper(compiled.plan, compiled.options.keep)
-        how = (file.records(), successor, superseded, directory.numbers)
+        how = (file.records(), successor, superseded, directory.numbers, sent)
         if not plan.make(term, announce, file, *how):
             raise JournalBroken(
                 "the journal could not be begun anew, so perhaps nothing has changed",
@@ -195,7 +218,45 @@ def _rewind(
         bool(superseded),
         rows,
         unchecked,
+        names,
+        again,
     )
+
+
+def _handed_over(
+    compiled: CompiledJob, directory: JobDirectory, file: JournalFile, plan: Rewind
+) -> tuple[dict[int, list[Item]], dict[str, int]]:
+    """What a section is sent once more; see :mod:`clonos.replay.handover`."""
+    keeper = house_keeper(compiled.plan, compiled.options.keep)
+    file.recover(keeper)
+    go_back(keeper, plan.point, plan.store)
+    codes = [
+        code if code.task.id in plan.section else readable(code, directory.spool_uri)
+        for code in compiled.codes
+    ]
+    lives, failed, lost = activations(compiled, keeper)
+    about = directory.hash_seed, compiled.options.lineage or directory.checkpoint_id
+    past = Past(
+        compiled,
+        tuple(codes),
+        keeper,
+        lives,
+        failed,
+        lost,
+        *about,
+        directory.checkpoint_id,
+        plan.store,
+    )
+    taken = {
+        channel: plan.sent_by_then(channel) for channel in borders(compiled.plan, plan.section)
+    }
+    sent = sent_since(past, plan.section, taken)
+    return sent, rows_of(past, sent)
+
+
+def _operators(compiled: CompiledJob, section: Collection[int]) -> tuple[str, ...]:
+    chains = [code.operators for code in compiled.codes if code.task.id in section]
+    return tuple(dict.fromkeys(name for operators in chains for name, _ in operators))
 
 
 def _sources(
@@ -205,12 +266,17 @@ def _sources(
     try:
         runs = since(keeper, plan.point, plan.store)
     except NothingToReplay as error:  # forward again, say
-        return {}, dict.fromkeys(_source_names(compiled), error.what)
-    return reread(compiled, plan.layers, runs, directory.spool_uri)
+        return {}, dict.fromkeys(_source_names(compiled, plan), error.what)
+    return reread(_codes(compiled, plan), plan.layers, runs, directory.spool_uri)
 
 
-def _source_names(compiled: CompiledJob) -> list[str]:
-    return [code.source_name for code in compiled.codes if code.source is not None]
+def _codes(compiled: CompiledJob, plan: Rewind) -> list[TaskCode]:
+    """Of those that go back: the others read nothing again."""
+    return [code for code in compiled.codes if code.task.id in plan.section]
+
+
+def _source_names(compiled: CompiledJob, plan: Rewind) -> list[str]:
+    return [code.source_name for code in _codes(compiled, plan) if code.source is not None]
 
 
 def _require_output(rewound: Sequence[Mapping[str, Any]], point: Point) -> None:
@@ -232,6 +298,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHEN",
         required=True,
         help='"14:03", "2030-05-04 14:03", the number of a point, or "oldest"',
+    )
+    parser.add_argument(
+        "--section",
+        metavar="OPERATOR",
+        help="only this operator, and all that is downstream of it; the rest stays where it is",
     )
     parser.add_argument(
         "--outputs",
@@ -259,6 +330,7 @@ def run(args: argparse.Namespace) -> int:
         "sole_driver": args.sole_driver,
         "dry_run": args.dry_run,
         "check_sources": not args.unchecked,
+        "section": args.section,
     }
     print(rewind(job, args.at, args.checkpoint, args.journal, outputs=args.outputs, **how))
     return 0

@@ -431,11 +431,12 @@ class _Asker:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
         run = EffectRun(policy, request, self.attempt, check, life.late, lambda: life.is_over)
+        # What an earlier life has begun was attempted there.
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
-            return self._over(call, request, began_s, run.attempts, error)
-        return self._over(call, request, began_s, run.attempts, answer)
+            return self._over(call, request, began_s, max(run.attempts, 1), error)
+        return self._over(call, request, began_s, max(run.attempts, 1), answer)
 
     def _over(
         self,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -208,7 +209,12 @@ def decode_delta(
                     yield operator, is_fact, column_of(part, "key"), column_of(part, "value")
 
 
-def merge_deltas(deltas: Sequence[bytes | Content], *, is_base: bool = False) -> bytes:
+def merge_deltas(
+    deltas: Sequence[bytes | Content],
+    *,
+    is_base: bool = False,
+    below: Mapping[int, int] | None = None,
+) -> bytes:
     """One delta that has the effect of all of them, applied in order.
 
     Parameters
@@ -218,6 +224,8 @@ def merge_deltas(deltas: Sequence[bytes | Content], *, is_base: bool = False) ->
     is_base
         The first of them is the task's first: nothing lies below, so what is gone need not be
         mentioned any more.
+    below
+        By operator: of so many of them its values by key are left out, because somebody has them.
 
     Examples
     --------
@@ -225,7 +233,7 @@ def merge_deltas(deltas: Sequence[bytes | Content], *, is_base: bool = False) ->
     b''
     """
     blocks: list[bytes] = []
-    head = _merge(deltas, blocks.append, is_base=is_base)
+    head = _merge(deltas, blocks.append, is_base=is_base, below=below or {})
     return b"".join((head, *blocks))
 
 
@@ -237,18 +245,33 @@ def merge_into(
     return Chunks([head, scratch])
 
 
+def of_runs(
+    names: Sequence[str], runs: Sequence[tuple[int, Index]], blocks: Writable
+) -> bytes | Chunks:
+    """A delta of nothing but values by key; ``blocks``: those of all runs, in their order."""
+    return Chunks([_head(names, b"", runs), blocks]) if runs else b""
+
+
 def _merge(
-    deltas: Sequence[bytes | Content], write: Callable[[bytes], object], *, is_base: bool
+    deltas: Sequence[bytes | Content],
+    write: Callable[[bytes], object],
+    *,
+    is_base: bool,
+    below: Mapping[int, int] = MappingProxyType({}),
 ) -> bytes:
-    opened = [open_delta(delta) for delta in deltas if len(delta)]
+    numbered = [(n, open_delta(delta)) for n, delta in enumerate(deltas) if len(delta)]
+    opened = [one for _, one in numbered]
+    if not opened:
+        return b""
     if any(list(one.names) != list(opened[0].names) for one in opened):
         raise StateMismatch("layers of different operators cannot be merged")
     table = _merge_tables([one.table for one in opened if one.table], is_base=is_base)
     runs: list[tuple[int, Index]] = []
     for operator in sorted({operator for one in opened for operator, _ in one.runs}):
-        mine = [run for one in opened for number, run in one.runs if number == operator]
+        begin = below.get(operator, 0)
+        mine = [run for n, one in numbered for of, run in one.runs if of == operator and n >= begin]
         writer = RunWriter(sum(map(len, mine)), write)
-        merge_runs(mine, writer, is_base=is_base)
+        merge_runs(mine, writer, is_base=is_base and operator not in below)
         index = writer.index()
         if index.rows:
             runs.append((operator, index))

@@ -16,7 +16,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -169,6 +169,12 @@ class Run:
         )
 
 
+class TakesRows(Protocol):
+    """Who is given rows by hash, and no key twice."""
+
+    def add(self, rows: Rows) -> None: ...
+
+
 class RunWriter:
     """Writes one run, block by block.
 
@@ -241,7 +247,7 @@ def hashes_of(keys: Sequence[bytes]) -> UInt64:
     return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
 
 
-def merge_runs(runs: Sequence[Run], writer: RunWriter, *, is_base: bool) -> None:
+def merge_runs(runs: Sequence[Run], writer: TakesRows, *, is_base: bool) -> None:
     """Write a run that has the effect of all of them, the oldest first.
 
     ``is_base``: nothing lies below, so what is gone need not be mentioned any more. No more than a

@@ -61,6 +61,10 @@ class Flow:
         predecessor = self.predecessor(operator, index)
         return self._before.homes.get(operator, []) if predecessor is None else [predecessor]
 
+    def all_former(self, operator: str) -> list[int]:
+        """All former tasks of an operator."""
+        return self._before.homes.get(operator, [])
+
     # --- event time -----------------------------------------------------------------------------
 
     def came(self, task: int) -> list[int | None]:

@@ -7,7 +7,6 @@ the one before it as it is. Else state goes by key group, and facts by the opera
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
@@ -17,46 +16,23 @@ import pyarrow as pa
 
 from clonos.columns.keys import owner_of_group
 from clonos.core.messages import Dependency, Layer
-from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, names_of
 from clonos.operators.make import make_operator
-from clonos.operators.shares import REWOUND, Heir, Share, calls_are_open
+from clonos.operators.shares import Heir, Share, calls_are_open
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import CHAIN, Changes, Frozen, encode_delta
 from clonos.state.kept import Kept, fact_changes, kept_of, nothing_kept
 from clonos.upgrade.flow import Flow, slowest
+from clonos.upgrade.sealed import Sealed
+from clonos.upgrade.section import gone_back
 from clonos.upgrade.shape import Shape
 
 _SAME_GRAPH: Final = "start the job as it was; or, if that state may go, add "
 
 _NUMBERS: Final = ("asked", "came")
-
-
-@dataclass(frozen=True)
-class Discarded:
-    """What was made since the point that a job goes back to, and whose names must not come again.
-
-    ``position``: longer than any log; ``lanes``: by channel out of the job, number and digest of
-    the last output.
-    """
-
-    position: int
-    lanes: Mapping[int, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """How the new layers are named: who makes them, and of which floor and generation they are.
-
-    ``discarded``: None, unless the job goes back to a point of its past.
-    """
-
-    maker: Incarnation
-    epoch: int
-    generation: int
-    discarded: Discarded | None = None
 
 
 def redistribute(
@@ -142,7 +118,11 @@ def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
 
 
 class Redistribution:
-    """One redistribution; the parameters are those of :func:`redistribute`."""
+    """One redistribution; the parameters are those of :func:`redistribute`.
+
+    ``elsewhere``: operators whose values are, but for what has changed, in other layers below
+    these.
+    """
 
     def __init__(
         self,
@@ -152,7 +132,9 @@ class Redistribution:
         sealed: Sealed,
         drop_state: Collection[str] = (),
         numbers: Mapping[str, int] | None = None,
+        elsewhere: Collection[str] = (),
     ) -> None:
+        self._elsewhere = frozenset(elsewhere)
         self._asked_before = numbers or {}
         self._before, self._layers, self._sealed = before, layers, sealed
         self._compiled, self._now = compiled, Shape.of(compiled)
@@ -207,7 +189,9 @@ class Redistribution:
         """Whether it would be missed: rows by key, or how far a source has been read."""
         if name in self._before.sources:
             return not all(self._layers[t].source_ended for t in self._before.homes[name])
-        return any(len(self._of(name, task).keys) for task in self._before.homes[name])
+        return name in self._elsewhere or any(
+            len(self._of(name, task).keys) for task in self._before.homes[name]
+        )
 
     def _require_fitting(self, name: str) -> None:
         before, now = self._before, self._now
@@ -359,8 +343,7 @@ class Redistribution:
         """If calls are discarded that were asked since, those to come get other names."""
         if self._sealed.discarded is None:
             return kept
-        since = [kept.facts.get("asked", 0), self._sealed.generation]
-        return kept._replace(facts={**kept.facts, REWOUND: [*kept.facts.get(REWOUND, ()), since]})
+        return gone_back(kept, self._sealed.generation)
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """What an operator begins with whose calls may have the names of calls that were asked."""

@@ -9,6 +9,8 @@ stays, and nothing that was made since the point has a name that could come agai
   the new generation in them: an idempotency key never names another row.
 
 The points of the history stay, those behind this one, too: one can go forward again.
+
+A section of the job may go back alone (:mod:`clonos.upgrade.section`).
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ import msgpack
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Layer
+from clonos.core.messages import Item, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_whole
-from clonos.upgrade.layers import Discarded, Redistribution, Sealed
+from clonos.upgrade.layers import Redistribution
+from clonos.upgrade.sealed import Discarded, Sealed
+from clonos.upgrade.section import borders, with_section_back
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Journal, beginning
 
@@ -60,11 +64,13 @@ class Rewind:
         Of the history.
     store
         Where layers are.
+    section
+        The tasks that go back, with all that are downstream of them; None: all.
 
     Attributes
     ----------
     layers
-        By task, all that the point has of it.
+        By task, all that the point has of it; of those that stay, all that they have now.
     lanes
         What was delivered before the point, and since.
 
@@ -75,10 +81,19 @@ class Rewind:
     """
 
     def __init__(
-        self, keeper: HouseKeeper, compiled: CompiledJob, point: Point, store: LayerStore
+        self,
+        keeper: HouseKeeper,
+        compiled: CompiledJob,
+        point: Point,
+        store: LayerStore,
+        section: Collection[int] | None = None,
     ) -> None:
         self._keeper, self._compiled, self.store = keeper, compiled, store
         self.point, self._plan = point, compiled.plan
+        everybody = frozenset(task.id for task in self._plan.tasks)
+        self.section = everybody if section is None else frozenset(section)
+        self._is_whole = self.section == everybody
+        self._require_rest()
         self.layers = {task.id: self._layer(task.id) for task in self._plan.tasks}
         self._require()
         self.lanes = [
@@ -94,20 +109,43 @@ class Rewind:
         return self._keeper.generation + 1
 
     def _layer(self, task: int) -> Layer:
-        layers = get_layers(self.store, self.point.layers[task])
+        chains = self.point.layers if task in self.section else self._keeper.layers
+        layers = get_layers(self.store, chains[task])
         if not layers:
             return beginning(self._plan.tasks[task])
         return merge_layers(layers, merge_deltas, is_base=True)
 
-    def _require(self) -> None:
-        keeper, where = self._keeper, self._compiled.name
+    def _require_rest(self) -> None:
+        """See that those who stay have nothing to replay."""
+        keeper = self._keeper
         if keeper.complete:
             raise CannotRewind(
                 "the job is complete, and so is its output",
-                where=where,
+                where=self._compiled.name,
                 remedy="job.branch(at=...) shows what other code makes of its rows",
             )
+        for task in self._plan.tasks:
+            if task.id not in self.section and (
+                keeper.length(task.id) > keeper.positions[task.id]
+                or any(
+                    keeper.inputs[c].consumed > keeper.needs[c]
+                    for c in task.outputs
+                    if c in keeper.inputs
+                )
+            ):
+                raise CannotRewind(
+                    "it has not settled, and it is to stay where it is",
+                    where=task.name,
+                    remedy="start the job as it was, and stop it with running.stop(settle=...) "
+                    "until that returns True; or take the whole job back",
+                )
+
+    def _require(self) -> None:
+        keeper, where = self._keeper, self._compiled.name
+        again = set(borders(self._plan, self.section))
         for channel in self._plan.channels:
+            if channel.id in again:
+                continue
             sent = self.layers[channel.sender].outs[channel.id]
             if channel.receiver == HOUSE_KEEPER:
                 had_ended = self.layers[channel.sender].end_is_out
@@ -136,6 +174,7 @@ class Rewind:
         successor: HouseKeeper,
         superseded: Collection[str],
         numbers: Mapping[str, int],
+        sent: Mapping[int, Sequence[Item]] | None = None,
     ) -> bool:
         """Go back; whether that is durable.
 
@@ -153,6 +192,8 @@ class Rewind:
             Sinks whose output since the point goes.
         numbers
             By operator, how many calls one of this name had asked in an earlier graph.
+        sent
+            By channel into the section: what it has been sent since the point.
         """
         keeper, maker = self._keeper, Incarnation(term, 0)
         keeper.begin_term(term)
@@ -162,14 +203,21 @@ class Rewind:
         sealed = Sealed(maker, keeper.epoch + 1, self.generation, discarded)
         shape = Shape.of(self._compiled)
         shared = Redistribution(shape, self.layers, self._compiled, sealed, (), numbers)
-        stored = {
-            task: (layer, put_whole(self.store, layer)) for task, layer in shared.layers().items()
-        }
+        first = (
+            shared.layers()
+            if self._is_whole
+            else with_section_back(self._compiled, self.layers, self.section, sent or {}, sealed)
+        )
+        stored = {task: (layer, (put_whole(self.store, layer),)) for task, layer in first.items()}
         asked = shared.asked()
         announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})
         successor.succeed(keeper, stored, keeps_history=True)
         stays = [record for record in records if not self._goes(record, superseded)]
         return journal.rotate(successor.snapshot(stays))
+
+    def sent_by_then(self, channel: int) -> int:
+        """The number of the last item that a task of the section had taken at the point."""
+        return self.layers[self._plan.channels[channel].receiver].ins[channel][0]
 
     def _goes(self, record: bytes, superseded: Collection[str]) -> bool:
         """Whether it is output that is taken back."""

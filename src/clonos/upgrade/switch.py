@@ -2,6 +2,7 @@
 
 ::
 
+    values by key are shared out          while the job still runs (clonos.upgrade.prepare)
     layers of the new tasks are stored    nobody refers to them yet
     the new graph is written down         beside the old one: the journal says which of them counts
     the journal begins anew               <- from here on the new plan counts
@@ -18,12 +19,14 @@ from typing import Protocol
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
 from clonos.core.messages import Layer, LayerRef
-from clonos.core.plan import Incarnation, TaskSpec
+from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_whole
-from clonos.upgrade.layers import Redistribution, Sealed
+from clonos.upgrade.layers import Redistribution
+from clonos.upgrade.prepare import NOTHING, Prepared, layers_since
+from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
 
@@ -49,6 +52,8 @@ class Switch:
         Operators whose state may be lost.
     numbers
         By operator, how many calls one of this name had asked in an earlier graph.
+    prepared
+        What was shared out before, while the job ran.
     """
 
     def __init__(
@@ -60,8 +65,10 @@ class Switch:
         successor: HouseKeeper,
         drop_state: Collection[str] = (),
         numbers: Mapping[str, int] | None = None,
+        prepared: Prepared = NOTHING,
     ) -> None:
         self._before, self._keeper, self._waiting = before, keeper, waiting
+        self._prepared = prepared
         self._compiled, self._successor = compiled, successor
         self._drop_state, self._numbers = drop_state, numbers
 
@@ -90,11 +97,17 @@ class Switch:
         keeper = self._keeper
         maker = Incarnation(term, 0)
         sealed = Sealed(maker, keeper.epoch + 1, keeper.generation + 1)
-        last = self.last_layers(store)
-        shared = Redistribution(
-            self._before, last, self._compiled, sealed, self._drop_state, self._numbers
-        )
-        stored = {task: (layer, _put(store, layer)) for task, layer in shared.layers().items()}
+        prepared = self._prepared
+        if not prepared.rounds or not prepared.fits(keeper.layers, store):
+            last, prepared = self.last_layers(store), NOTHING
+        else:
+            last = layers_since(self._before, keeper.layers, store, prepared)
+        how = (self._drop_state, self._numbers, prepared.operators)
+        shared = Redistribution(self._before, last, self._compiled, sealed, *how)
+        stored = {
+            task: (layer, (*prepared.below(task), _put(store, layer)))
+            for task, layer in shared.layers().items()
+        }
         announce(shared.asked())
         self._successor.succeed(keeper, stored)
         return journal.rotate(self._successor.snapshot())
@@ -120,14 +133,19 @@ class Switch:
 
     def last_layers(self, store: LayerStore) -> Mapping[int, Layer]:
         """What each task has kept until now."""
-        found = {}
-        for task in self._before.plan.tasks:
-            layers = get_layers(store, self._keeper.layers[task.id])
-            if layers:
-                found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
-            else:  # it has stopped before its first checkpoint
-                found[task.id] = beginning(task)
-        return found
+        return last_layers(self._before.plan, self._keeper, store)
+
+
+def last_layers(plan: Plan, keeper: HouseKeeper, store: LayerStore) -> dict[int, Layer]:
+    """Of each task, what all its layers have, as one."""
+    found = {}
+    for task in plan.tasks:
+        layers = get_layers(store, keeper.layers[task.id])
+        if layers:
+            found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
+        else:  # it has stopped before its first checkpoint
+            found[task.id] = beginning(task)
+    return found
 
 
 def beginning(task: TaskSpec) -> Layer:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from clonos.core import events as ev
 from clonos.core.messages import Layer, LayerRef, Restored
-from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.violations import require
@@ -29,7 +29,7 @@ def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
     """The layers of a floor fit together: what one has sent, the other has taken."""
     carried_feedback(plan, layers, may_be_ahead=False)
     for channel in plan.channels:
-        if channel.receiver != HOUSE_KEEPER and not channel.is_feedback:
+        if channel.receiver != HOUSE_KEEPER and not _is_carried(channel, layers):
             sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
             sent = sender.outs[channel.id] if sender else (0, 0)
             taken = receiver.ins[channel.id] if receiver else (0, 0)
@@ -45,7 +45,9 @@ def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
     nobody is asked for what it cannot make again. Both count the items of one generation."""
     carried_feedback(plan, layers, may_be_ahead=True)
     for channel in plan.channels:
-        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers or channel.is_feedback:
+        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers:
+            continue
+        if _is_carried(channel, layers):
             continue
         sent = layers[channel.sender].outs[channel.id]
         receiver = layers.get(channel.receiver)
@@ -64,13 +66,14 @@ def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
 
 
 def carried_feedback(plan: Plan, layers: Mapping[int, Layer], *, may_be_ahead: bool) -> None:
-    """What goes round is in the floor: all that the receiver's layer lacks, the sender's carries.
+    """What goes round is in the floor: all that the receiver's layer lacks, the sender's carries;
+    and so is what a section of a job that went back is sent once more.
 
     Where markers flow, the receiver's has taken nothing that the sender made behind its marker.
     """
     for channel in plan.channels:
         sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
-        if not channel.is_feedback or sender is None:
+        if sender is None or not _is_carried(channel, layers):
             continue
         taken, taken_chain = receiver.ins[channel.id] if receiver else (0, 0)
         last, last_chain = sender.outs[channel.id]
@@ -89,6 +92,11 @@ def carried_feedback(plan: Plan, layers: Mapping[int, Layer], *, may_be_ahead: b
             "carried feedback",
             f"item {taken} of channel {channel.id} has two digests",
         )
+
+
+def _is_carried(channel: ChannelSpec, layers: Mapping[int, Layer]) -> bool:
+    sender = layers.get(channel.sender)
+    return channel.is_feedback or (sender is not None and channel.id in sender.carried)
 
 
 def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from clonos.columns.keys import owner_of_group
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.messages import Layer
-from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.simulator.checks.violations import Violation, require
 from clonos.simulator.jobs.arrow import ArrowJob
 from clonos.simulator.jobs.rescaled import Rows
@@ -68,6 +68,47 @@ def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
             yield group, key
 
 
+def takes_all_along(plan: Plan, section: Collection[int]) -> None:
+    """Who goes back takes all along that has heard of it."""
+    for channel in plan.channels:
+        if channel.sender in section and channel.receiver != HOUSE_KEEPER:
+            name = plan.tasks[channel.receiver].name
+            said = f"{name} stays, and has heard of {plan.tasks[channel.sender].name}"
+            require(channel.receiver in section, "section", said)
+
+
+def who_stays_stays(
+    plan: Plan, section: Collection[int], now: Mapping[int, Layer], first: Mapping[int, Layer]
+) -> None:
+    """Of those that do not go back, nobody forgets anything, or reads a row again."""
+    for task in plan.tasks:
+        if task.id not in section:
+            one, other = now[task.id], first[task.id]
+            was, becomes = (
+                (layer.source_rows, layer.source_ended, _facts(layer)) for layer in (one, other)
+            )
+            require(was == becomes, "section", f"{task.name} had {was}, and has {becomes}")
+
+
+def rows_come_again(name: str, since: range, lacks: range, *, is_refused: bool) -> None:
+    """A job goes back if, and only if, its sources have the rows that came since the point.
+
+    Parameters
+    ----------
+    since
+        Rows that came since, counted from the first one of all.
+    lacks
+        Rows that the source does not give any more, or not as they were.
+    """
+    is_lost = max(since.start, lacks.start) < min(since.stop, lacks.stop)
+    said = f"of {name}, {since} came since, and {lacks} are gone: refused: {is_refused}"
+    require(is_lost == is_refused, "rows again", said)
+
+
+def _facts(layer: Layer) -> dict[int, dict[str, Any]]:
+    return {number: kept.facts for number, kept in kept_of(layer.delta).items()}
+
+
 def calls_are_at_rest(job: ArrowJob, keeper: HouseKeeper, store: LayerStore) -> None:
     """Who settles in time has all answers: those who go on ask nobody again."""
     for task, chain in keeper.layers.items():
@@ -91,6 +132,9 @@ def goes_on_or_has_not_begun(
         if channel.receiver != HOUSE_KEEPER and layers[channel.sender] and layers[channel.receiver]:
             sent = layers[channel.sender][-1].outs[channel.id]
             taken = layers[channel.receiver][-1].ins[channel.id]
+            if channel.id in (carried := layers[channel.sender][-1].carried):
+                before, items = carried[channel.id]
+                sent = sent[0] - len(items), before
             require(sent == taken, "one plan", f"channel {channel.id}: sent {sent}, taken {taken}")
     return layers
 

@@ -33,6 +33,8 @@ INVARIANTS = {
     "kept state": "what tasks have kept goes on, once, when there are others",
     "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
     "rewind": "who goes back gives nothing a name that there was",
+    "section": "who goes back takes all along that has heard of it, and nobody else",
+    "rows again": "a job goes back if, and only if, its sources have the rows that came since",
     "calls": "no call is made again whose answer was used",
     "settled calls": "who has settled in time waits for no answer",
     "planned moves": "who moves without a failure asks nothing again",

@@ -61,7 +61,6 @@ from clonos.simulator.mistakes import (
     moves,
     order,
     past,
-    rewinds,
     spilling,
     upgrades,
     values,
@@ -83,7 +82,6 @@ from clonos.simulator.mistakes.mutation import (
     LOST_HISTORY,
     MOVES,
     OVERLAP,
-    REWIND,
     RIVALS,
     SPILL,
     UPGRADE,
@@ -92,6 +90,7 @@ from clonos.simulator.mistakes.mutation import (
 )
 from clonos.simulator.mistakes.protocol import constant
 from clonos.simulator.mistakes.reach import WRONG_REACH
+from clonos.simulator.mistakes.rewinds import WRONG_REWINDS
 from clonos.simulator.world.disk import SimulatedFiles, Tail
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
@@ -100,10 +99,8 @@ from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
 from clonos.upgrade import flow as flow_module
 from clonos.upgrade import layers as layers_module
-from clonos.upgrade import rewind as rewind_module
 from clonos.upgrade import switch as switch_module
 from clonos.upgrade.flow import Flow
-from clonos.upgrade.rewind import Rewind
 from clonos.upgrade.switch import Switch
 
 MUTATIONS: dict[str, Mutation] = {
@@ -515,21 +512,6 @@ MUTATIONS: dict[str, Mutation] = {
     "slots that leave while they wait are counted on": mutation(
         "sound state", (WaitingDriver, "_on_control_lost", upgrades.counted_on), kind=LIVE
     ),
-    "who goes back counts outputs as the point did": mutation(
-        "rewind", (rewind_module, "Discarded", rewinds.lanes_of_the_point), kind=REWIND
-    ),
-    "who goes back begins its logs anew": mutation(
-        "rewind", (rewind_module, "Discarded", rewinds.positions_of_the_point), kind=REWIND
-    ),
-    "who goes back forgets the past": mutation(
-        "kept past", (HouseKeeper, "succeed", rewinds.without_the_past), kind=REWIND
-    ),
-    "who goes back forgets output that waits": mutation(
-        "durable", (Rewind, "make", rewinds.without_what_waits), kind=REWIND
-    ),
-    "who goes back keeps its state": mutation(
-        "conservation", (Rewind, "__init__", rewinds.at_the_newest), kind=REWIND
-    ),
     "a task says that it rests while its calls are open": mutation(
         "planned moves", (Resident, "_tell_if_yielded", moves.rest_at_once), kind=MOVES
     ),
@@ -573,4 +555,5 @@ MUTATIONS: dict[str, Mutation] = {
     **WRONG_IMPLIED,
     **WRONG_LOOPS,
     **WRONG_REACH,
+    **WRONG_REWINDS,
 }

@@ -2,7 +2,8 @@
 
 Whoever takes it back is that of production, on disks that fail, and dies at any of its calls. The
 job was stopped, or its driver has died, at any moment. What it delivers from the point on, with
-what it had delivered before, must be what a run delivers that has never gone back.
+what it had delivered before, must be what a run delivers that has never gone back. At times, only a
+section of it goes back.
 """
 
 from __future__ import annotations
@@ -14,19 +15,32 @@ from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from clonos.cluster.durable import JournalFile
-from clonos.core.history import Keep
+from clonos.columns.batches import concat
+from clonos.core.determinants import Source, SourceCut, decode_record
+from clonos.core.history import Keep, Point
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.messages import Kind, Layer
+from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import Plan
 from clonos.core.version import version_of
-from clonos.errors import CannotRewind
+from clonos.errors import CannotRewind, SourceError
+from clonos.graph.compile import TaskCode
+from clonos.replay.errors import NothingToReplay
+from clonos.replay.handover import go_back, sent_since
+from clonos.replay.kept import since
+from clonos.replay.past import Past, activations
+from clonos.replay.reread import reread
 from clonos.simulator.checks.recorder import Recorder
 from clonos.simulator.checks.upgrades import (
     each_row_once,
     goes_on_or_has_not_begun,
     names_are_new,
+    rows_come_again,
     state_is_kept,
+    takes_all_along,
+    who_stays_stays,
 )
 from clonos.simulator.checks.violations import Violation, require
 from clonos.simulator.jobs.arrow import ArrowJob
@@ -35,13 +49,16 @@ from clonos.simulator.processes.cluster import Options, Outcome
 from clonos.simulator.runs.upgrades import ATTEMPTS, CALLS, Upgrades, terms_of
 from clonos.simulator.world.disk import Died
 from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, Disks
+from clonos.sources.readers import BatchesReader
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
 from clonos.storage.journal import JournalBroken
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 from clonos.upgrade.rewind import Rewind
+from clonos.upgrade.section import borders, section_of
 from clonos.upgrade.shape import Shape
+from clonos.upgrade.switch import last_layers
 
 TIMES: Final = 3
 KEEP: Final = Keep(ms=1 << 40, every_ms=8)
@@ -87,6 +104,7 @@ class Rewinds(Upgrades):
         self._lives: list[Life] = []
         self._recorders: list[Recorder] = []
         self._first, self._before = 1, dict[str, Rows]()
+        self._sections = Random(f"sections {self._seed}")  # all else in a seed is as it was
         for _ in range(TIMES):
             if self._break_off():
                 self._go_back()
@@ -113,7 +131,7 @@ class Rewinds(Upgrades):
     def _go_back(self) -> None:
         """Somebody takes the job back; who tries may die."""
         for _ in range(ATTEMPTS):
-            maker = TimeMachine(self.job, self.cluster.disks, self.random)
+            maker = TimeMachine(self.job, self.cluster.disks, self.random, self._sections)
             first = maker.attempt(self.switches + 1)
             self.deaths += maker.has_died
             if maker.has_died and first is None and not self._break_off():
@@ -122,7 +140,9 @@ class Rewinds(Upgrades):
                 self._gone_back(maker, first)
                 return
             if maker.is_refused:
-                self.cluster.outcome = Outcome()
+                if self.cluster.outcome.state == "done":  # who has settled is started again
+                    self.cluster.outcome = Outcome()
+                    self.cluster.kill_driver()
                 return
         raise Violation("liveness", f"the job did not go back in {ATTEMPTS} attempts")
 
@@ -131,6 +151,9 @@ class Rewinds(Upgrades):
         assert made is not None
         self.switches += 1
         state_is_kept(Shape.of(self.job.compiled), made.layers, self.job, first)
+        if maker.section is not None:
+            self.sections += 1
+            who_stays_stays(self.job.plan, maker.section, maker.now, first)
         self._recorders.append(self.cluster.recorder)
         for recorder in self._recorders:
             recorder.output_is_kept(maker.in_journal)
@@ -181,6 +204,42 @@ def goes_on_behind(
             require(number >= newest, "rewind", said)
 
 
+def _is_one(sections: Random) -> bool:
+    return sections.random() < 0.5
+
+
+def _head(job: ArrowJob, sections: Random) -> str:
+    """The operator with which a section begins: not the source."""
+    codes = (code for code in job.compiled.codes if code.source is None)
+    return sections.choice(sorted({code.operators[0][0] for code in codes}))
+
+
+def with_reader(code: TaskCode, factory: Any) -> TaskCode:
+    """The same task; its rows come from another reader."""
+    assert code.source is not None
+    return replace(code, source=replace(code.source, factory=factory))
+
+
+class ForgetfulReader(BatchesReader):
+    """Has no rows before some number any more."""
+
+    def __init__(self, rows: pa.RecordBatch, first: int) -> None:
+        super().__init__([rows], rows.schema)
+        self._first = first
+
+    def open(self, rows_consumed: int) -> None:
+        """See :meth:`clonos.sources.readers.Reader.open`."""
+        if rows_consumed < self._first:
+            raise SourceError(f"the first row that is kept is {self._first}")
+        super().open(rows_consumed)
+
+
+def _reader(rows: pa.RecordBatch, first: int, index: int, parallelism: int) -> ForgetfulReader:
+    """All of them are this task's."""
+    del index, parallelism
+    return ForgetfulReader(rows, first)
+
+
 class TimeMachine:
     """A process that takes a job back; it may die at one of its calls.
 
@@ -194,11 +253,17 @@ class TimeMachine:
         Output that is in the journal still.
     lengths
         Of the logs that there were.
+    now
+        Where tasks were, if only a section goes back.
     points
         Numbers of points that there were before, and are now.
+    section
+        The tasks that go back; None: all.
     """
 
-    def __init__(self, job: ArrowJob, disks: Disks, random: Random) -> None:
+    def __init__(self, job: ArrowJob, disks: Disks, random: Random, sections: Random) -> None:
+        self._sections = sections
+        self.section = section_of(job.compiled, _head(job, sections)) if _is_one(sections) else None
         self._job, self._disks, self._random = job, disks, random
         dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
         is_local = random.random() < 0.5
@@ -210,6 +275,7 @@ class TimeMachine:
         self.newest = 0
         self.in_journal: list[Deliver] = []
         self.lengths: dict[int, int] = {}
+        self.now: Mapping[int, Layer] = {}
         self.points: tuple[set[int], set[int]] = set(), set()
 
     def attempt(self, version: int) -> Mapping[int, Layer] | None:
@@ -239,12 +305,74 @@ class TimeMachine:
         self.newest = points[-1].number
         self.lengths = {task.id: keeper.length(task.id) for task in self._job.plan.tasks}
         self.points = {point.number for point in points}, set()
-        self.made = Rewind(keeper, self._job.compiled, self._random.choice(points), store)
+        point = self._random.choice(points)
+        self.now = {} if self.section is None else last_layers(self._job.plan, keeper, store)
+        self.made = Rewind(keeper, self._job.compiled, point, store, self.section)
+        takes_all_along(self._job.plan, self.made.section)
+        self._look_at_sources(keeper, point, store)
+        sent = self._sent(journal, point, store)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
         announce = partial(home.put, "next")
-        self.made.make(
-            term, lambda _: announce(b"graph"), journal, journal.records(), self._keeper(), (), {}
-        )
+        how: Any = (journal, journal.records(), self._keeper(), (), {}, sent)
+        self.made.make(term, lambda _: announce(b"graph"), *how)
+
+    def _look_at_sources(self, keeper: HouseKeeper, point: Point, store: LayerStore) -> None:
+        """Some of them may have forgotten rows, or have others now."""
+        assert self.made is not None
+        try:
+            runs = since(keeper, point, store)
+        except NothingToReplay:
+            return  # forward again: nobody knows what comes
+        for code in self._job.compiled.codes:
+            if code.source is None or code.task.id not in self.made.section:
+                continue
+            lacks, reader = self._faulty(code)
+            floor = self.made.layers[code.task.id]
+            mine = [r for run in runs if run.task == code.task.id for r in run.records]
+            causes = (decode_record(record)[0] for record in mine)
+            taken = sum(c.rows for c in causes if isinstance(c, Source | SourceCut))
+            came = range(floor.source_rows, floor.source_rows + taken)
+            try:
+                reread([with_reader(code, reader)], self.made.layers, runs, "")
+            except CannotRewind:
+                rows_come_again(code.task.name, came, lacks, is_refused=True)
+                raise
+            rows_come_again(code.task.name, came, lacks, is_refused=False)
+
+    def _faulty(self, code: TaskCode) -> tuple[range, Any]:
+        """Rows that a source lacks, and its reader."""
+        rows = self._job.sources[code.task.id].read(0, EVERYTHING).payload
+        kind, at = self._sections.random(), self._sections.randrange(rows.num_rows)
+        if kind < 0.6:
+            return range(0), partial(_reader, rows, 0)
+        if kind < 0.8:
+            return range(at), partial(_reader, rows, at)
+        first, rest = rows.slice(0, at), rows.slice(at)
+        ids = rest.schema.get_field_index("id")
+        others = pa.array([0, *rest.column(ids).to_pylist()[1:]], pa.int64())
+        changed = rest.set_column(ids, rest.schema.field(ids), others)
+        return range(at, at + 1), partial(_reader, concat([first, changed]), 0)
+
+    def _sent(
+        self, journal: JournalFile, point: Point, store: LayerStore
+    ) -> dict[int, list[Item]] | None:
+        if self.section is None:
+            return None
+        assert self.made is not None
+        keeper, compiled = self._keeper(), self._job.compiled
+        keeper.recover(journal.records())
+        go_back(keeper, point, store)
+        codes = tuple(map(self._readable, compiled.codes))
+        past = Past(compiled, codes, keeper, *activations(compiled, keeper), "", "", "", store)
+        into = borders(compiled.plan, self.section)
+        return sent_since(past, self.section, {c: self.made.sent_by_then(c) for c in into})
+
+    def _readable(self, code: TaskCode) -> TaskCode:
+        """With the rows that the simulation gives its source."""
+        if code.source is None:
+            return code
+        rows = self._job.sources[code.task.id].read(0, EVERYTHING).payload
+        return with_reader(code, partial(_reader, rows, 0))
 
     def past_is_there(self) -> None:
         """Whoever has gone back can go back further, and forward again."""

@@ -463,6 +463,8 @@ def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool)
                 ("no switch", "finished"): simulation.deaths,
                 ("went on", "finished"): simulation.went_on,
                 ("forward", "finished"): simulation.forward,
+                ("section", "finished"): simulation.sections,
+                ("prepared", "finished"): simulation.prepared,
             }
         )
     return result

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from clonos.cluster.durable import JournalFile
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.layer import merge_layers
 from clonos.core.messages import Kind, Layer
+from clonos.core.plan import Incarnation
 from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade
 from clonos.nodes import events
@@ -32,12 +34,14 @@ from clonos.simulator.processes.cluster import Cluster, Options, Outcome
 from clonos.simulator.runs.faults import KINDS, Faults
 from clonos.simulator.world.disk import Died, SimulatedFiles
 from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
+from clonos.state.deltas import merge_deltas
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
 from clonos.storage.journal import JournalBroken
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 from clonos.storage.terms import Terms
+from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared, prepare
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
 
@@ -47,6 +51,8 @@ LONG_S: Final = 20.0
 """Long enough to settle, if nothing fails."""
 ATTEMPTS: Final = 20
 """To settle, and to switch: then one is let through."""
+BY_NO_TASK: Final = 1 << 30
+"""More lives than any task has."""
 CALLS: Final = 60
 """A switch takes about so many calls of the file systems."""
 
@@ -63,9 +69,13 @@ class Upgrades:
         settle has gone on instead.
     forward
         How often it went to a point of its past that it had discarded.
+    sections
+        How often only a section of it went back.
+    prepared
+        How often most of the state was shared out before.
     """
 
-    forward = 0
+    forward = sections = prepared = 0
 
     def __init__(
         self,
@@ -76,7 +86,7 @@ class Upgrades:
         trace: bool,
         checks_state: bool,
     ) -> None:
-        self.random = Random(f"upgrades {seed}")
+        self.random, self._preparing = Random(f"upgrades {seed}"), Random(f"prepared {seed}")
         self._is_live = is_live
         self.switches = self.deaths = self.went_on = 0
         self._seed, self._trace, self._checks_state = seed, trace, checks_state
@@ -196,8 +206,15 @@ class Upgrades:
         before = self.cluster
         self._extra = self.random.random() < 0.3
         old, new = self.job, self._next_job()
+        prepared = NOTHING
+        for _ in range(2):
+            more = self._prepared(old, new, prepared)
+            if more is not None:
+                prepared = more
+                if not self._settle():  # it goes on meanwhile
+                    return
         for _ in range(ATTEMPTS):
-            maker = Maker(old, new, self.switches + 1, before.disks, self.random)
+            maker = Maker(old, new, self.switches + 1, before.disks, self.random, prepared)
             first = self._attempt(maker)
             if first is not None:
                 state_is_kept(maker.before, maker.last, new, first)
@@ -208,6 +225,25 @@ class Upgrades:
             if self.random.random() < 0.3 and not self._settle():
                 return
         raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
+
+    def _prepared(self, old: ArrowJob, new: ArrowJob, so_far: Prepared) -> Prepared | None:
+        """In every second switch, values are shared out before; drawn by itself."""
+        if self._preparing.random() < 0.5:
+            return None
+        keeper, disks = _keeper(old), self.cluster.disks
+        keeper.recover(disks.journal())
+        shapes = Shape.of(old.compiled), Shape.of(new.compiled)
+        store = LayerStore(_layers_of(disks), files=disks.shared.mount())
+        maker = Incarnation(keeper.term + 1, BY_NO_TASK + self.switches)
+        how: Any = (store, maker, ["passing"], so_far)
+        if keeper.epoch < ROUNDS:
+            return None
+        try:
+            found = prepare(*shapes, keeper.layers, *how)
+        except (OSError, StoreAway):
+            return None
+        self.prepared += found is not None
+        return found
 
     def _attempt(self, maker: Maker) -> Mapping[int, Layer] | None:
         """One process that tries; None: the old plan still counts."""
@@ -239,8 +275,15 @@ class Maker:
     """A driver that replaces the plan; it may die at one of its calls."""
 
     def __init__(
-        self, old: ArrowJob, new: ArrowJob, version: int, disks: Disks, random: Random
+        self,
+        old: ArrowJob,
+        new: ArrowJob,
+        version: int,
+        disks: Disks,
+        random: Random,
+        prepared: Prepared,
     ) -> None:
+        self._prepared = prepared
         self._old, self._new, self._version, self._disks = old, new, version, disks
         dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
         self.before = Shape.of(old.compiled)
@@ -261,7 +304,8 @@ class Maker:
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
         now = Shape.of(self._new.compiled).homes
         dropped = [n for n in drop_state if n in self.before.homes and n not in now]
-        switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, dropped)
+        how: Any = (dropped, None, self._prepared)
+        switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, *how)
         self.last = switch.last_layers(store)
         switch.make(store, term, lambda _: home.put("next", b"graph"), journal)
 
@@ -279,7 +323,12 @@ class Maker:
         keeper = _keeper(self._new if is_new else self._old)
         keeper.recover(records)
         layers = goes_on_or_has_not_begun(keeper, _layers(self._disks))
-        return {task: chain[0] for task, chain in layers.items()} if is_new else None
+        return {task: whole(chain) for task, chain in layers.items()} if is_new else None
+
+
+def whole(chain: Sequence[Layer]) -> Layer:
+    """Layers as one."""
+    return merge_layers(chain, merge_deltas, is_base=True)
 
 
 def _keeper(job: ArrowJob) -> HouseKeeper:
@@ -288,9 +337,13 @@ def _keeper(job: ArrowJob) -> HouseKeeper:
 
 def _layers(disks: Disks) -> LayerStore:
     """The store, as one sees it who does nothing."""
+    return LayerStore(_layers_of(disks), files=disks.shared.observe())
+
+
+def _layers_of(disks: Disks) -> str:
     home, files = Folder(disks.local.observe(), HOME, "fsync"), disks.shared.observe()
     checkpoint = Checkpoint(home, "observer", lambda: terms_of(files))
-    return LayerStore(f"{LAYERS}/{checkpoint.id}", files=files)
+    return f"{LAYERS}/{checkpoint.id}"
 
 
 def terms_of(shared: SimulatedFiles) -> Terms:

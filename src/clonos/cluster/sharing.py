@@ -1,0 +1,41 @@
+"""Shares out the state of a job that runs to the tasks of its next plan, in a process beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from clonos.cluster.aside import told
+from clonos.core.plan import Incarnation
+from clonos.storage.files import Durability
+from clonos.storage.layers import LayerStore
+from clonos.upgrade.prepare import NOTHING, Prepared, prepare
+from clonos.upgrade.shape import Shape
+
+
+def share_out(
+    is_to_end: Callable[[float], bool],
+    before: str,
+    now: str,
+    uri: str,
+    durability: Durability,
+    maker: Incarnation,
+    drop_state: tuple[str, ...],
+) -> Iterator[Prepared | None]:
+    """One round for each floor that it is told of; see :mod:`clonos.upgrade.prepare`.
+
+    Parameters
+    ----------
+    before, now
+        Descriptions of the graphs, in JSON.
+    """
+    del is_to_end
+    was, becomes = (Shape(json.loads(one)) for one in (before, now))
+    store, found = LayerStore(uri, durability), NOTHING
+    for chains in told():
+        more: Any = prepare(was, becomes, chains, store, maker, drop_state, found)
+        yield more
+        if more is None:
+            return
+        found = more

@@ -1,0 +1,80 @@
+"""What a section of a job has been sent since a point: the tasks before it make it once more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from clonos.core.history import Point
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import Item, Kind
+from clonos.errors import CannotRewind, Divergence
+from clonos.replay import Replay
+from clonos.replay.errors import NothingToReplay
+from clonos.replay.kept import since
+from clonos.replay.past import Past
+from clonos.storage.layers import LayerStore
+from clonos.upgrade.section import borders
+
+
+def go_back(keeper: HouseKeeper, point: Point, store: LayerStore) -> None:
+    """Have a house-keeper of a stopped job hold the log since a point.
+
+    Raises
+    ------
+    CannotRewind
+        No log leads from there to here.
+    """
+    try:
+        keeper.rewind(point, since(keeper, point, store))
+    except NothingToReplay as error:
+        raise CannotRewind(error.what, where=error.where, remedy=error.remedy) from error
+
+
+def sent_since(
+    past: Past, section: Collection[int], taken: Mapping[int, int]
+) -> dict[int, list[Item]]:
+    """By channel into the section, all items behind those that it had taken.
+
+    Nothing is called, and rows of sources are compared with the log as they are read.
+
+    Parameters
+    ----------
+    past
+        From the point to the end of the log.
+    taken
+        By channel, the number of the last item that was taken at the point.
+
+    Raises
+    ------
+    CannotRewind
+        It cannot be made again.
+    """
+    plan = past.compiled.plan
+    found: dict[int, list[Item]] = {channel: [] for channel in borders(plan, section)}
+    try:
+        with Replay(replace(past, without=frozenset(section))) as replay:
+            while (step := replay.step()) is not None:
+                sender = replay[step.task]
+                for channel in sender.machine.outputs.keys() & found.keys():
+                    log = sender.machine.outputs[channel].log
+                    found[channel] += sender.items(channel, taken[channel])
+                    log.truncate(log.last)
+    except (Divergence, NothingToReplay) as error:
+        raise CannotRewind(
+            f"what it has made since cannot be made again: {error.what}",
+            where=error.where,
+            remedy="give those who stay the functions and the rows that they had; or take the "
+            "whole job back",
+        ) from error
+    return found
+
+
+def rows_of(past: Past, sent: Mapping[int, list[Item]]) -> dict[str, int]:
+    """How many rows come again, by the operators to which they come."""
+    plan, rows = past.compiled.plan, dict[str, int]()
+    for channel, items in sent.items():
+        receiver = plan.tasks[plan.channels[channel].receiver]
+        batches = (item.batch.rows for item in items if item.kind is Kind.BATCH and item.batch)
+        rows[receiver.operator] = rows.get(receiver.operator, 0) + sum(batches)
+    return rows

@@ -1,0 +1,305 @@
+"""Files and a lock in a place that has only objects: a journal there outlives the driver's machine.
+
+All changes are in a :class:`~clonos.storage.objects.chain.Chain`, so a group of the journal is one
+object. Whoever changes something has put a fence before, so a driver that was frozen, or cut off,
+writes nothing after another one took over.
+
+The lock is a lease. Its holder *beats*: a thread writes a count into an object. Whoever wants the
+lock watches the count, and the chain, and takes the lock when neither has changed for
+:data:`LEASE_S`, by its own stopwatch; nobody compares clocks. If that is wrong, because the holder
+was only slow, the fence stops the holder, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.core.canonical import encode
+from clonos.core.content import Content, pieces_of
+from clonos.storage.files import Info, Lock, Locked, Tail
+from clonos.storage.objects.chain import Chain
+from clonos.storage.objects.stores import Objects
+from clonos.storage.objects.tree import Change, Tree
+from clonos.storage.terms import Superseded
+
+_LOG: Final = logging.getLogger("clonos")
+
+LEASE_S: Final = 12.0
+"""The lock may be taken from a holder of whom nothing has been seen for this long."""
+BEAT_S: Final = 3.0
+"""Time from one beat to the next."""
+WATCH_S: Final = 0.5
+"""Time from one look to the next."""
+CHANGES_MAX: Final = 200
+"""After so many changes they are put together ..."""
+WASTE: Final = 3
+"""... or when they take so many times the bytes of what they made, and are more than ..."""
+WASTE_BYTES: Final = 4 << 20
+"""... these."""
+_NOBODY: Final = ""
+_BEAT: Final = "beat"
+
+
+class ObjectDisk:
+    """A :class:`~clonos.storage.files.Disk` of objects, for several threads.
+
+    It has one lock, whatever that is called. What is in its files is in memory, too: a journal's
+    segment, and little else.
+
+    Parameters
+    ----------
+    objects
+        Of one job.
+    lease_s, beat_s
+        See :data:`LEASE_S` and :data:`BEAT_S`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from clonos.storage.objects.stores import FolderObjects
+    >>> folder = "file://" + tempfile.mkdtemp()
+    >>> one, other = (ObjectDisk(FolderObjects(folder)) for _ in range(2))
+    >>> one.make_folder("/fraud")
+    >>> one.write("/fraud/job.json", b"{}")
+    >>> other.read("/fraud/job.json").to_pybytes()
+    b'{}'
+    """
+
+    is_local = False
+    refuses = True
+
+    def __init__(
+        self, objects: Objects, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S
+    ) -> None:
+        self._objects, self._lease_s, self._beat_s = objects, lease_s, beat_s
+        self._mutex = threading.RLock()
+        self._chain = Chain(objects)
+        self._has_begun = False
+        self._held: _Held | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the objects are, without secrets."""
+        return self._objects.place
+
+    def close(self) -> None:
+        """Nothing is open. A lock is given up by closing it."""
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def _change(self, make: Callable[[Tree], Change | None]) -> None:
+        """Let what `make` says be the next change; it is asked again if another one was faster."""
+        with self._mutex:
+            while True:
+                tree = self._now()
+                change = make(tree)
+                if change is None or (self._may_write() and self._chain.add(change)):
+                    return
+
+    def _now(self) -> Tree:
+        """What there is now: nobody else changes it as long as we may."""
+        if not self._chain.is_ours:
+            self._chain.refresh()
+        self._require_ours()
+        return self._chain.tree
+
+    def _may_write(self) -> bool:
+        """Begin to, if nobody has the lock; False: look again."""
+        if self._has_begun and self._chain.is_ours:
+            return True
+        fence = self._chain.fence
+        if fence is not None and not fence.is_free:
+            raise PermissionError(f"{self.place} is in use: {fence.holder}")
+        # Whoever writes without the lock gives that right up at once: the next one may take it.
+        self._has_begun = self._chain.begin(_NOBODY) and self._chain.end()
+        return False
+
+    def _require_ours(self) -> None:
+        if self._has_begun and not self._chain.is_ours and self._held is not None:
+            raise Superseded(
+                "another driver has taken over this job's journal",
+                where=self.place,
+                remedy="if you did not expect that, see who started it; this driver has ended, and "
+                "nothing is lost",
+            )
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def read(self, path: str) -> pa.Buffer:
+        with self._mutex:
+            return self._seen().read(path)
+
+    def _seen(self) -> Tree:
+        if self._held is None or not self._chain.is_ours:
+            self._chain.refresh()
+        return self._chain.tree
+
+    def open(self, path: str) -> Content | None:
+        return None
+
+    def write(self, path: str, content: Any, mode: int = 0o666) -> None:
+        whole = b"".join(pieces_of(content))
+        self._change(lambda tree: tree.write(path, whole, time.time()))
+
+    def sync(self, path: str) -> None:
+        """What was changed is durable."""
+
+    def sync_folder(self, path: str) -> None:
+        """What was changed is durable."""
+
+    def make_folder(self, path: str) -> None:
+        self._change(lambda tree: tree.make_folder(path))
+
+    def rename(self, path: str, new: str) -> None:
+        self._change(lambda tree: tree.rename(path, new))
+
+    def name(self, path: str, new: str) -> bool:
+        was_free: list[bool] = []
+
+        def given(tree: Tree) -> Change:
+            was_free.append(tree.info(new) is None)
+            return tree.rename(path, new) if was_free[-1] else tree.delete(path)
+
+        self._change(given)
+        return was_free[-1]
+
+    def delete(self, path: str) -> None:
+        self._change(lambda tree: tree.delete(path))
+
+    def delete_folder(self, path: str) -> None:
+        self._change(lambda tree: tree.delete_folder(path))
+
+    def info(self, path: str) -> Info | None:
+        with self._mutex:
+            return self._seen().info(path)
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Info]:
+        with self._mutex:
+            return self._seen().entries(folder, recursive=recursive)
+
+    # --- what a journal needs --------------------------------------------------------------------
+
+    def append(self, path: str) -> Tail:
+        with self._mutex:
+            self._seen().read(path)  # it is there
+        return _Tail(self, path)
+
+    def add(self, path: str, data: bytes) -> None:
+        """Append to a file: an object."""
+        self._change(lambda tree: tree.append(path, data, time.time()))
+
+    def truncate(self, path: str, nbytes: int) -> None:
+        self._change(
+            lambda tree: tree.write(path, tree.read(path)[:nbytes].to_pybytes(), time.time())
+        )
+
+    def lock(self, path: str, holder: str) -> Lock:
+        """Take the lock, which takes :data:`LEASE_S` if its holder has died; raises
+        :class:`~clonos.storage.files.Locked` if the holder lives."""
+        first, since_s = self._signs(), time.monotonic()
+        while True:
+            with self._mutex:
+                has_moved, fence = self._signs() != first, self._chain.fence
+                if fence is not None and not fence.is_free:
+                    if has_moved:
+                        raise Locked(fence.holder)
+                    is_over = time.monotonic() - since_s > self._lease_s
+                else:
+                    is_over = True
+                if is_over and self._chain.begin(holder):
+                    self._has_begun = True
+                    self._held = _Held(self, self._beat_s)
+                    return self._held
+            time.sleep(min(WATCH_S, self._beat_s))
+
+    def _signs(self) -> tuple[Any, ...]:
+        """Of life: they change as long as a holder lives."""
+        with self._mutex:
+            self._chain.refresh()
+            last, fence = self._chain.last, self._chain.fence
+        try:
+            beat = self._objects.read(_BEAT)
+        except FileNotFoundError:
+            beat = b""
+        return last, fence, beat
+
+    def beat(self, count: int) -> bool:
+        """Say that we live, and see to old changes; False: another one has the lock."""
+        chain = self._chain
+        with self._mutex:
+            chain.refresh()
+            fence = chain.fence
+            if fence is None or not chain.is_ours:
+                return False
+            size = chain.bytes_since_base
+            is_due = chain.last - chain.base > CHANGES_MAX or (
+                size > WASTE_BYTES and size > WASTE * chain.tree.nbytes
+            )
+            base = chain.snapshot() if is_due else None
+        self._objects.put(_BEAT, encode((fence.number, count)))
+        if base is not None:
+            chain.put_together(*base)
+            with self._mutex:
+                chain.has_base(base[0])
+        return True
+
+    def free(self, held: _Held) -> None:
+        """Give the lock up at once, if we still have it."""
+        with self._mutex:
+            if self._held is held:
+                self._held = None
+                if self._chain.is_ours:
+                    self._chain.end()
+
+
+class _Tail:
+    """A file that grows by an object at a time."""
+
+    def __init__(self, disk: ObjectDisk, path: str) -> None:
+        self._disk, self._path = disk, path
+
+    def write(self, data: bytes) -> None:
+        self._disk.add(self._path, data)
+
+    def sync(self) -> None:
+        """What was changed is durable."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Held:
+    """A lock whose beats come from a thread."""
+
+    def __init__(self, disk: ObjectDisk, pause_s: float) -> None:
+        self._disk, self._pause_s = disk, pause_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clonos-lease", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._over.wait(self._pause_s):
+            count += 1
+            try:
+                if not self._disk.beat(count):
+                    _LOG.warning("another driver has taken the lock of %s", self._disk.place)
+                    return  # the next change is refused, and says so
+            except OSError as error:  # the store is away: whoever writes says so
+                _LOG.debug("no beat of the lock of %s: %s", self._disk.place, error)
+
+    def close(self) -> None:
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join()
+        try:
+            self._disk.free(self)
+        except OSError as error:
+            _LOG.debug("the lock of %s was not given up: %s", self._disk.place, error)

@@ -1,0 +1,219 @@
+"""What is asked of a place that has only objects, and the adapters that do it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from clonos.errors import masked
+from clonos.extras import imported
+from clonos.storage.files import UnusableStore, files_of
+from clonos.storage.folder import Folder
+
+REMOTE: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+"""Schemes of URIs that an object store answers to."""
+FOLDERS: Final = ("file", "hdfs", "viewfs")
+"""Schemes of file systems that refuse the second of two files of one name."""
+
+_RETRIES: Final = 2
+_SILENCE_S: Final = 10
+_FEW: Final = 4
+_AT_ONCE: Final = 16
+"""So many are read at the same time, if there are more than a few."""
+_DELETED: Final = 500
+"""So many objects are deleted at a time."""
+
+
+class Objects(Protocol):
+    """Named contents. What has been written is durable, and seen by all who look from then on.
+
+    Whatever fails raises `OSError`; what is not there, `FileNotFoundError`. Names have slashes.
+    """
+
+    place: str
+    """Where they are, without secrets."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object unless the name is taken: then False. After an error nobody knows whether
+        it is there, or comes to be."""
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write an object; what had the name is gone."""
+
+    def read(self, name: str) -> bytes:
+        """What is in an object."""
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        """What is in several."""
+
+    def names(self, folder: str, after: str = "") -> list[str]:
+        """What is in a folder, sorted; only names behind this one."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete these; some may be gone already."""
+
+
+class FolderObjects:
+    """Objects that are files in a folder which several machines may see: a mount, HDFS.
+
+    Raises
+    ------
+    UnusableStore
+        There is no such file system, or it cannot refuse the second of two files of one name.
+    """
+
+    def __init__(self, uri: str) -> None:
+        files, root = files_of(uri)
+        if not files.refuses:
+            raise UnusableStore(
+                f"{masked(uri)} cannot refuse the second of two files of one name",
+                remedy="give a mount, hdfs://, s3://, gs:// or az://, or a database",
+            )
+        self.place = masked(uri)
+        # There may be secrets in what is kept.
+        self._folder = Folder(files, root, "fsync", 0o600)
+
+    def create(self, name: str, content: bytes) -> bool:
+        with _arrow_errors():
+            return self._folder.create(name, content)
+
+    def put(self, name: str, content: bytes) -> None:
+        with _arrow_errors():
+            self._folder.put(name, content)
+
+    def read(self, name: str) -> bytes:
+        with _arrow_errors():
+            found: bytes = self._folder.read(name).to_pybytes()
+            return found
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        return [self.read(name) for name in names]
+
+    def names(self, folder: str, after: str = "") -> list[str]:
+        with _arrow_errors():
+            names = [info.path for info in self._folder.entries(folder) if not info.is_folder]
+        return sorted(name for name in names if name > after)
+
+    def delete(self, names: Sequence[str]) -> None:
+        with _arrow_errors():
+            self._folder.delete(names)
+
+
+@contextmanager
+def _arrow_errors() -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise OSError(errno.EIO, str(error)) from error
+
+
+class RemoteObjects:
+    """Objects of S3, Google's or Azure's storage, or of what speaks like them.
+
+    Keys, regions and endpoints come from the environment, as each store's own tools read them.
+
+    Parameters
+    ----------
+    options
+        For ``obstore.store.from_url``, beside these.
+
+    Raises
+    ------
+    UnusableStore
+        The URI names no such store.
+    """
+
+    def __init__(self, uri: str, **options: Any) -> None:
+        where = "a journal on an object store"
+        self._api = imported("obstore", extra="objects", where=where)
+        stores = imported("obstore.store", extra="objects", where=where)
+        self._errors = imported("obstore.exceptions", extra="objects", where=where)
+        self.place = masked(uri)
+        settings = {
+            "client_options": {
+                "timeout": timedelta(seconds=_SILENCE_S),
+                # Of the settings in the environment the only one that this would hide.
+                "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"},
+            },
+            "retry_config": {
+                "max_retries": _RETRIES,
+                "retry_timeout": timedelta(seconds=_SILENCE_S),
+            },
+        }
+        try:
+            self._store = stores.from_url(uri, **{**settings, **options})
+        except (self._errors.BaseError, ValueError) as error:
+            raise UnusableStore(
+                f"{self.place} is no object store: {error}",
+                remedy="give s3://bucket/folder, gs://bucket/folder or az://container/folder, and "
+                "keys in the environment",
+            ) from None
+
+    def create(self, name: str, content: bytes) -> bool:
+        with self._told():
+            try:
+                self._api.put(self._store, name, content, mode="create", use_multipart=False)
+            except self._errors.AlreadyExistsError:
+                return False
+        return True
+
+    def put(self, name: str, content: bytes) -> None:
+        with self._told():
+            self._api.put(self._store, name, content, use_multipart=False)
+
+    def read(self, name: str) -> bytes:
+        with self._told():
+            return bytes(self._api.get(self._store, name).bytes())
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        if len(names) < _FEW:
+            return [self.read(name) for name in names]
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="clonos-objects") as pool:
+            return list(pool.map(self.read, names))
+
+    def names(self, folder: str, after: str = "") -> list[str]:
+        with self._told():
+            pages = self._api.list(self._store, f"{folder}/", offset=after or None)
+            return sorted(found["path"] for page in pages for found in page)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), _DELETED):
+            with self._told():
+                try:
+                    self._api.delete(self._store, list(names[start : start + _DELETED]))
+                except FileNotFoundError:
+                    continue
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the store as those of a file system, in a line."""
+        try:
+            yield
+        except self._errors.BaseError as error:
+            text = str(error).partition("\n")[0]
+            raise OSError(errno.EIO, f"{self.place}: {text}") from None
+
+
+def is_object_store(uri: object) -> bool:
+    """Whether a journal there is a chain of objects.
+
+    Examples
+    --------
+    >>> [is_object_store(uri) for uri in ("s3://bucket/jobs", "file:///mnt/jobs", "/data/jobs")]
+    [True, True, False]
+    """
+    scheme = uri.partition("://")[0] if isinstance(uri, str) and "://" in uri else ""
+    return scheme in REMOTE or scheme in FOLDERS
+
+
+def objects_of(uri: str) -> Objects:
+    """The objects below a URI."""
+    is_remote = uri.partition("://")[0] in REMOTE
+    return RemoteObjects(uri) if is_remote else FolderObjects(uri)

@@ -1,0 +1,237 @@
+"""Most of the state of another plan, while the job still runs: values by key are shared out before.
+
+State may be large, and what changes of it within a second is not. So the values of a floor are
+written for the tasks of the next plan while the present ones work; then those that have changed
+meanwhile, and so on. (Those who move virtual machines call it pre-copy.) The switch adds only what
+has changed since the last round. Values are absolute, and who applies layers in order keeps the
+last: what comes twice, since layers have been merged meanwhile, does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clonos.columns.keys import owner_of_group
+from clonos.core.layer import merge_layers
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.plan import Incarnation
+from clonos.state.deltas import merge_deltas, of_runs, open_delta
+from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
+from clonos.storage.layers import LayerStore, get_layers, put_whole
+from clonos.storage.opened import ScratchFile
+from clonos.upgrade.flow import Flow
+from clonos.upgrade.shape import Shape
+
+Chains = Mapping[int, Sequence[LayerRef]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Values of a job that runs, shared out to the tasks of the next plan.
+
+    Attributes
+    ----------
+    upto
+        By task of the job: the number of its newest layer that is in them.
+    operators
+        Whose values they are.
+    layers
+        By task of the next plan, of one round after the other.
+    rounds
+        How many there were.
+    """
+
+    upto: Mapping[int, int]
+    operators: frozenset[str]
+    layers: Mapping[int, tuple[LayerRef, ...]]
+    rounds: int
+
+    def fits(self, chains: Chains, store: LayerStore) -> bool:
+        """Whether the layers that a job has by now go on from them: the first of them has not been
+        merged with later ones, which would not say any more what is gone."""
+        return all(
+            chain and chain[0].epoch <= self.upto.get(task, -1) for task, chain in chains.items()
+        ) and all(store.has(ref.path) for chain in self.layers.values() for ref in chain)
+
+    def below(self, task: int) -> tuple[LayerRef, ...]:
+        """Of a task of the next plan: what lies below its first layer."""
+        return self.layers.get(task, ())
+
+
+ROUNDS: Final = 4
+"""At most. What is changed faster than it is written stays for the switch."""
+NOTHING: Final = Prepared({}, frozenset(), {}, 0)
+
+
+def prepare(
+    before: Shape,
+    now: Shape,
+    chains: Chains,
+    store: LayerStore,
+    maker: Incarnation,
+    drop_state: Collection[str] = (),
+    so_far: Prepared = NOTHING,
+) -> Prepared | None:
+    """Share out the values of a floor, or what has changed of them since an earlier one. None: that
+    cannot be done.
+
+    Parameters
+    ----------
+    before, now
+        The job as it is, and as it is to be.
+    chains
+        By task of the job: the layers of its floor.
+    maker
+        In the names of what is stored: nobody else has it.
+    so_far
+        What was shared out before.
+    """
+    if not all(chains.values()) or (so_far.rounds and not so_far.fits(chains, store)):
+        return None
+    since = {
+        task: [ref for ref in chain if ref.epoch > so_far.upto.get(task, 0)]
+        for task, chain in chains.items()
+    }
+    values = _Values(before, now, since, store)
+    names = {
+        name
+        for name in values.operators - frozenset(drop_state)
+        if name in now.homes and before.operators[name][:1] == now.operators[name][:1]
+    }
+    made: dict[int, _Made] = {spec.id: _Made() for spec in now.plan.tasks}
+    for name in sorted(names):
+        # Below an operator that has values for the first time now, there are none.
+        values.share_out(name, made, is_base=not so_far.rounds)
+    rounds, layers = so_far.rounds + 1, dict(so_far.layers)
+    for task, one in made.items():
+        if one.runs:
+            layer = _beneath(task, rounds, maker, one.delta(now.chains[task]))
+            layers[task] = (*so_far.below(task), put_whole(store, layer))
+    upto = {task: chain[-1].epoch for task, chain in chains.items()}
+    return Prepared(upto, so_far.operators | names, layers, rounds)
+
+
+class _Made:
+    """The runs of one task of the next plan."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[int, Index]] = []
+        self.scratch = ScratchFile()
+
+    def delta(self, names: Sequence[str]) -> Any:
+        return of_runs(names, self.runs, self.scratch)
+
+
+class _Owner:
+    """Takes rows, and writes those of one task's key groups."""
+
+    def __init__(self, rows_max: int, made: _Made, owns: Callable[[Any], Any]) -> None:
+        self._writer, self._owns = RunWriter(rows_max, made.scratch.write), owns
+        self._made = made
+
+    def add(self, rows: Rows) -> None:
+        self._writer.add(rows.chosen(self._owns(rows.groups)))
+
+    def end(self, operator: int) -> None:
+        if (index := self._writer.index()).rows:
+            self._made.runs.append((operator, index))
+
+
+class _Owners:
+    """A writer that gives each owner what is its."""
+
+    def __init__(self, owners: Sequence[_Owner]) -> None:
+        self._owners = owners
+
+    def add(self, rows: Rows) -> None:
+        for owner in self._owners:
+            owner.add(rows)
+
+
+class _Values:
+    """The runs of a job's floor."""
+
+    def __init__(self, before: Shape, now: Shape, chains: Chains, store: LayerStore) -> None:
+        self._now = now
+        self._flow = Flow(before, {}, {}, now)
+        self._runs: dict[tuple[str, int], list[Run]] = {}
+        for task, chain in chains.items():
+            for layer in get_layers(store, chain):
+                for operator, run in open_delta(layer.delta).runs:
+                    self._runs.setdefault((before.chains[task][operator], task), []).append(run)
+
+    @property
+    def operators(self) -> set[str]:
+        """Who has values."""
+        return {name for name, _ in self._runs}
+
+    def share_out(self, name: str, made: Mapping[int, _Made], *, is_base: bool) -> None:
+        """Write the values of an operator for each of its next tasks."""
+        for former, heirs in self._heirs(name):
+            runs = [run for task in former for run in self._runs.get((name, task), ())]
+            rows = sum(map(len, runs))
+            owners = [_Owner(rows, made[task], owns) for task, owns in heirs]
+            merge_runs(runs, _Owners(owners), is_base=is_base)
+            for (task, _), owner in zip(heirs, owners, strict=True):
+                owner.end(self._now.chains[task].index(name))
+
+    def _heirs(
+        self, name: str
+    ) -> Iterator[tuple[Sequence[int], list[tuple[int, Callable[[Any], Any]]]]]:
+        """Former tasks, and who goes on with their state."""
+        homes, shared = self._now.homes[name], []
+        for index, task in enumerate(homes):
+            if self._flow.predecessor(name, index) is not None:
+                yield self._flow.former(name, index), [(task, _all)]
+            else:
+                shared.append((task, _owns(index, len(homes))))
+        if shared:
+            yield self._flow.all_former(name), shared
+
+
+def _all(groups: Any) -> Any:
+    return groups == groups  # noqa: PLR0124 - every one of them
+
+
+def _owns(index: int, parallelism: int) -> Callable[[Any], Any]:
+    return lambda groups: owner_of_group(groups, parallelism) == index
+
+
+def _beneath(task: int, number: int, maker: Incarnation, delta: Any) -> Layer:
+    """A layer that others lie upon, which say where the task stands."""
+    return Layer(
+        task=task,
+        incarnation=maker,
+        epoch=number,
+        position=0,
+        ins={},
+        outs={},
+        ended=(),
+        dep={},
+        clock_ms=0,
+        wake_ms=None,
+        source_rows=0,
+        source_ended=False,
+        delta=delta,
+    )
+
+
+def layers_since(
+    before: Shape, chains: Chains, store: LayerStore, prepared: Prepared
+) -> dict[int, Layer]:
+    """Of each task all that it has kept, but of values that are prepared only what has changed
+    since; what is gone since is in it, too."""
+    found = {}
+    for task in before.plan.tasks:
+        layers = get_layers(store, chains[task.id])
+        old = sum(layer.epoch <= prepared.upto[task.id] for layer in layers)
+        names = enumerate(before.chains[task.id])
+        below = {number: old for number, name in names if name in prepared.operators}
+
+        def merged(deltas: Any, *, is_base: bool, below: dict[int, int] = below) -> Any:
+            return merge_deltas(deltas, is_base=is_base, below=below)
+
+        found[task.id] = merge_layers(layers, merged, is_base=True)
+    return found

@@ -1,0 +1,169 @@
+"""A section of a job goes back: an operator, and all that is downstream of it.
+
+The rest of the job stays where it is. What it has sent the section since the point, it sends once
+more: the first layers of those who have sent it carry it, as layers carry what goes round a loop.
+So nobody upstream is asked, paid or read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from clonos.core.digest import chain
+from clonos.core.messages import Dependency, Item, Kind, Layer
+from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
+from clonos.errors import CannotRewind
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.make import make_operator
+from clonos.operators.shares import REWOUND
+from clonos.state.deltas import Changes, Frozen, encode_delta
+from clonos.state.kept import Kept, kept_of, nothing_kept
+from clonos.upgrade.sealed import Sealed
+
+CONTENT: Final = {Kind.BATCH, Kind.WATERMARK, Kind.END}
+"""What a receiver is sent once more; markers and probes belong to what has been."""
+
+
+def section_of(compiled: CompiledJob, operator: str) -> frozenset[int]:
+    """The tasks of an operator, and all that are downstream of them.
+
+    Raises
+    ------
+    CannotRewind
+        There is no such operator; or others are before it in its tasks, which would go back, too.
+
+    Examples
+    --------
+    >>> import clonos
+    >>> job = clonos.Job(parallelism=2)
+    >>> rows = job.source(clonos.sources.from_batches([], "n long"), name="numbers")
+    >>> rows.key_by("n").deduplicate(name="once").sink(clonos.sinks.collect(), name="out")
+    >>> sorted(section_of(job.compile(), "once"))
+    [2, 3]
+    """
+    chains = {code.task.id: [name for name, _ in code.operators] for code in compiled.codes}
+    heads = [task for task, names in chains.items() if names[0] == operator]
+    if not heads:
+        within = next((names for names in chains.values() if operator in names), None)
+        firsts = ", ".join(dict.fromkeys(names[0] for names in chains.values()))
+        if within is None:
+            raise CannotRewind(
+                f"there is no operator {operator!r}", remedy=f"a section begins with {firsts}"
+            )
+        raise CannotRewind(
+            f"it is in the same tasks as {within[0]!r}, which would go back, too",
+            where=operator,
+            remedy=f"a section begins with {firsts}; start_new_chain() gives an operator tasks of "
+            "its own, from the next job on",
+        )
+    return downstream(compiled.plan, heads)
+
+
+def downstream(plan: Plan, tasks: Collection[int]) -> frozenset[int]:
+    """These tasks, and all that hear of them."""
+    found, new = set(tasks), set(tasks)
+    while new:
+        heard = {c.receiver for c in plan.channels if c.sender in new} - {HOUSE_KEEPER}
+        new = heard - found
+        found |= new
+    return frozenset(found)
+
+
+def borders(plan: Plan, section: Collection[int]) -> list[int]:
+    """The channels by which the rest of the job sends to a section."""
+    return [c.id for c in plan.channels if c.receiver in section and c.sender not in section]
+
+
+def with_section_back(
+    compiled: CompiledJob,
+    layers: Mapping[int, Layer],
+    section: Collection[int],
+    sent: Mapping[int, Sequence[Item]],
+    sealed: Sealed,
+) -> dict[int, Layer]:
+    """The first layer of each task.
+
+    Parameters
+    ----------
+    layers
+        Of those in the section, as they were at the point; of the others, the newest.
+    sent
+        By channel to the section: what has been sent since the point.
+    """
+    made = _Made(compiled.plan, layers, sealed)
+    found = {}
+    for code in compiled.codes:
+        layer = layers[code.task.id]
+        if code.task.id in section:
+            layer = _renamed(code, layer, sealed.generation)
+        found[code.task.id] = made.layer(code.task, layer, sent)
+    return found
+
+
+class _Made:
+    """Layers that are named anew, and whose channels begin anew."""
+
+    def __init__(self, plan: Plan, layers: Mapping[int, Layer], sealed: Sealed) -> None:
+        assert sealed.discarded is not None
+        self._plan, self._sealed, self._discarded = plan, sealed, sealed.discarded
+        self._clock_ms = max(layer.clock_ms for layer in layers.values())
+
+    def layer(self, task: TaskSpec, layer: Layer, sent: Mapping[int, Sequence[Item]]) -> Layer:
+        carried = {c: (0, self._items(c, sent[c])) for c in task.outputs if c in sent}
+        outs = dict.fromkeys(task.outputs, (0, 0))
+        outs |= {c: lane for c, lane in self._discarded.lanes.items() if c in outs}
+        outs |= {c: (len(items), items[-1].chain) for c, (_, items) in carried.items() if items}
+        return replace(
+            layer,
+            incarnation=self._sealed.maker,
+            epoch=self._sealed.epoch,
+            position=self._discarded.position,
+            ins=dict.fromkeys(task.inputs, (0, 0)),
+            outs=outs,
+            dep=dict([self._step(task.id)]),
+            clock_ms=self._clock_ms,
+            generation=self._sealed.generation,
+            carried=carried,
+        )
+
+    def _step(self, task: int) -> tuple[int, Dependency]:
+        """Where the logs of all tasks go on."""
+        return task, Dependency(self._sealed.maker, self._discarded.position)
+
+    def _items(self, channel: int, sent: Sequence[Item]) -> tuple[Item, ...]:
+        """The same content under other numbers; below all that is logged from now on."""
+        found: list[Item] = []
+        dep, digest = dict([self._step(self._plan.makers[channel])]), 0
+        for item in sent:
+            if item.kind in CONTENT:
+                content = item.batch.digest if item.batch else 0
+                digest = chain(digest, item.kind, item.value, content, item.watermark)
+                number = len(found) + 1
+                found.append(
+                    replace(item, seq=number, epoch=self._sealed.epoch, dep=dep, chain=digest)
+                )
+        return tuple(found)
+
+
+def _renamed(code: TaskCode, layer: Layer, generation: int) -> Layer:
+    """The same state; calls that are asked from now on have other names than those that were asked
+    since."""
+    asks = {n for n, (_, made) in enumerate(code.operators) if "asked" in make_operator(made).joins}
+    if not asks:
+        return layer
+    kept, names = kept_of(layer.delta), [name for name, _ in code.operators]
+    changes: list[tuple[int, Changes | Frozen]] = []
+    for number in sorted(kept.keys() | asks):
+        of_operator = kept.get(number, nothing_kept())
+        if number in asks:
+            of_operator = gone_back(of_operator, generation)
+        changes += [(number, change) for change in of_operator.changes()]
+    return replace(layer, delta=encode_delta(names, changes))
+
+
+def gone_back(kept: Kept, generation: int) -> Kept:
+    """Says from which number on the names of calls contain a generation."""
+    since = [kept.facts.get("asked", 0), generation]
+    return kept._replace(facts={**kept.facts, REWOUND: [*kept.facts.get(REWOUND, ()), since]})

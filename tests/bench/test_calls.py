@@ -1,0 +1,61 @@
+"""What the measurement of calls counts, of books that say what happened."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from clonos_bench import call_kills
+from clonos_bench.call_kills import Found, Outs
+
+KILLED, NEXT = 11, 12
+CALL = [("key", "<i8"), ("at", "<f8"), ("answered", "?")]
+
+
+def outs(*batches):
+    """Rows that were out at these moments."""
+    found = Outs()
+    for at_s, ids in batches:
+        found.came.append((at_s, pa.record_batch({"id": pa.array(ids, pa.int64())})))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """1 is answered before the kill, and asked again; 2 is open then; 3 comes afterwards."""
+    before = [(1, 0.1, False), (2, 0.2, False), (1, 0.3, True)]
+    after = [(1, 1.1, False), (2, 1.2, False), (3, 1.3, False)]
+    after += [(key, at + 1, True) for key, at, _ in after]
+    np.array(before, CALL).tofile(tmp_path / f"{KILLED}.calls")
+    np.array(after, CALL).tofile(tmp_path / f"{NEXT}.calls")
+    return tmp_path
+
+
+def test_what_was_open_and_what_was_answered_are_told_apart(folder):
+    found = Found(1)
+    call_kills.count_calls(found, str(folder), [(0.5, (KILLED,))], outs((1.0, [2]), (1.5, [1, 3])))
+    assert (found.open, found.open_again, found.answered_again) == (1, 1, 1)
+    assert (found.first_ms, found.last_ms) == ([500.0], [500.0])
+    assert found.share == 100.0
+
+
+@pytest.mark.parametrize(
+    ("is_known", "told", "twice"),
+    [
+        (True, [(1, "a"), (2, "b"), (1, "a")], 0),  # it knows the name
+        (True, [(1, "a"), (2, "b"), (1, "c")], 1),
+        (False, [(1, "a"), (2, "b"), (1, "a")], 1),
+    ],
+)
+def test_what_is_done_twice(folder, is_known, told, twice):
+    np.array(told, [("key", "<i8"), ("name", "S24")]).tofile(folder / f"{NEXT}.names")
+    found = Found(1, unknown=2)
+    call_kills.count_effects(found, str(folder), outs((1.0, [1, 2, 3])), is_known=is_known)
+    assert found.twice == twice
+    assert found.unknown_done == 1, "3 was not done, so one of the two was"
+
+
+def test_a_delivered_row_is_known_by_its_id():
+    two = outs((10.0, [1, 2]), (10.5, [3]))
+    assert two.after_ms(np.array([2, 3]), 9.5).tolist() == [500.0, 1000.0]

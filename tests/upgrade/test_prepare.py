@@ -1,0 +1,159 @@
+"""Values that are shared out while a job runs, against those of a job that was stopped first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import clonos
+from clonos.columns.keys import KEY_GROUPS
+from clonos.core.layer import merge_layers
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.plan import Incarnation
+from clonos.graph.compile import CompiledJob
+from clonos.operators.process import _STATE
+from clonos.state.deltas import Values, encode_delta, merge_deltas
+from clonos.state.kept import kept_of
+from clonos.storage.layers import LayerStore, get_layers, put_whole
+from clonos.upgrade.layers import Redistribution
+from clonos.upgrade.prepare import NOTHING, Prepared, layers_since, prepare
+from clonos.upgrade.sealed import Sealed
+from clonos.upgrade.shape import Shape
+from clonos.upgrade.switch import beginning
+
+LIFE = Incarnation(1, 0)
+
+
+class Seen(clonos.Process):
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        yield row.n
+
+
+def job(parallelism: int) -> CompiledJob:
+    found = clonos.Job("seen", parallelism=parallelism)
+    rows = found.source(clonos.sources.from_batches([], "n long"), name="rows", parallelism=1)
+    seen = rows.key_by("n").process(Seen(), "n long", name="seen")
+    seen.sink(clonos.sinks.collect(), name="out")
+    return found.compile()
+
+
+class Working:
+    """A job that sets and forgets values, and whose layers are merged now and then."""
+
+    def __init__(self, folder: Path, parallelism: int, random: Random) -> None:
+        self.compiled, self.random = job(parallelism), random
+        self.shape = Shape.of(self.compiled)
+        self.store = LayerStore(folder, "process")
+        self.epoch, self.chains = 0, {t.id: list[LayerRef]() for t in self.compiled.plan.tasks}
+        self.homes = self.shape.homes["seen"]
+
+    def work(self) -> None:
+        """Another floor."""
+        self.epoch += 1
+        for task in self.compiled.plan.tasks:
+            delta = self._delta(task.id) if task.id in self.homes else b""
+            where: Any = {"incarnation": LIFE, "epoch": self.epoch, "position": self.epoch}
+            layer = replace(beginning(task), **where, delta=delta)
+            self.chains[task.id].append(put_whole(self.store, layer))
+
+    def _delta(self, task: int) -> bytes:
+        owners = len(self.homes)
+        mine = [g for g in range(KEY_GROUPS) if g * owners // KEY_GROUPS == self.homes.index(task)]
+        groups = self.random.sample(mine, min(len(mine), 6))
+        values = {
+            _STATE + bytes([group % 256, self.random.randrange(3)]): self.random.choice(
+                (None, f"{self.epoch}".encode() * self.random.randint(1, 40))
+            )
+            for group in groups
+        }
+        names = self.shape.chains[task]
+        return encode_delta(names, [(names.index("seen"), lambda: [Values(values, groups)])])
+
+    def merge(self, *, first: bool) -> None:
+        """Some layers of each task become one."""
+        for task, chain in self.chains.items():
+            start = 0 if first else 1
+            if len(chain) - start > 2:
+                end = self.random.randint(start + 2, len(chain))
+                layers = get_layers(self.store, chain[start:end])
+                merged = merge_layers(layers, merge_deltas, is_base=first)
+                path = f"{task}/merged-{self.epoch}-{self.random.random()}"
+                chain[start:end] = [put_whole(self.store, merged, path)]
+
+    def whole(self) -> dict[int, Layer]:
+        """All that there is."""
+        return {
+            task: merge_layers(get_layers(self.store, chain), merge_deltas, is_base=True)
+            for task, chain in self.chains.items()
+        }
+
+
+def state(layers: Mapping[int, Layer]) -> dict[int, Any]:
+    found = {}
+    for task, layer in layers.items():
+        rows = (kept.rows() for kept in kept_of(layer.delta).values())
+        found[task] = [sorted(values.values.items()) for _, values in rows]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_shared_out_before_is_what_is_shared_out_after(seed, tmp_path):
+    random = Random(seed)
+    before = Working(tmp_path, random.choice((1, 2, 3)), random)
+    now = job(random.choice((1, 2, 3, 4)))
+    prepared: Prepared = NOTHING
+    while before.epoch < 6 or random.random() < 0.8:
+        before.work()
+        if random.random() < 0.3:
+            before.merge(first=random.random() < 0.3)
+        if before.epoch > 2 and random.random() < 0.5:
+            how: Any = (before.store, Incarnation(2, 1 << 30), (), prepared)
+            prepared = prepare(before.shape, Shape.of(now), before.chains, *how) or prepared
+    due = Redistribution(before.shape, before.whole(), now, Sealed(LIFE, 99, 1)).layers()
+    if not prepared.fits(before.chains, before.store):
+        return  # the switch does all of it, as it did before
+    last = layers_since(before.shape, before.chains, before.store, prepared)
+    rest: Any = ((), None, prepared.operators)
+    light = Redistribution(before.shape, last, now, Sealed(LIFE, 99, 1), *rest).layers()
+    got = {
+        task: merge_layers(
+            (*get_layers(before.store, prepared.below(task)), layer), merge_deltas, is_base=True
+        )
+        for task, layer in light.items()
+    }
+    assert state(got) == state(due)
+
+
+def test_what_was_merged_with_later_layers_is_not_gone_on_from(tmp_path):
+    """Such a layer does not say any more what was forgotten since."""
+    before = Working(tmp_path, 2, Random(1))
+    for _ in range(3):
+        before.work()
+    shapes = before.shape, Shape.of(job(3))
+    made = prepare(*shapes, before.chains, before.store, Incarnation(2, 1 << 30))
+    assert made is not None
+    assert made.fits(before.chains, before.store)
+    before.work()
+    assert made.fits(before.chains, before.store)
+    for chain in before.chains.values():
+        layers = get_layers(before.store, chain)
+        merged = merge_layers(layers, merge_deltas, is_base=True)
+        chain[:] = [put_whole(before.store, merged, f"{merged.task}/all")]
+    assert not made.fits(before.chains, before.store)
+    again = prepare(*shapes, before.chains, before.store, Incarnation(2, 1 << 30), (), made)
+    assert again is None
+
+
+def test_what_is_not_there_any_more_is_not_gone_on_from(tmp_path):
+    before = Working(tmp_path, 2, Random(1))
+    before.work()
+    shapes = before.shape, Shape.of(job(3))
+    made = prepare(*shapes, before.chains, before.store, Incarnation(2, 1 << 30))
+    assert made is not None
+    before.store.delete([made.layers[task][0].path for task in list(made.layers)[:1]])
+    assert not made.fits(before.chains, before.store)
