@@ -60,8 +60,7 @@ class RunningJob(RunningPast):
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
-        Most rows that a source puts into a batch, and how long it waits for them at most: where
-        batches cost little it waits less.
+        Most rows that a source puts into a batch, and how long it waits for them.
     silence_s
         A slot that is silent for this long is given up, though its connection stands; if a recovery
         awaits its answer, after a fifth of that. A slot is silent when its process is frozen, or
