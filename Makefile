@@ -50,7 +50,7 @@ format:   setup ## let ruff format and fix what it can
 
 lock:     setup ## resolve the locks anew
 	@$(PY) -m pip install -q uv
-	@$(PY) -m uv pip compile pyproject.toml benchmarks/pyproject.toml --extra causal --extra kafka --extra mqtt --extra objects --extra otel --extra postgres --extra prometheus --extra redis --extra tls --extra watch --extra websocket \
+	@$(PY) -m uv pip compile pyproject.toml benchmarks/pyproject.toml --extra causal --extra delta --extra iceberg --extra kafka --extra mqtt --extra objects --extra otel --extra postgres --extra prometheus --extra redis --extra tls --extra watch --extra websocket \
 	    --group dev --no-emit-package clonos \
 	    --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --custom-compile-command "make lock" --upgrade -q -o requirements.lock

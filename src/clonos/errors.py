@@ -253,6 +253,17 @@ class LoopIsOver(ClonosError):
     """An operator in a loop returns rows at the end of its input, when no task takes them."""
 
 
+class StateLost(ClonosError):
+    """All copies of a task's state are gone, and its input was given up: nobody can make it again.
+    What was delivered before is right; nothing comes after it."""
+
+    usual_remedy = (
+        "start the job in another checkpoint_dir, so that its sources are read from the beginning "
+        "(what was delivered is delivered again); or give it a level that survives this, with "
+        "persistence='local' or 'store', or more standbys"
+    )
+
+
 class PoisonRecord(ClonosError):
     """A record kills every process that takes it; the job stops before every standby is lost."""
 

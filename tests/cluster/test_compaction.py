@@ -11,13 +11,21 @@ import pytest
 
 from clonos.cluster.compaction import Compactor, CompactorDied
 from clonos.cluster.layers import BackgroundMerger
-from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
-from clonos.core.messages import Dependency, Item, Kind, Layer, LayerRef
+from clonos.core.layer import (
+    CHAIN_MAX,
+    SHARE,
+    choose,
+    encode_layer,
+    layer_path,
+    open_layer,
+    refer_to,
+)
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Dependency, Item, Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.errors import ClonosError
 from clonos.nodes.events import MergeFailed
-from clonos.nodes.layers import CHAIN_MAX, SHARE, choose
 from clonos.state.deltas import Changes, decode_delta, encode_delta
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox

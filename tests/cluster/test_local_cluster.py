@@ -7,8 +7,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
+import clonos
+from clonos.spark.errors import NotEnoughSlots
 from clonos.spark.session import get_or_create
 
 pytestmark = [
@@ -71,3 +74,29 @@ def test_standbys_are_on_the_other_executor(kit, cluster, tmp_path):
     ]
     job.stop()
     assert not together
+
+
+def test_slots_share_cores_by_a_resource_profile(kit, cluster, tmp_path):
+    """24 slots on 16 cores, and another job beside them; an executor is killed."""
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(0.25)).build
+    job = kit.build(kit.gated(tmp_path, 2_000), sharing_depth="full")
+    with pytest.raises(NotEnoughSlots, match=r"24 slots are needed and 16 .*profile="):
+        job.start(cluster, standby_slots=17)
+    running = job.start(cluster, standby_slots=17, profile=profile)
+    assert running.pool.size == 24
+    kit.wait_for(lambda: len(running.slots()) == 24)  # no two of which are of one place
+    other = clonos.Job("other")
+    few = other.source(clonos.sources.from_batches([[(1,), (2,)]], "n long"))
+    few.sink(clonos.sinks.collect(), name="out")
+    assert other.run(cluster, profile=profile, timeout_s=600).table().num_rows == 2
+    kit.wait_quiet(running)
+    before = {slot.executor_pid for slot in running.slots()}
+    os.kill(next(slot.executor_pid for slot in running.slots() if slot.runs), signal.SIGKILL)
+    kit.wait_for(
+        lambda: len(running.slots()) == 24 and {s.executor_pid for s in running.slots()} != before
+    )
+    kit.wait_quiet(running)
+    kit.open_tap(tmp_path)
+    result = running.wait(600)
+    kit.check(result.table(), 2_000)
+    assert result.recoveries

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from clonos.columns.formula import Column, Constant, Expression, apply, columns_of, compute
+from clonos.columns.evaluation import compute
+from clonos.columns.formula import Column, Constant, Expression, apply, columns_of
 from clonos.errors import ExpressionFailed
 
 LONG, BOOL = pa.int64(), pa.bool_()

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from clonos.columns.formula import Expression, columns_of, compute
+from clonos.columns.evaluation import compute
+from clonos.columns.formula import Expression, columns_of
 from clonos.errors import ExpressionFailed
 from clonos.spark.expressions import projected
 from clonos.spark.session import get_or_create

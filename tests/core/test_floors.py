@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from clonos.core.floors import newest_fitting
-from clonos.core.messages import Dependency, LayerAck, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Dependency, LayerAck
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 
 LIFE = Incarnation(1, 0)

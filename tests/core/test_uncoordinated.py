@@ -12,7 +12,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.coordinator import Command, Compacted, Coordinator, Reported, SlotReady
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.standbys import AGAIN_MS
 from clonos.core.task import TaskMachine

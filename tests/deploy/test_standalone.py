@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.resource import (
+    ExecutorResourceRequests,
+    ResourceProfileBuilder,
+    TaskResourceRequests,
+)
 from pyspark.sql import SparkSession
 
 import clonos
@@ -145,3 +150,31 @@ def test_executors_on_demand(kit, session, tmp_path):
     kit.check(running.wait(90).table(), 4_000)
     store = spark.sparkContext._jsc.sc().statusStore()
     kit.wait_for(lambda: store.executorList(True).size() == 1, 30)  # only the driver is left
+
+
+@pytest.mark.soak
+def test_executors_of_the_slots_own(kit, session, tmp_path):
+    """Slots have executors of their own size; the application's other tasks run elsewhere."""
+    spark = session(
+        spark_dynamicAllocation_enabled="true",
+        spark_dynamicAllocation_shuffleTracking_enabled="true",
+        spark_dynamicAllocation_minExecutors="0",
+        spark_dynamicAllocation_executorIdleTimeout="3s",
+        spark_executor_cores="1",
+    )
+    executors = ExecutorResourceRequests().cores(3).memory("512m").memoryOverhead("200m")
+    tasks = TaskResourceRequests().cpus(0.5)
+    profile = ResourceProfileBuilder().require(executors).require(tasks).build
+    job = kit.build(kit.gated(tmp_path, 4_000), checkpoint_dir=str(tmp_path / "job"))
+    running = job.start(spark, profile=profile)
+    kit.wait_quiet(running)
+    kit.wait_for(lambda: len(running.slots()) == running.pool.size == 14)
+    assert spark.range(100).count() == 100  # on an executor that Spark starts for it
+    own = {slot.executor for slot in running.slots()}
+    store = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    known = {e.id(): e for e in map(store.apply, range(store.size()))}
+    assert {(known[e].totalCores(), known[e].resourceProfileId()) for e in own} == {(3, profile.id)}
+    assert Counter(slot.executor for slot in running.slots()).most_common(1)[0][1] == 6
+    assert {e.totalCores() for e in known.values() if e.resourceProfileId() == 0} == {0, 1}
+    kit.open_tap(tmp_path)
+    kit.check(running.wait(90).table(), 4_000)

@@ -13,6 +13,7 @@ from clonos.core.determinants import Timer, encode_record
 from clonos.core.history import Chains, Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
+from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.errors import ClonosError, OperatorError, TaskFailed
 from clonos.nodes import events
@@ -82,7 +83,7 @@ class World:
         self.outputs: list[Deliver] = []
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
-        self.merges: list[Sequence[msg.LayerRef]] = []
+        self.merges: list[Sequence[LayerRef]] = []
         self.deleted: list[str] = []
         self.may_delete, self.surveys = False, 0
         self.heard: list[Any] = []
@@ -142,11 +143,11 @@ class World:
     def cancel(self, attempt: int) -> None:
         self.cancelled.append(attempt)
 
-    def describe(self, text: str) -> None:
+    def describe(self, task: str, text: str) -> None:
         pass
 
     # the merger
-    def merge(self, chain: Sequence[msg.LayerRef], chosen: Sequence[msg.LayerRef]) -> None:
+    def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
         self.merges.append(chosen)
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -216,7 +217,7 @@ class World:
         """Which the journal has to know."""
         epoch = self.node.coordinator.pending_epoch
         life = self.node.coordinator.tasks[0].incarnation
-        ref = msg.LayerRef(0, epoch, life, 0, "path", 1, 0)
+        ref = LayerRef(0, epoch, life, 0, "path", 1, 0)
         self.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})))
 
     def epoch(self, link: Link) -> int:
@@ -246,7 +247,7 @@ def test_epochs_begin_after_their_interval_and_not_before_the_last_is_complete(w
     first = world.epoch(link)
     assert world.turn(after_s=2.0) > 0
     assert world.epoch(link) == first, "its layer is not there"
-    ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
+    ref = LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
     world.turn((1, msg.LayerAck(0, Incarnation(1, 0), ref, {}, {}, {})))
     assert "floor" in world.notes
     assert world.epoch(link) == first + 1
@@ -262,7 +263,7 @@ def test_what_nobody_will_read_goes_when_its_grace_is_over(world):
     def floor() -> str:
         epoch = again.epoch(link)
         path = layer_path(0, epoch, life)
-        ref = msg.LayerRef(0, epoch, life, epoch, path, 1, 0)
+        ref = LayerRef(0, epoch, life, epoch, path, 1, 0)
         again.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})))
         return path
 
@@ -288,7 +289,7 @@ def test_what_nobody_will_read_goes_when_its_grace_is_over(world):
 def test_nobody_hears_of_what_is_not_durable(world):
     link = world.begin()
     first = world.epoch(link)
-    ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
+    ref = LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
     world.is_slow = True
     world.turn((1, msg.LayerAck(0, Incarnation(1, 0), ref, {}, {}, {})))
     world.turn(after_s=2.0)
@@ -303,7 +304,7 @@ def test_nobody_hears_of_what_is_not_durable(world):
 def test_a_disk_that_refuses_does_not_end_the_job(world):
     link = world.begin()
     first = world.epoch(link)
-    ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
+    ref = LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
     world.is_broken = True
     world.turn((1, msg.LayerAck(0, Incarnation(1, 0), ref, {}, {}, {})))  # a floor: to be written
     assert "floor" not in world.notes

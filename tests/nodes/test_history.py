@@ -10,6 +10,7 @@ from clonos.core import messages as msg
 from clonos.core.determinants import Source, encode_record
 from clonos.core.history import Chains, Keep, decode_segment, pin_path
 from clonos.core.layer import layer_path
+from clonos.core.levels import LayerRef
 from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.nodes.commits import ROTATE_BYTES
@@ -37,7 +38,7 @@ class KeepingWorld(World):
         self.steps += 2
         epoch = self.epoch(link)
         path = layer_path(0, epoch, life)
-        ref = msg.LayerRef(0, epoch, life, self.steps, path, 100, 0)
+        ref = LayerRef(0, epoch, life, self.steps, path, 100, 0)
         self.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})), after_s=0.1)
         self.turn(after_s=1.0)
         return path
@@ -75,7 +76,7 @@ def test_a_floor_becomes_a_point_now_and_then_and_the_log_between_is_kept(keepin
 def test_a_floor_waits_for_the_log_below_it(keeping):
     link = keeping.begin()
     life = keeping.node.coordinator.tasks[0].incarnation
-    ref = msg.LayerRef(0, keeping.epoch(link), life, 1, "path", 1, 0)
+    ref = LayerRef(0, keeping.epoch(link), life, 1, "path", 1, 0)
     keeping.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})))
     keeping.turn(after_s=5.0)
     assert "floor" not in keeping.notes
@@ -137,7 +138,7 @@ def test_points_that_are_too_old_go_with_what_only_they_need(keeping):
     points = keeping.keeper.history.points
     assert keeping.going == max(p.number for p in points if p.at_ms <= begin_ms) - 1 > 0
     refs = keeping.keeper.layers[0]
-    new = msg.LayerRef(0, refs[1].epoch, refs[1].incarnation, refs[1].position, "merged", 150, 0)
+    new = LayerRef(0, refs[1].epoch, refs[1].incarnation, refs[1].position, "merged", 150, 0)
     keeping.turn(events.Merged(new, refs[:2]))
     keeping.may_delete = True
     for _ in range(int(GARBAGE_S) + 3):

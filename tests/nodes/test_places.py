@@ -49,8 +49,8 @@ class Launcher:
     def cancel(self, attempt: int) -> None:
         self.cancelled.append(attempt)
 
-    def describe(self, text: str) -> None:
-        self.described.append(text)
+    def describe(self, task: str, text: str) -> None:
+        self.described.append(f"{task}, {text}")
 
 
 class Link:

@@ -10,7 +10,7 @@ import pytest
 import clonos
 from clonos.core import coordinator as co
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef
 from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.nodes.places import Seat

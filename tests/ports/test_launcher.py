@@ -138,7 +138,7 @@ def test_processes_come_and_their_end_is_told_once_with_its_reason(world):
 
 def test_who_is_cancelled_ends_and_nobody_else_does(world):
     launch(world)
-    world.port.describe("one is cancelled")
+    world.port.describe("one", "is cancelled")
     world.port.cancel(10)
     assert end_of(world) == Ended(0, 10)
     world.port.cancel(10)  # it is over

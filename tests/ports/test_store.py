@@ -13,11 +13,20 @@ import pytest
 
 from clonos.core.events import StoreLayer
 from clonos.core.layer import UnreadableLayer
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LOCAL, MEMORY, STORE, LayerRef, MergeLayers
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
-from clonos.nodes.events import Fetched, FetchFailed, Stored
+from clonos.nodes.events import (
+    Fetched,
+    FetchFailed,
+    Kept,
+    Looked,
+    MergedHere,
+    PartRead,
+    Stored,
+)
 from clonos.nodes.ports import Store
-from clonos.runtime.loop import Layers
+from clonos.runtime.layers import Layers
 from clonos.simulator.processes.durable import SlotStore
 from clonos.storage import retry
 from clonos.storage.files import LocalFiles
@@ -31,7 +40,9 @@ class InFolder:
         self._folder, self._patch = folder, patch
         patch.setattr(retry, "FIRST_PAUSE_S", 0.001)
         self._inbox = Inbox()
-        self._layers = Layers(str(folder), "fsync", self._inbox)
+        levels, local = (MEMORY, LOCAL, STORE), folder / "local"
+        self._layers = Layers(str(folder / "store"), "fsync", self._inbox, levels, str(local))
+        self._folder = folder / "store"
         self.port: Store = self._layers
         self.heard: list[Any] = []
 
@@ -69,7 +80,9 @@ class InFolder:
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.port: Store = SlotStore(self.ear, "/layers")
+        self.ear.address = "slot"
+        machine = self.cluster.disks.of_machine("machine")
+        self.port: Store = SlotStore(self.ear, "/layers", machine=machine)
         self._disk = self.cluster.disks.shared
 
     def fail(self, for_calls: int) -> None:
@@ -111,10 +124,10 @@ def sealed(task: int, epoch: int) -> StoreLayer:
     return StoreLayer(layer, delta)
 
 
-def put(world: Any, *layers: StoreLayer) -> list[LayerRef]:
+def put(world: Any, *layers: StoreLayer, level: str = STORE) -> list[LayerRef]:
     """Store layers; return their references in the same order."""
     for life, layer in enumerate(layers):
-        world.port.put(life, layer)
+        world.port.put(life, layer, level)
     world.until(lambda: len(world.heard) == len(layers))
     assert {type(event) for event in world.heard} == {Stored}
     refs = {event.life: event.ref for event in world.heard}
@@ -168,3 +181,73 @@ def test_another_layer_in_its_place_is_told(world):
     (ref,) = put(world, sealed(0, 1))
     event = fetch(world, 3, [replace(ref, digest=ref.digest ^ 1)])
     assert type(event) is FetchFailed
+
+
+# --- layers that slots keep -----------------------------------------------------------------------
+
+
+def answer(world: Any, kind: type[Any]) -> Any:
+    """What comes of the last request."""
+    world.until(lambda: world.heard)
+    (event,) = world.heard
+    world.heard.clear()
+    assert type(event) is kind
+    return event
+
+
+def content(world: Any, ref: LayerRef) -> bytes:
+    """All of a layer, as another slot is given it."""
+    parts = b""
+    while True:
+        world.port.read(1, ref, len(parts))
+        part = answer(world, PartRead).part
+        assert (part.path, part.start) == (ref.path, len(parts))
+        parts += part.content
+        if len(parts) == part.nbytes:
+            return bytes(parts)
+
+
+@pytest.mark.parametrize("level", [MEMORY, LOCAL])
+def test_a_layer_goes_from_one_slot_to_another(world, level):
+    one, two = put(world, sealed(0, 1), sealed(0, 2), level=level)
+    assert not world.files(), "the checkpoint store has none of it"
+    sent = content(world, two)
+    world.port.drop([two])
+    world.port.look(5, [one, two])
+    assert answer(world, Looked).found == (one.path,)
+    assert type(fetch(world, 6, [one, two])) is FetchFailed
+    world.port.keep(7, two, sent)
+    assert answer(world, Kept).error is None
+    event = fetch(world, 8, [one, two])
+    assert [layer.delta for layer in event.layers] == [b"0 1" * 10, b"0 2" * 10]
+
+
+@pytest.mark.parametrize("level", [MEMORY, LOCAL])
+def test_what_is_not_the_layer_that_is_meant_is_not_kept(world, level):
+    one, two = put(world, sealed(0, 1), sealed(0, 2), level=level)
+    sent = content(world, one)
+    world.port.drop([one, two])
+    for wrong in sent, sent[:-3], b"":
+        world.port.keep(7, two, wrong)
+        assert isinstance(answer(world, Kept).error, UnreadableLayer)
+    world.port.look(5, [one, two])
+    assert answer(world, Looked).found == ()
+
+
+@pytest.mark.parametrize("level", [MEMORY, LOCAL])
+def test_who_is_asked_for_a_layer_that_is_not_here_says_so(world, level):
+    (ref,) = put(world, sealed(0, 1), level=level)
+    world.port.drop([ref])
+    world.port.look(2, [ref])
+    assert answer(world, Looked).found == ()
+    world.port.read(3, ref, 0)
+    event = answer(world, PartRead)
+    assert (event.ticket, event.part.nbytes, event.part.content) == (3, -1, b"")
+
+
+@pytest.mark.parametrize("level", [MEMORY, LOCAL])
+def test_layers_that_are_not_here_are_not_merged(world, level):
+    one, two = put(world, sealed(0, 1), sealed(0, 2), level=level)
+    world.port.drop([two])
+    world.port.merge(4, MergeLayers(0, (one, two), True, level, "0/merged.layer"))
+    assert answer(world, MergedHere) == MergedHere(4, None)

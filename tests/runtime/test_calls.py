@@ -121,6 +121,16 @@ def test_no_answer_in_time(slot, is_async):
     assert str(error) == "no answer within 0.05 s"
 
 
+def test_where_a_coroutine_was_when_its_time_was_over_is_said(slot):
+    async def ask():
+        await asyncio.sleep(LIMIT_S)
+
+    trace = slot.one(policy(ask, timeout_s=0.05)).trace
+    assert "await asyncio.sleep(LIMIT_S)" in trace
+    assert "TimeoutError: no answer within 0.05 s" in trace
+    assert "runtime/calls.py" not in trace
+
+
 def test_a_timeout_of_the_users_own(slot):
     async def ask():
         raise TimeoutError("mine")

@@ -110,6 +110,15 @@ def test_an_error_is_a_doubt_unless_it_says_that_nothing_was_done():
     assert {call.key for call in bank.asked} == {"key7"}
 
 
+@pytest.mark.parametrize("on_unknown", ["fail", "on_error"])
+def test_nothing_is_waited_for_where_nobody_can_be_asked(on_unknown, monkeypatch):
+    monkeypatch.setattr(effects_module, "CUT_OFF_S", 60.0)
+    began_s = time.monotonic()
+    with pytest.raises(EffectUnknown):
+        run(Bank(), in_doubt=True, check=False, on_unknown=on_unknown)
+    assert time.monotonic() - began_s < 60
+
+
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_what_nobody_knows_is_said(in_doubt):
     bank = Bank([TimeoutError("late")], [None] * 999)

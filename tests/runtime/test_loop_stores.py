@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from clonos.core import events as ev
+from clonos.core.levels import STORE
 from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.nodes.events import Fetched, Stored, Wrote
-from clonos.runtime.loop import Layers
+from clonos.runtime.layers import Layers
 from clonos.runtime.writers import TaskWriter, Writers
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage import retry as retry_module
@@ -72,7 +73,7 @@ def away(monkeypatch):
 def test_a_layer_is_stored_when_the_disk_has_room_again(tmp_path, away):
     box: Any = Box()
     layers = Layers(str(tmp_path), "process", box)
-    layers.put(7, ev.StoreLayer(LAYER, b"state"))
+    layers.put(7, ev.StoreLayer(LAYER, b"state"), STORE)
     away.wait()
     assert not box.things
     away.is_back.set()
@@ -89,7 +90,7 @@ def test_a_layer_is_stored_when_the_disk_has_room_again(tmp_path, away):
 def test_a_slot_that_ends_waits_for_no_store(tmp_path, away):
     box: Any = Box()
     layers = Layers(str(tmp_path), "process", box)
-    layers.put(7, ev.StoreLayer(LAYER, b"state"))
+    layers.put(7, ev.StoreLayer(LAYER, b"state"), STORE)
     away.wait()
     layers.close()
     layers._putting.shutdown(wait=True)  # it would never return

@@ -30,8 +30,9 @@ def sink(*reads, name="sink", parallelism=1, behaviour=PLAIN, **options):
 class Play:
     """A cluster, its script, and what must hold at the end."""
 
-    def __init__(self, stages, seed, *, depth=1, rows=60, cells=(), **options):
+    def __init__(self, stages, seed, *, depth=1, rows=60, cells=(), marked=True, **options):
         self.job = build_job(stages, sharing_depth=depth, rows=rows)
+        self.job = replace(self.job, plan=replace(self.job.plan, has_markers=marked))
         if cells:
             placed = tuple(replace(t, cell=cells[t.id]) for t in self.job.plan.tasks)
             self.job = replace(self.job, plan=replace(self.job.plan, tasks=placed))

@@ -12,6 +12,7 @@ from clonos.core.decisions import Reported, SlotReady
 from clonos.core.determinants import Order, Source, Timer, encode_record
 from clonos.core.fences import Fences, Trust
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import LayerRef
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependency, Item, Kind, Run
 from clonos.core.plan import Incarnation
@@ -284,7 +285,7 @@ def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
     for epoch, generations in ((1, (1, 0, 1)), (2, (1, 1, 1))):
         coordinator.begin_epoch()
         for task in coordinator.tasks.values():
-            ref = msg.LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1, 0)
+            ref = LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1, 0)
             known = generations[task.id]
             ack = msg.LayerAck(task.id, task.incarnation, ref, {}, {}, {}, known)
             say(task, ack)

@@ -12,7 +12,7 @@ from clonos.simulator.jobs.long_logs import LogWatch
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.processes.cluster import Cluster, Options
-from clonos.simulator.runs.seeds import Kind
+from clonos.simulator.runs.kinds import Kind
 
 ROWS = 300
 ANSWER = 1_500

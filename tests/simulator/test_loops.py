@@ -15,7 +15,7 @@ from clonos.simulator.jobs.loops import deliveries, loop_job
 from clonos.simulator.jobs.programs import Behaviour, Toy, build_job
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.processes.cluster import Cluster
-from clonos.simulator.runs.seeds import Kind as KindOfSeed
+from clonos.simulator.runs.kinds import Kind as KindOfSeed
 
 from .play import SEEDS, Play, sink, source, stage
 

@@ -13,7 +13,7 @@ from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.command import main
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job, with_calls
 from clonos.simulator.processes.cluster import Cluster, Options
-from clonos.simulator.runs.seeds import Kind
+from clonos.simulator.runs.kinds import Kind
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

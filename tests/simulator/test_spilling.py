@@ -10,7 +10,7 @@ import pytest
 from clonos.simulator.command import main
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
-from clonos.simulator.runs.seeds import Kind
+from clonos.simulator.runs.kinds import Kind
 
 FORK = (
     Stage("source", 1, (), Behaviour()),

@@ -16,6 +16,7 @@ from clonos.core.reach import GATHER_MS, GONE, MOVES_MIN, NEVER, Reach
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate
 
 CHAIN = (
@@ -100,7 +101,7 @@ def test_who_has_nowhere_else_to_go_is_told_why(monkeypatch: pytest.MonkeyPatch)
 
 def test_outages_that_follow_each_other_end_no_job() -> None:
     """Three within half of the time for which a channel that never comes about is tried."""
-    assert simulate(3006273).verdict == "ok"
+    assert simulate(3006273, Kind(large=True)).verdict == "ok"
 
 
 class Parted:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.simulator.runs.seeds import Kind, simulate
+from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
 
 FOUND = {
     18: "one of two sources had ended: its channels to the new tasks have ended, too",

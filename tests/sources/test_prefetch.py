@@ -12,15 +12,12 @@ import pytest
 
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
-from clonos.sources import prefetch as prefetch_module
 from clonos.sources.prefetch import (
     AHEAD_BATCHES,
     AHEAD_BYTES,
     BATCH_BYTES,
-    LINGER_MIN_S,
     USUAL_ROWS,
     BatchSize,
-    Linger,
     PrefetchThread,
 )
 from clonos.sources.readers import BaseReader, BatchesReader, CutReader
@@ -241,59 +238,3 @@ def test_a_standby_goes_where_its_task_is_though_it_has_read_no_row(rows):
     assert fed.rows(fed.prefetch.take) == [8]
     assert reader.opened[-1] == b"9"
     fed.prefetch.close()
-
-
-def test_rows_wait_for_others_as_long_as_a_batch_is_worth_it():
-    linger = Linger(0.01)
-    assert linger.seconds == 0.01, "nothing is known yet"
-    for _ in range(200):
-        linger.learn(0.001)
-    assert linger.seconds == pytest.approx(0.004)
-    for _ in range(200):
-        linger.learn(0.0)
-    assert linger.seconds == LINGER_MIN_S
-    linger.learn(60.0)
-    assert linger.seconds < 0.01, "one that took long is no habit"
-    for _ in range(200):
-        linger.learn(60.0)
-    assert linger.seconds == 0.01, "the job does not let it wait longer"
-    assert Linger(0.0).seconds == 0.0
-
-
-class Waiting(BaseReader):
-    """A row each time; how long it may wait for more."""
-
-    schema = SCHEMA
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-
-    def open(self, rows_consumed):
-        pass
-
-    def read(self, max_rows, max_wait_s):
-        self.waits.append(max_wait_s)
-        return pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
-
-
-@pytest.mark.parametrize(("took_s", "waits"), [(0.0, LINGER_MIN_S), (1.0, 0.01)])
-def test_what_a_task_takes_long_for_is_read_in_larger_batches(monkeypatch, took_s, waits):
-    class Clock:
-        """Goes on by so much with each question."""
-
-        now = 0.0
-        sleep, time_ns = staticmethod(time.sleep), staticmethod(time.time_ns)
-
-        def monotonic(self):
-            self.now += took_s
-            return self.now
-
-    monkeypatch.setattr(prefetch_module, "time", Clock())
-    source = Waiting()
-    fed = Fed(source, linger_s=0.01)
-    fed.prefetch.advance(0)
-    for _ in range(100):
-        fed.rows(fed.prefetch.take)
-    fed.prefetch.close()
-    assert source.waits[0] == 0.01
-    assert source.waits[-1] == pytest.approx(waits)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 from clonos.core.messages import Stop
@@ -206,15 +207,14 @@ def test_cancelled(launched: Launched, spark: SparkSession) -> None:
     assert launched.event(ControlLost)
 
 
-def test_a_slot_may_take_a_fraction_of_a_core(launched: Launched, monkeypatch: Any) -> None:
-    settings = {
-        "spark.task.cpus": "0.5",
-        "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.maxExecutors": "3",
-        "spark.executor.cores": "4",
-    }
-    monkeypatch.setattr(launched.launcher, "_setting", lambda key, default: settings[key])
-    assert launched.launcher.free_slots() == 24
+def test_a_local_master_permits_no_profile(spark: SparkSession) -> None:
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(0.5)).build
+    with pytest.raises(SparkSetup, match="only supported for Standalone") as caught:
+        SlotLauncher(spark, "job", print, profile=profile)
+    assert "spark.task.cpus" in caught.value.remedy
+    wrong: Any = "half a core"
+    with pytest.raises(SparkSetup, match="is no ResourceProfile"):
+        SlotLauncher(spark, "job", print, profile=wrong)
 
 
 def test_too_few_cores(launched: Launched) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ pytestmark = [
 ]
 
 ROWS = 2_000
+KEPT = 30
+"""So few that micro-batches of other queries soon push out what is older."""
 WAIT_S = 600.0
 
 
 @pytest.fixture(scope="module")
 def spark(new_jvm: None) -> Iterator[SparkSession]:
-    config = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    config = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.ui.retainedJobs": str(KEPT)}
     session = get_or_create("local[8]", "ui", config=config)
     yield session
     session.stop()
@@ -114,3 +117,54 @@ def test_slots_lives_and_rows(spark, tmp_path):
     source = [i for j in jobs if j["description"] == bound for i in j["stageIds"]]
     assert {stages[i]["schedulingPool"] for i in source} == {"streams"}
     assert all("nightly" in j["jobTags"] for j in jobs if ": slot " in j["description"])
+
+
+def test_many_micro_batches_do_not_push_out_the_newest_lines(spark, tmp_path):
+    """Spark keeps 30 jobs; a query in the same application runs many times as many."""
+    tap = tmp_path / "tap"
+
+    def held(row: Any) -> Any:
+        while not tap.exists():
+            time.sleep(0.01)
+        return row.n
+
+    job = clonos.Job("followed", standbys=0, checkpoint_interval="200 ms")
+    rows = job.source(clonos.sources.from_batches([[(1,)]], "n long"), name="rows")
+    work = rows.rebalance().map(held, "n long", name="work", parallelism=2)
+    work.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+
+    def lines() -> dict[str, str]:
+        """The newest line about each task."""
+        found: dict[str, str] = {}
+        for told in reversed(rest(spark, "jobs")):  # Spark tells the newest first
+            text = told.get("description", "")
+            if told.get("jobGroup") == running.run_id and "incarnation" in text:
+                task, _, rest_of_it = text.removeprefix("followed: ").partition(", ")
+                found[task] = rest_of_it
+        return found
+
+    tasks = {"rows[0]", "work[0]", "work[1]"}
+    until(lambda: not running.is_running or tasks <= set(lines()))
+    (pid,) = [slot.pid for slot in running.slots() if "work[1]" in slot.runs]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: lines().get("work[1]", "").startswith("incarnation 1.1"))
+    before, began = lines(), rest(spark, "jobs")[0]["jobId"]
+
+    def work_of_a_batch(batch: Any, number: int) -> None:
+        for _ in range(5):
+            batch.count()
+
+    rate = spark.readStream.format("rate").option("numPartitions", 1).load()
+    query = rate.writeStream.foreachBatch(work_of_a_batch).start()
+    try:
+        for kept in range(1, 5):
+            end = began + kept * KEPT
+            until(partial(lambda end: rest(spark, "jobs")[0]["jobId"] > end, end))
+            until(lambda: lines() == before)
+    finally:
+        query.stop()
+    is_over = [told for told in rest(spark, "jobs") if told["status"] == "SUCCEEDED"]
+    assert min(told["jobId"] for told in is_over) > began  # all lines were put again
+    tap.touch()
+    running.wait(WAIT_S)

@@ -13,7 +13,8 @@ import pytest
 import clonos
 from clonos.columns.keys import KEY_GROUPS
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.graph.compile import CompiledJob
 from clonos.operators.process import _STATE

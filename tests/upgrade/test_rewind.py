@@ -14,7 +14,7 @@ from clonos.errors import CannotRewind, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.replay import NothingToReplay
 from clonos.simulator.command import main
-from clonos.simulator.runs.seeds import Kind
+from clonos.simulator.runs.kinds import Kind
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.tables import Table
 from clonos.upgrade.section import borders, section_of

@@ -193,6 +193,7 @@ def stateful(
     checkpoint_ms: int | None = 500,
     checkpoints: Any = "marked",
     is_apart: bool = False,
+    persistence: Any = "store",
     job: clonos.Job | None = None,
 ) -> clonos.Job:
     """Source -> map -> keyed state -> sink: four tasks deep, every row delivered.
@@ -207,6 +208,8 @@ def stateful(
         "marked" or "uncoordinated".
     is_apart
         Each task has a slot of its own, and can die alone.
+    persistence
+        Where state is kept.
     job
         To add the operators to, instead of a new one of these settings.
     """
@@ -218,6 +221,7 @@ def stateful(
         checkpoints=checkpoints,
         guarantee="exactly_once" if protected else "at_least_once",
         on_orphan="consistency" if protected else "availability",
+        persistence=persistence,
     )
 
     def placed(stream: Any, name: str) -> Any:

@@ -1,19 +1,24 @@
 """Where the state of a killed task comes from, and what that costs.
 
-The job is that of ``clonos-bench failures``, with one partition and all state in memory. The
-process with the state is killed again and again: with a standby, which has the state in memory, and
-without one, when all of it comes from the checkpoint store. Measured per kill:
+The job is that of ``clonos-bench failures``, with one partition. The process with the state is
+killed again and again, and the state comes
+
+* from the memory of a standby, with all state in the checkpoint store, too (standby), or in no
+  other place (memory): then the next standby gets it from the one that took over;
+* or, without a standby, from the local disk (local), or from the checkpoint store (store).
+
+Measured per kill:
 
 level
-    Where the state came from, as the job tells it; another one than is meant fails the run. (A
-    standby may have to read the newest layer from the store. That is counted in `from the store`.)
+    One of these; if the job tells another one, the run has failed. (A standby may lack the newest
+    layer. That is counted in `not in memory`.)
 restore
     From when a slot was told to go on until state and log were there, in ms.
 gap
     The longest pause in the output, less the usual pause, in ms.
 
-The store is a folder on the local disk, so the time to read it is that of this machine. The same
-run checks that every row is delivered once, and that state has counted every key right.
+The store is a folder on the local disk, too, so the time to read it is that of this machine. The
+same run checks that every row is delivered once, and that state has counted every key right.
 """
 
 from __future__ import annotations
@@ -30,12 +35,17 @@ from clonos_bench.report import Report
 from clonos_bench.statistics import output_gap, percentile, spread
 from clonos_bench.watch import Watch
 
-LEVELS: Final = {"standby": 1, "store": 0}
-"""How many standbys there are, so that a killed task is restored from this level."""
+LEVELS: Final = {
+    "memory": ("memory", 1, "standby"),
+    "standby": ("store", 1, "standby"),
+    "local": ("local", 0, "local"),
+    "store": ("store", 0, "store"),
+}
+"""Where state is kept, how many standbys there are, and where a killed task has its state from."""
 TASK: Final = "state[0]"
 _COLUMNS: Final = (
     "level", "state (MB)", "kills", "restore p50 [low, high]", "gap p50 [low, high]",
-    "from the store (MB, most)",
+    "not in memory (MB, most)",
 )  # fmt: skip
 _AFTER_S: Final = 20.0
 """A pause that begins later is not of this kill."""
@@ -74,7 +84,8 @@ def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, le
             keys=keys,
             value_bytes=arguments.value_bytes,
             parallelism=1,
-            standbys=LEVELS[level],
+            standbys=LEVELS[level][1],
+            persistence=LEVELS[level][0],
             checkpoint_ms=arguments.checkpoint_ms,
             is_apart=True,
         )
@@ -115,8 +126,9 @@ def _elsewhere(recoveries: list[Recovery], level: str, kills: int) -> list[str]:
         found.append(f"{kills} kills, but {len(recoveries)} recoveries")
     for recovery in recoveries:
         share = recovery.store_bytes / recovery.state_bytes if recovery.state_bytes else 1.0
-        if (share > _SHARE) if level == "standby" else (recovery.level != "store" or share < 1):
-            found.append(f"a recovery read {share:.0%} of its state from the store")
+        due = LEVELS[level][2]
+        if (share > _SHARE) if due == "standby" else (recovery.level != due or share < 1):
+            found.append(f"a recovery read {share:.0%} of its state from {recovery.level}")
     return found
 
 

@@ -100,7 +100,7 @@ def _in_order(rows: Any, others: Any) -> Any:
 
 def _top(rows: Any, others: Any) -> Any:
     del others
-    filtered = rows.filter(lambda row: True)  # else rows are ranked before the shuffle, too
+    filtered = rows.filter(lambda _: True)  # else rows are ranked before the shuffle, too
     return filtered.window(clonos.tumbling("1 hour", on="at")).top(1, "x")
 
 

@@ -11,12 +11,14 @@ from clonos.api.feedback import Feedback
 from clonos.api.settings import (
     MORE_ROOM,
     SAID_RARELY,
+    depth_of,
     keep_of,
     limit_of,
     name_of,
     number_of,
     one_of,
     require_bounded,
+    require_level,
     require_logs_of,
     require_needed,
     require_one_past,
@@ -26,7 +28,6 @@ from clonos.api.starting import StartOptions, for_queries, for_tasks, require_no
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema
-from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, NeedsSpark, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import BUNDLE_BYTES, JobOptions, LogicalGraph
@@ -65,6 +66,14 @@ class Job:
         for another. Needs "exactly_once".
     checkpoint_dir
         Where to keep checkpoints and the driver's journal; a temporary folder by default.
+    persistence
+        How safe the state of tasks is kept: in the checkpoint directory ("store"), on the local
+        disks of the machines of a task and a standby ("local"), or only in the memories of a task
+        and its standbys ("memory"). What is not in the directory is gone with what has it: the job
+        then ends with a `StateLost`. :meth:`Stream.with_persistence` says it for some operators.
+    local_dir
+        Where on each machine the state is kept for "local"; by default a folder among its
+        temporary files.
     guarantee
         "at_least_once" runs without logs: after a failure, rows since the last checkpoint come
         again. "at_most_once" also without checkpoints: what died is lost, nothing comes twice.
@@ -132,6 +141,8 @@ class Job:
         checkpoints: Literal["marked", "uncoordinated"] = "marked",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
+        persistence: Literal["memory", "local", "store"] = "store",
+        local_dir: str | None = None,
         guarantee: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once",
         on_orphan: Literal["consistency", "availability"] = "consistency",
         on_bad_record: OnBadRecord = "fail",
@@ -153,6 +164,7 @@ class Job:
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
         require_logs_of(guarantee, checkpoints, speculation=speculation)
         one_of("on_orphan", on_orphan, "consistency", "availability")
+        require_level(persistence, number_of("standbys", standbys, 0), guarantee, history)
         keep = keep_of(history, history_bytes, history_interval)
         if keep is not None:
             require_one_past(history, guarantee, on_orphan)
@@ -165,9 +177,7 @@ class Job:
         self._graph = LogicalGraph(
             name=name,
             parallelism=self.parallelism,
-            sharing_depth=FULL_DEPTH
-            if sharing_depth == "full"
-            else number_of("sharing_depth", sharing_depth, 0),
+            sharing_depth=depth_of(sharing_depth),
             seed=number_of("seed", seed, None),
             on_bad_record=on_bad_record,
             options=JobOptions(
@@ -187,6 +197,8 @@ class Job:
                 state_memory=size_of("state_memory", state_memory, MORE_ROOM),
                 bundle_bytes=limit_of("bundle_bytes", bundle_bytes),
                 bundle_redact=bundle_redact,
+                persistence=persistence,
+                local_dir=local_dir,
             ),
         )
 

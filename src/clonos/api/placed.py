@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from clonos.api.settings import require_level
 from clonos.errors import WrongType
 from clonos.graph.logical import Edge, Vertex
 
@@ -26,6 +27,28 @@ class Placed:
         """Run the operators after it in tasks of their own. These share the slots of the tasks
         before them, unless they are in another :meth:`slot_group`."""
         return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
+
+    def with_persistence(self, level: Literal["memory", "local", "store"]) -> Self:
+        """Keep the state of the operator that these rows come from at this level, whatever
+        ``persistence`` of the job is.
+
+        Operators that share a task share its state: if several say a level, the strictest counts.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job("counts", standbys=1)
+        >>> words = job.source(clonos.sources.from_batches([], schema="word string"))
+        >>> counts = words.key_by("word").window(clonos.tumbling("5 s")).agg(n=clonos.count())
+        >>> counts.with_persistence("memory").sink(clonos.sinks.collect())
+        >>> [task.level for task in job.compile().plan.tasks]
+        ['store', 'memory']
+        """
+        options, graph = self._job.graph.options, self._job.graph
+        history = "..." if options.keep is not None else None
+        require_level(level, options.standbys, options.guarantee, history)
+        graph.levels[self._vertex.id] = level
+        return self
 
     def slot_group(self, name: str) -> Self:
         """Run the operators after it in other slots, those of the group `name`: on other cores, and

@@ -8,6 +8,8 @@ from typing import Any, Final
 from clonos.columns.durations import parse_duration
 from clonos.columns.sizes import parse_size
 from clonos.core.history import Keep
+from clonos.core.levels import LEVELS, MEMORY, STORE
+from clonos.core.plan import FULL_DEPTH
 from clonos.errors import Unbounded, WrongType
 from clonos.graph.logical import LogicalGraph
 
@@ -108,6 +110,27 @@ def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> N
         require_logs(guarantee, f"checkpoints={checkpoints!r}", what)
     if speculation:
         require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
+
+
+def require_level(level: str, standbys: int, guarantee: str, history: Any) -> None:
+    """See that state can be kept at a level."""
+    one_of("persistence", level, *LEVELS)
+    if level == STORE:
+        return
+    if level == MEMORY and not standbys:
+        what, why = "standbys=0", "the state would die with its process: say standbys=1 or more"
+    elif guarantee == "at_most_once":
+        what, why = f"guarantee={guarantee!r}", "without checkpoints no state is kept: leave it out"
+    elif history is not None:
+        what, why = f"history={history!r}", "the past is read from the checkpoint directory"
+    else:
+        return
+    raise WrongType(f"persistence={level!r} with {what}", remedy=why)
+
+
+def depth_of(hops: Any) -> int:
+    """How far logs travel."""
+    return FULL_DEPTH if hops == "full" else number_of("sharing_depth", hops, 0)
 
 
 def name_of(name: str, value: Any) -> str:

@@ -39,6 +39,7 @@ class StartOptions(TypedDict, total=False):
     ui_port: int | None
     upgrade: bool
     drop_state: Collection[str]
+    profile: Any
 
     processing_time: str | None
     available_now: bool

@@ -31,7 +31,8 @@ from clonos.core.determinants import (
     encode_record,
 )
 from clonos.core.history import RECORDS
-from clonos.core.messages import Data, Item, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Data, Item
 from clonos.graph.compile import TaskCode
 from clonos.replay import Replay
 from clonos.replay.bundle import ABOUT, FORMAT, JOURNAL, LAYERS, items_path, portable, rows_path

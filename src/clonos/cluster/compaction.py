@@ -23,7 +23,7 @@ import clonos.columns.batches  # noqa: F401 - layers of loops have batches, and 
 from clonos.core.codec import CODEC
 from clonos.core.content import Content
 from clonos.core.layer import merge_layers, merged_path
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef
 from clonos.errors import ClonosError
 from clonos.state.deltas import merge_into
 from clonos.storage.files import Durability

@@ -29,6 +29,7 @@ from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
 from clonos.storage.files import Durability
+from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
 
 LOGGER: Final = logging.getLogger("clonos")
@@ -60,8 +61,7 @@ class RunningJob(RunningPast):
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
-        Most rows that a source puts into a batch, and how long it waits for them at most: where
-        batches cost little it waits less.
+        Most rows that a source puts into a batch, and how long it waits for them.
     silence_s
         A slot that is silent for this long is given up, though its connection stands; if a recovery
         awaits its answer, after a fifth of that. A slot is silent when its process is frozen, or
@@ -85,6 +85,9 @@ class RunningJob(RunningPast):
         operators added, removed or changed. The job must have settled; see :meth:`stop`.
     drop_state
         With `upgrade`: names of operators whose state may be lost.
+    profile
+        PySpark's ``ResourceProfile`` for the slots, as of ``mapInArrow``: with ``cpus(0.25)`` four
+        slots share a core. Not with every master; see ``docs/deploy.md``.
     graph
         What was compiled, if it is to be rescaled.
 
@@ -116,6 +119,7 @@ class RunningJob(RunningPast):
         ui_port: int | None = None,
         upgrade: bool = False,
         drop_state: Collection[str] = (),
+        profile: Any = None,
         graph: LogicalGraph | None = None,
     ) -> None:
         self.spark, self.graph = spark, graph
@@ -130,6 +134,7 @@ class RunningJob(RunningPast):
             "answer_s": answer_s,
             "progress_s": progress_s,
             "sole_driver": sole_driver,
+            "profile": profile,
         }
         self._succeeding = threading.Lock()  # while another driver takes over
         self._is_to_end = False
@@ -338,6 +343,7 @@ class RunningJob(RunningPast):
                 raise CannotUpgrade(
                     "the job was told to stop", where=compiled.name, remedy="see running.wait()"
                 )
+            require_stored(self._setup.compiled.plan)
             self._succeed(compiled, settle_s, drop_state)
             self.graph = graph
 

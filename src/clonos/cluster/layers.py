@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from clonos.cluster.compaction import Compactor
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef
 from clonos.errors import ClonosError
 from clonos.nodes.events import Archived, ArchiveFailed, Merged, MergeFailed, Surveyed
 from clonos.storage.files import Durability

@@ -34,6 +34,8 @@ class SlotPool:
         cell's copies; where all slots are on one machine, two to a slot.
     inbox
         Is told of every end.
+    profile
+        PySpark's resource profile of the slots.
 
     Attributes
     ----------
@@ -49,11 +51,12 @@ class SlotPool:
         shipment: Shipment,
         inbox: Inbox,
         standby_slots: int | None,
+        profile: Any = None,
     ) -> None:
         self._compiled = compiled
         self._body = body(shipment)
         self._inbox = inbox
-        self._launcher = SlotLauncher(spark, compiled.name, self._on_end, shipment.job_id)
+        self._launcher = SlotLauncher(spark, compiled.name, self._on_end, shipment.job_id, profile)
         self.places = places(compiled, standby_slots, is_local=self._launcher.is_local)
         self._frames: dict[str, Any] = {}
         self._attempts: dict[int, int] = {}  # the newest, by place
@@ -141,8 +144,8 @@ class SlotPool:
         if handle is not None:
             handle.cancel()
 
-    def describe(self, text: str) -> None:
-        self._launcher.show(text)
+    def describe(self, task: str, text: str) -> None:
+        self._launcher.show(task, f"{task}, {text}")
 
     def label(self, text: str) -> None:
         """Describe this thread's Spark jobs in Spark's UI."""
@@ -178,7 +181,7 @@ def slot_broken(error: ClonosError | None) -> SlotBroken | None:
     return SlotBroken(error.what[at:].partition(": ")[2], where=error.where)
 
 
-def warm_up(spark: Any, slots: int) -> None:
+def warm_up(spark: Any, slots: int, profile: Any = None) -> None:
     """Have Spark do once what it does to launch slots, which is slow the first time: executors,
     planning, workers that import what a slot needs."""
 
@@ -187,7 +190,7 @@ def warm_up(spark: Any, slots: int) -> None:
 
         yield from batches
 
-    spark.range(0, slots, 1, slots).mapInArrow(run, "id long").collect()
+    spark.range(0, slots, 1, slots).mapInArrow(run, "id long", profile=profile).collect()
 
 
 def places(

@@ -107,12 +107,13 @@ class DriverSetup:
         ui_port: int | None,
         upgrade: bool,
         drop_state: Collection[str],
+        profile: Any,
         look: Callable[[Waiting | None], bool] = lambda _: False,
         prepared: Callable[[], Prepared] = lambda: NOTHING,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
         self._prepared = prepared
-        self._journal = journal
+        self._journal, self._profile = journal, profile
         plan = compiled.plan
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
@@ -188,7 +189,9 @@ class DriverSetup:
             batch_rows_max=batch_rows_max,
             linger_ms=linger_ms,
         )
-        self.pool = SlotPool(self.spark, compiled, shipment, self.inbox, standby_slots)
+        self.pool = SlotPool(
+            self.spark, compiled, shipment, self.inbox, standby_slots, self._profile
+        )
         self._decommissions = Decommissions(self.spark, self._executors, self.inbox)
         self._known = self._settings(*driver)
 
@@ -243,7 +246,7 @@ class DriverSetup:
             waiting.start()
         else:
             slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
-            warm_up(self.spark, len(slots))
+            warm_up(self.spark, len(slots), self._profile)
 
     def _pause(self, waiting: Waiting | None, look: Callable[[Waiting | None], bool]) -> None:
         """Until the lock is worth another try; meanwhile slots come and go."""

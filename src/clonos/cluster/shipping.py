@@ -67,6 +67,7 @@ def ship(
         inflight_bytes=compiled.options.inflight_bytes,
         log_bytes=compiled.options.log_bytes,
         state_memory=compiled.options.state_memory,
+        local_dir=compiled.options.local_dir,
         spills=compiled.options.inflight == "spill",
         **settings,
     )

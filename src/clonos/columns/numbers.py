@@ -81,6 +81,11 @@ def positive_modulo(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 
 
 def _integer_remainder(left: Datum, right: Datum, result: pa.DataType) -> Datum:
+    divisor = right.as_py() if isinstance(right, pa.Scalar) else None
+    if divisor is not None and divisor not in {-1, 0} and isinstance(left, pa.Array):
+        # The usual case, by one function instead of three kernels.
+        values = np.fmod(numpy_of(left), np.array(divisor, left.type.to_pandas_dtype()))
+        return with_nulls_of(left, values, result)
     # The smallest integer cannot be divided by -1; the remainder is that of 1. Where the dividend
     # is null, the divisor may be zero, and some kernels look at it.
     if isinstance(right, pa.Array) or right.as_py() in {-1, 0}:

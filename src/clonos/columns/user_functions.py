@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from clonos.columns.formula import Apply, Called, Column, Expression, compute
+from clonos.columns.evaluation import compute
+from clonos.columns.formula import Apply, Called, Column, Expression
 from clonos.columns.rows import column_of, short, values_of
 
 PICKLED: Final = 100

@@ -14,6 +14,8 @@ from typing import Any, Final
 from clonos.core import messages as msg
 from clonos.core.decisions import Compacted, Note
 from clonos.core.floors import newest_fitting
+from clonos.core.holdings import Holdings
+from clonos.core.levels import LayerRef
 from clonos.core.machine import Machine
 from clonos.core.markers import Markers
 from clonos.core.messages import LayerAck
@@ -40,16 +42,17 @@ class Checkpoints:
         other.
     """
 
-    def __init__(self, roster: Roster, standbys: Standbys) -> None:
+    def __init__(self, roster: Roster, standbys: Standbys, holdings: Holdings) -> None:
         self._roster = roster
         self._keeper = roster.keeper
+        self._holdings = holdings
         self._standbys = standbys
         self.markers = Markers(roster) if roster.plan.has_markers else None
-        self.sealed: dict[int, list[LayerAck]] = {task: [] for task in roster.tasks}
+        self.sealed = holdings.beyond
         self._look_ms = max(FLOORS_MS, int(TASK_MS * len(roster.tasks)))
         self._looked_ms = 0
         self._came = 0  # so many layers
-        self._seen = 0, 0  # at the last look: how many had come, and what was stable
+        self._seen = 0, 0, 0  # at the last look: what had come, was stable, and was safe
         self._sent_back: dict[int, int] = {}  # by feedback channel: rows that floors have sent
         self._open_calls: dict[int, int] = {}  # by task: of its floor
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
@@ -95,10 +98,12 @@ class Checkpoints:
         """A life is over: its layers are void as long as they are in no floor."""
         self.sealed[task.id].clear()
         self._hurried.discard(task.id)
+        self._holdings.forget(task.id)
 
     def acknowledged(self, slot: int, report: LayerAck) -> None:
         """A layer is stored. Acknowledgements of a superseded life are void."""
         task = self._roster.tasks[report.task]
+        self._holdings.sealed(slot, report.ref)
         if report.incarnation != task.incarnation or task.phase not in ACTIVE:
             return
         floor = self._keeper.layers[task.id][-1:]
@@ -116,11 +121,11 @@ class Checkpoints:
     def tick(self) -> None:
         """Time passes: without markers, or where history has waited for log entries, floors may
         have come to move."""
-        is_awaited = self.markers is None or self._keeper.history.points
+        is_awaited = self.markers is None or self._keeper.history.points or self._holdings.version
         if not is_awaited or self._roster.now_ms - self._looked_ms < self._look_ms:
             return
         self._looked_ms = self._roster.now_ms
-        seen = self._came, sum(self._keeper.stable.values())
+        seen = self._came, sum(self._keeper.stable.values()), self._holdings.version
         if seen != self._seen and any(self.sealed.values()):
             self._seen = seen
             if self.markers is None:
@@ -130,9 +135,12 @@ class Checkpoints:
 
     # --- floors ---------------------------------------------------------------------------------
 
+    def _may_pass(self, ref: LayerRef) -> bool:
+        return self._keeper.may_pass(ref) and self._holdings.is_safe(ref)
+
     def _complete(self) -> None:
         assert self.markers is not None
-        if chosen := self.markers.complete(self.sealed):
+        if chosen := self.markers.complete(self.sealed, self._may_pass):
             self._advance(self.markers.next_epoch - 1, chosen)
 
     def _fit(self) -> None:
@@ -141,7 +149,7 @@ class Checkpoints:
             task: [
                 layer
                 for layer in layers
-                if layer.generation == keeper.generation and keeper.may_pass(layer.ref)
+                if layer.generation == keeper.generation and self._may_pass(layer.ref)
             ]
             for task, layers in self.sealed.items()
         }

@@ -22,6 +22,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
+from clonos.core import levels
 from clonos.core import messages as m
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
@@ -441,14 +442,24 @@ CODEC: Final = Codec(
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,
-        50: m.LayerRef,
+        50: levels.LayerRef,
         51: m.Peer,
         52: m.Layer,
         # Slot to coordinator, too.
         53: m.Reached,
+        # Of layers that slots keep.
+        54: levels.Hold,
+        55: levels.Discard,
+        56: levels.MergeLayers,
+        57: levels.Held,
+        58: levels.LayersMerged,
+        59: levels.LayerWanted,
+        60: levels.LayerPart,
+        61: levels.LayersHere,
     }
 )
-"""Every message of :mod:`clonos.core.messages`. Numbers up to 63 are the core's."""
+"""Every message of :mod:`clonos.core.messages` and :mod:`clonos.core.levels`. Numbers up to 63 are
+the core's."""
 
 encode = CODEC.encode
 decode = CODEC.decode

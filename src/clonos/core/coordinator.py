@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from clonos.core import levels
 from clonos.core import messages as msg
 from clonos.core.blame import Blame
 from clonos.core.checkpoints import Checkpoints
@@ -28,6 +29,7 @@ from clonos.core.decisions import (
     SlotLost,
     SlotReady,
 )
+from clonos.core.holdings import LOST_MS, Holdings
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, with_stories
 from clonos.core.moves import Moves
@@ -72,6 +74,8 @@ class Coordinator:
     term
         This driver's, if it has claimed one: one that died before its first record has used up a
         term that the journal does not know.
+    lost_ms
+        How long a machine may be away that alone has a layer on its disk.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Coordinator:
         log_bytes: int = LOG_BYTES,
         speculation: bool = False,
         term: int | None = None,
+        lost_ms: int = LOST_MS,
     ) -> None:
         self.plan = plan
         self.keeper = keeper
@@ -96,8 +101,9 @@ class Coordinator:
         self.done = False
         self._settles_at: int | None = None  # the epoch from which on floors may be the last
         self.roster = Roster(plan, keeper, address, term)
-        self.standbys = Standbys(self.roster, standbys, self._bound)
-        self.checkpoints = Checkpoints(self.roster, self.standbys)
+        self.holdings = Holdings(self.roster, standbys, lost_ms)
+        self.standbys = Standbys(self.roster, standbys, self._bound, self.holdings)
+        self.checkpoints = Checkpoints(self.roster, self.standbys, self.holdings)
         self.throttle = Throttle(self.roster, inflight_bytes, log_bytes)
         self.reach = Reach(self.roster, gather_ms)
         self.blame = Blame(self.roster)
@@ -109,6 +115,7 @@ class Coordinator:
             reach=self.reach,
             blame=self.blame,
             standbys=self.standbys,
+            holdings=self.holdings,
             patience_ms=patience_ms,
         )
         self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound)
@@ -130,6 +137,8 @@ class Coordinator:
             msg.Unreadable: self.recoveries.unreadable,
             msg.Yielded: self.moves.yielded,
             msg.Claim: self._on_claim,
+            levels.Held: self._on_held,
+            levels.LayersMerged: self.holdings.merged,
         }
 
     @property
@@ -201,6 +210,7 @@ class Coordinator:
         self.keeper.check()
         self.roster.check()
         self.checkpoints.check()
+        self.holdings.check()
 
     # --- events -----------------------------------------------------------------------------
 
@@ -212,6 +222,7 @@ class Coordinator:
             self.roster.do(Done())
         else:
             self.recoveries.start()
+            self._settle_holdings()
         return self.roster.take_actions()
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -221,6 +232,7 @@ class Coordinator:
             return []
         try:
             self._handle(event)
+            self._settle_holdings()
         except ProtocolError as error:
             with_stories(error, self.machines())
             raise
@@ -253,6 +265,7 @@ class Coordinator:
         for slot in (*self.reach.due(), *self.moves.emptied()):
             self._expel(slot)
         self.checkpoints.tick()
+        self._settle_holdings()
         self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
         self.standbys.tick()
         self.moves.tick()
@@ -306,8 +319,9 @@ class Coordinator:
     # --- slots --------------------------------------------------------------------------------
 
     def _on_slot_ready(self, event: SlotReady) -> None:
-        slot = Slot(event.slot, event.address, event.group, event.bound)
+        slot = Slot(event.slot, event.address, event.group, event.bound, disk=event.disk)
         self.slots[event.slot] = slot
+        self.holdings.joined(slot)
         self.moves.joined(slot)
         self.recoveries.activate_waiting()
         self.standbys.fill()
@@ -321,9 +335,21 @@ class Coordinator:
         if slot is None:
             return
         self.blame.lost(slot, is_death=is_death)
+        self.holdings.lost(slot_id)
         tasks = [task for task in self.tasks.values() if task.slot == slot_id]
         self.recoveries.lost(tasks)
         self.standbys.fill()
+
+    def _settle_holdings(self) -> None:
+        """What slots have has changed, or what they are to have; or it is lost."""
+        if self.done or self.failed or self.holdings.tick():
+            return
+        for merge in self.holdings.settle():
+            self.checkpoints.compacted(merge)
+
+    def _on_held(self, slot: int, report: levels.Held) -> None:
+        self.holdings.held(slot, report)
+        self.recoveries.activate_waiting()
 
     # --- tasks --------------------------------------------------------------------------------
 

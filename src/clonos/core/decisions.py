@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clonos.core import messages as msg
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
 
 NOBODY = Incarnation(0, 0)
@@ -16,12 +16,14 @@ NOBODY = Incarnation(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SlotReady:
-    """A slot has registered. ``group``: its executor; ``bound``: the only task it can run."""
+    """A slot has registered. ``group``: its executor; ``bound``: the only task it can run;
+    ``disk``: its local one, by a name that is the same for all slots that have it."""
 
     slot: int
     address: str
     group: str = ""
     bound: int | None = None
+    disk: str = ""
 
 
 @dataclass(frozen=True, slots=True)

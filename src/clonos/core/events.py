@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Protocol, SupportsBytes
 
 from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.levels import LayerRef
 from clonos.core.messages import (
     ChannelMessage,
     Credit,
@@ -19,7 +20,6 @@ from clonos.core.messages import (
     Hello,
     Item,
     Layer,
-    LayerRef,
     Report,
     Welcome,
 )

@@ -26,7 +26,8 @@ from typing import Any, Final
 
 import msgpack
 
-from clonos.core.messages import LayerRef, Run
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 

@@ -26,18 +26,18 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
 from clonos.core.fences import Trust, depends_on_lost, fields_of, from_fields, merged
-from clonos.core.history import RECORDS, History, Keep, Point
+from clonos.core.history import RECORDS, Chains, History, Keep, Point
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
+from clonos.core.levels import LayerRef
 from clonos.core.machine import with_stories
-from clonos.core.messages import Dependencies, Item, Kind, Layer, LayerRef
+from clonos.core.messages import Dependencies, Item, Kind, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
 from clonos.core.version import VERSION
 from clonos.errors import ProtocolError
 
 Positions = Mapping[int, int]
-Chains = Mapping[int, tuple[LayerRef, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,18 +567,17 @@ class HouseKeeper:
         self.resolved = self._cuts_still_needed()
 
     def _cuts_still_needed(self) -> list[msg.Resolve]:
-        """The newest of each task; those not below the floor, to judge what lies beyond them; and
-        the newest that was forgiven: what depends on that loss must not count as an orphan when
-        the same task is cut again.
+        """The newest of each task, as something may come late that was written before it; and those
+        not below the floor, to judge what lies beyond them.
+
+        One that was forgiven is needed until a floor has passed it. Such a floor is of the new
+        generation: what was made before that, its receivers' floors have taken.
         """
         newest = {command.task: command for command in self.resolved}
-        forgiven = {command.task: command for command in self.resolved if command.reset}
         return [
             command
             for command in self.resolved
-            if command is newest[command.task]
-            or command is forgiven.get(command.task)
-            or command.length >= self.positions[command.task]
+            if command is newest[command.task] or command.length >= self.positions[command.task]
         ]
 
     def check(self) -> None:

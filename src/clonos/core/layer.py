@@ -27,7 +27,8 @@ from xxhash import xxh3_64
 from clonos.core.canonical import decode, encode
 from clonos.core.codec import CODEC
 from clonos.core.content import Chunks, Content, Part, chunks_of, content_of
-from clonos.core.messages import Item, Layer, LayerRef
+from clonos.core.levels import STORE, LayerRef
+from clonos.core.messages import Item, Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 
@@ -39,6 +40,11 @@ _CHECKSUM: Final = struct.Struct("<Q")
 CHECKS_ITSELF: Final = b"SELFCHCK"
 UP_TO: Final = struct.Struct("<8sQ")
 """How a delta begins that is not read as a whole."""
+
+CHAIN_MAX: Final = 32
+"""A task with more layers than this has them merged."""
+SHARE: Final = 0.5
+"""A layer is merged, too, if those above it together reach this share of its size."""
 
 _PATH: Final = re.compile(
     r"(\d+)/\.?(\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
@@ -73,6 +79,18 @@ def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
     last = chosen[-1]
     plain = layer_path(last.task, last.epoch, last.incarnation)
     return plain.replace(".layer", f"-from-{chosen[0].epoch:012d}-by-{term}.layer")
+
+
+def merged_here_path(chosen: Sequence[LayerRef], life: Incarnation) -> str:
+    """The same for what a slot merges: no other life ever gives that name.
+
+    Examples
+    --------
+    >>> refs = [LayerRef(3, e, Incarnation(1, 2), 0, "", 0, 0) for e in (16, 17)]
+    >>> merged_here_path(refs, Incarnation(4, 5))
+    '3/000000000017-1-2-from-000000000016-by-4-5.layer'
+    """
+    return merged_path(chosen, life.term).replace(".layer", f"-{life.n}.layer")
 
 
 def left_behind(
@@ -125,6 +143,32 @@ def left_behind(
         if maker < newest or (maker.term == newest.term and is_late):
             found.append(path)
     return found
+
+
+def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
+    """Which of a task's newest layers to merge now (none: empty).
+
+    Examples
+    --------
+    >>> sizes = [1000, 300, *[10] * 31]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
+    >>> [ref.epoch for ref in choose(chain)][:3]
+    [0, 1, 2]
+    >>> len(choose(chain[:-1]))
+    0
+    >>> sizes = [10_000, *[10] * 32]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
+    >>> choose(chain)[0].epoch
+    1
+    """
+    if len(chain) <= CHAIN_MAX:
+        return ()
+    start, above = len(chain) - 1, 0
+    for i, ref in reversed(list(enumerate(chain))):
+        if above >= SHARE * ref.nbytes:
+            start = i
+        above += ref.nbytes
+    return chain[start:]
 
 
 def merge_layers(
@@ -267,18 +311,22 @@ def _with_rows(layer: Layer, rows: bytes, where: str) -> dict[int, tuple[int, tu
         raise _damaged(where, f"its rows are not what was written: {error}") from error
 
 
-def refer_to(layer: Layer, content: bytes | Content, path: str, nbytes: int) -> LayerRef:
+def refer_to(
+    layer: Layer, content: bytes | Content, path: str, nbytes: int, level: str = STORE
+) -> LayerRef:
     """Return the reference to `layer`, which is stored as `content` under `path`.
 
     Parameters
     ----------
     nbytes
         What it takes in the store.
+    level
+        How safe it is kept there.
     """
     end = len(content)
     (digest,) = _CHECKSUM.unpack(content_of(content).read(end - _CHECKSUM.size, end))
     name = (layer.task, layer.epoch, layer.incarnation, layer.position)
-    return LayerRef(*name, path, nbytes, digest)
+    return LayerRef(*name, path, nbytes, digest, level)
 
 
 def open_layer(data: bytes | Content, ref: LayerRef) -> Layer:
@@ -291,7 +339,7 @@ def open_layer(data: bytes | Content, ref: LayerRef) -> Layer:
         that keeps its layers in the same place.
     """
     layer = decode_layer(data, where=ref.path)
-    found = refer_to(layer, data, ref.path, ref.nbytes)
+    found = refer_to(layer, data, ref.path, ref.nbytes, ref.level)
     if found != ref:
         raise UnreadableLayer(
             f"another layer is in its place: {_described(found)}, not {_described(ref)}",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from clonos.core import messages as msg
 from clonos.core.determinants import Marker, decode_record
+from clonos.core.levels import LayerRef
 from clonos.core.machine import Table
 from clonos.core.roster import Roster, TaskState
 
@@ -75,14 +76,20 @@ class Markers:
         if report.generation < self._keeper.generation:
             self._mixed_until = max(self._mixed_until, report.ref.epoch)
 
-    def complete(self, sealed: Mapping[int, Sequence[msg.LayerAck]]) -> dict[int, msg.LayerAck]:
+    def complete(
+        self,
+        sealed: Mapping[int, Sequence[msg.LayerAck]],
+        may_pass: Callable[[LayerRef], bool],
+    ) -> dict[int, msg.LayerAck]:
         """The layers of the newest epoch that is complete and can be a floor; none: empty.
+
+        ``may_pass``: whether a floor may move to a layer.
 
         Deltas build on each other: every layer since the last floor is needed.
         """
         found: dict[int, msg.LayerAck] = {}
         epochs = {
-            t: {layer.ref.epoch: layer for layer in of_t if self._keeper.may_pass(layer.ref)}
+            t: {layer.ref.epoch: layer for layer in of_t if may_pass(layer.ref)}
             for t, of_t in sealed.items()
         }
         # Of an earlier term, the next may have waited for the same layer.

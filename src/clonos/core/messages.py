@@ -7,11 +7,12 @@ runtime does for the automaton). :mod:`clonos.core.codec` turns the first three 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clonos.core.content import Content
+from clonos.core.levels import Discard, Held, Hold, LayerRef, LayersMerged, MergeLayers
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.suspects import Rows, Suspect
@@ -137,29 +138,6 @@ class Credit:
 
 
 # --- coordinator to slot --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRef:
-    """Where a sealed layer is kept, of which life of the task, and the digest of what is in it."""
-
-    task: int
-    epoch: int
-    incarnation: Incarnation
-    position: int
-    path: str
-    nbytes: int
-    digest: int
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """Its fields by name: a journal outlives the version that wrote it."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def of(cls, named: dict[str, Any]) -> LayerRef:
-        """Inverse of :attr:`named`."""
-        return cls(**{**named, "incarnation": Incarnation(*named["incarnation"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +311,10 @@ class ToTask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Exit: the job has ended (or failed)."""
+    """Exit: the job has ended (or failed); ``is_complete``: nobody will ever go on with it."""
 
     reason: str = ""
+    is_complete: bool = False
 
 
 # --- slot to coordinator --------------------------------------------------------------------
@@ -526,7 +505,7 @@ class Followed:
     epoch: int
 
 
-Command = ToTask | LogPiece | Activate | Follow | Drop | Stop
+Command = ToTask | LogPiece | Activate | Follow | Drop | Stop | Hold | Discard | MergeLayers
 Report = (
     FenceAnswer
     | LogPrefix
@@ -544,6 +523,8 @@ Report = (
     | Unreadable
     | Yielded
     | Claim
+    | Held
+    | LayersMerged
 )
 ChannelMessage = Data | Hello | Welcome | Credit
 

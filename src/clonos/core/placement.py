@@ -15,6 +15,7 @@ class Slot:
     ``group`` names its executor; ``bound`` the task without which it can serve no cell (it has a
     partition of its DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still
     empty). ``leaves``: it is about to go. ``slow_since``: when a cell was overtaken there.
+    ``disk``: its local one.
     """
 
     id: int
@@ -24,6 +25,7 @@ class Slot:
     standbys: dict[int, int] = field(default_factory=dict)
     leaves: bool = False
     slow_since: int | None = None
+    disk: str = ""
 
     def serves(self, cell: Cell, bound: Collection[int]) -> bool:
         """Whether `cell` could live here; tasks in `bound` need slots of their own."""

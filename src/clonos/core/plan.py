@@ -42,7 +42,8 @@ class TaskSpec:
     must be made once; they are made when the house-keeper holds the log entries that led to them.
     ``cell``: which tasks share its slot, those with the same number; None: it has its own.
     ``is_implied``: all that it does follows from the items of its only input, taken one by one, so
-    nobody but itself needs its log.
+    nobody but itself needs its log. ``level``: how safe its layers are kept
+    (:mod:`clonos.core.levels`).
     """
 
     id: int
@@ -58,6 +59,7 @@ class TaskSpec:
     has_effects: bool = False
     cell: int | None = None
     is_implied: bool = False
+    level: str = "store"
 
     @property
     def is_sink(self) -> bool:

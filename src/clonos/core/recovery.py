@@ -26,6 +26,7 @@ from clonos.core.checkpoints import Checkpoints
 from clonos.core.cuts import consistent_cut, valid_length
 from clonos.core.decisions import Command, Note
 from clonos.core.fences import depends_on_lost
+from clonos.core.holdings import Holdings
 from clonos.core.log import in_pieces
 from clonos.core.placement import best_slot
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
@@ -53,6 +54,8 @@ class Recoveries:
         Which lives are to be watched.
     standbys
         The copies that tasks may begin with.
+    holdings
+        Where layers are that are not in the store.
     patience_ms
         See :data:`PATIENCE_MS`.
     """
@@ -67,6 +70,7 @@ class Recoveries:
         reach: Reach,
         blame: Blame,
         standbys: Standbys,
+        holdings: Holdings,
         patience_ms: int = PATIENCE_MS,
     ) -> None:
         self._roster = roster
@@ -80,6 +84,7 @@ class Recoveries:
         self._reach = reach
         self._blame = blame
         self._standbys = standbys
+        self._holdings = holdings
         self._patience_ms = patience_ms
         self._heirs: dict[Cell, int] = {}  # of cells that move: where to
 
@@ -339,7 +344,7 @@ class Recoveries:
                 continue
             if task.slot is None:
                 task.slot = self._slot_for(self._plan.cell_of[task.id])
-            if task.slot is not None:
+            if task.slot is not None and self._holdings.can_restore(task.id):
                 self._activate(task, task.slot)
 
     def _inherit(self, cell: Cell, heir: int) -> None:
@@ -392,6 +397,7 @@ class Recoveries:
             claimed=keeper.claimed.get(task.id, (0, b"")),
         )
         self._standbys.activated(slot, task.id)
+        self._holdings.tell(slot.id, task.id)
         for piece in pieces:
             self._do(Command(slot.id, msg.LogPiece(task.id, task.incarnation, piece)))
         self._do(Command(slot.id, activate))

@@ -9,10 +9,11 @@ from typing import Protocol
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.events import StoreLayer
 from clonos.core.intake import Intake
+from clonos.core.levels import LayerRef
 from clonos.core.life import Life
 from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Dependencies, Kind, Layer, LayerAck, LayerRef
+from clonos.core.messages import Dependencies, Kind, Layer, LayerAck
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Command, Note
-from clonos.core.messages import LayerRef
+from clonos.core.holdings import Holdings
+from clonos.core.levels import LayerRef
 from clonos.core.placement import Slot, misplaced_standby, place_standbys
 from clonos.core.plan import Cell
 from clonos.core.roster import Roster
@@ -26,8 +28,11 @@ class Standbys:
         Tasks that can only live in slots of their own.
     """
 
-    def __init__(self, roster: Roster, copies: int, bound: frozenset[int]) -> None:
+    def __init__(
+        self, roster: Roster, copies: int, bound: frozenset[int], holdings: Holdings
+    ) -> None:
         self._roster = roster
+        self._holdings = holdings
         self._copies = copies
         self._bound = bound
         self._failed: dict[tuple[int, int], int] = {}  # (slot, task): when
@@ -48,26 +53,35 @@ class Standbys:
             for task in cell:
                 if keeper.standbys.pop(task, None) is not None:
                     roster.do(Command(keeper.id, msg.Drop(task)))
+                    self._holdings.moved(task)
             self.follow(better, cell)
 
     def follow(self, slot: Slot, cell: Cell) -> None:
         """A slot begins with a copy."""
-        keeper = self._roster.keeper
         for task in cell:
             slot.standbys[task] = -1
-            self._roster.do(Command(slot.id, msg.Follow(task, keeper.layers[task])))
+            self._follow(slot.id, task)
+
+    def _follow(self, slot: int, task: int) -> None:
+        self._holdings.tell(slot, task)
+        self._holdings.moved(task)
+        self._roster.do(Command(slot, msg.Follow(task, self._roster.keeper.layers[task])))
 
     def activated(self, slot: Slot, task: int) -> None:
         """A slot has become `task`: of its copies those of the rest of the cell stay."""
         cell = self._roster.plan.cell_of[task]
+        for dropped in {*slot.standbys, task}:
+            self._holdings.moved(dropped)
         slot.standbys = {t: n for t, n in slot.standbys.items() if t in cell and t != task}
 
-    def floor(self, layers: dict[int, tuple[LayerRef, ...]]) -> None:
+    def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
         """These floors have moved: every copy applies the new layers of its task."""
+        for task in layers:
+            self._holdings.moved(task)
         for slot in self._roster.slots.values():
             for task in slot.standbys:
                 if task in layers:
-                    self._roster.do(Command(slot.id, msg.Follow(task, layers[task])))
+                    self._follow(slot.id, task)
 
     def tick(self) -> None:
         """Copies that could not be filled are tried again: no floor need come that would."""
@@ -76,7 +90,7 @@ class Standbys:
             if roster.now_ms - since_ms >= AGAIN_MS:
                 del self._failed[slot, task]
                 if slot in roster.slots and roster.slots[slot].standbys.get(task) == -1:
-                    roster.do(Command(slot, msg.Follow(task, roster.keeper.layers[task])))
+                    self._follow(slot, task)
 
     def followed(self, slot: int, report: msg.Followed) -> None:
         """A copy has reached an epoch."""

@@ -31,6 +31,7 @@ from clonos.sinks.data_source import FORMAT, register
 from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.query_writer import claim
 from clonos.sinks.spec import Query, SinkSpec
+from clonos.spark.session import is_connected
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS
 from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
@@ -284,6 +285,14 @@ def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
     if sink.kind not in ("callback", "console"):
         remedy = 'write stream.to_dataframe(spark, execution="spark").writeStream yourself'
         raise _no_sink(vertex, sink, remedy)
+
+    if is_connected(frame.sparkSession):
+        raise NotInSpark(
+            f"a {sink.kind} sink is called in the driver, which is not this process: Spark Connect "
+            "would call a copy of it on the server",
+            where=vertex.name,
+            remedy="use clonos.sinks.table or clonos.sinks.spark, and read what they have written",
+        )
 
     def hand_over(batch: Any, number: int) -> None:
         del number

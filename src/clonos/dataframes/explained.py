@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from clonos.core.levels import STORE
 from clonos.dataframes.asking import asks
 from clonos.dataframes.plan import Plans
 from clonos.errors import NotInSpark
@@ -72,7 +73,8 @@ def _tasks(name: str, code: TaskCode, compiled: CompiledJob) -> tuple[str, str, 
     told = ", ".join(filter(None, logged)) if compiled.plan.causal_log else ""
     if code.task.is_implied:
         told = "none: it follows from the input"
-    return f"{count}{of}", cells, told or "-"
+    level = "" if code.task.level == STORE else f"; its state is kept at {code.task.level!r}"
+    return f"{count}{of}", cells, f"{told or '-'}{level}"
 
 
 def _plan(vertex: Vertex, plans: Plans | None) -> str:

@@ -83,16 +83,16 @@ def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
 
 
 def _behind(site: Site, frame: Any, window: Window) -> Rows:
-    """The rows that windows give; of a stream with the window itself in a hidden column."""
+    """The rows that windows give; of a stream with the window itself in a hidden column behind."""
     schema = site.vertex.schema
     if not site.streams:
-        return Rows(frame.select(*cols(schema)), schema)
+        return Rows(frame, schema)
     given = {name for edge in site.vertex.edges for name in edge.vertex.schema.names}
     if not isinstance(window, Given) and {WINDOW_START, WINDOW_END} & given:
         why = "it has bounds of other windows"
         return Rows(frame.select(*cols(schema)), schema, lost=why)
     time = EventTime(WINDOW_END, 0, WINDOW, isinstance(window, Session))
-    return Rows(frame.select(*cols(schema), col(WINDOW)), schema, time=time)
+    return Rows(frame, schema, time=time)
 
 
 @plan_of.register
@@ -102,8 +102,10 @@ def _(operation: op.AggregateWindows, site: Site, inputs: list[Rows]) -> Rows:
     grouped = _grouped(inputs[0].applied, site, operation.keys, operation.window)
     made = [_aggregate(of, operation.schema).alias(name) for name, of in operation.aggregates]
     start, end = grouped.bounds
-    frame = grouped.agg(*made)
-    frame = frame.withColumn(WINDOW_START, start).withColumn(WINDOW_END, end)
+    bounds = {WINDOW_START: start.alias(WINDOW_START), WINDOW_END: end.alias(WINDOW_END)}
+    names = site.vertex.schema.names
+    also = [col(WINDOW)] if site.streams else []
+    frame = grouped.agg(*made).select(*(bounds[n] if n in bounds else col(n) for n in names), *also)
     return _behind(site, frame, operation.window)
 
 

@@ -480,6 +480,7 @@ class _Wiring:
                     has_effects=any(vertex.has_effects for vertex in chain.vertices),
                     writes_itself=sink is not None and sink.writes_itself,
                     cell=self._cells[chain] + i,
+                    level=self._graph.level_of(chain.vertices),
                     is_implied=not self._feedback
                     and is_implied(self._graph, chain.vertices, len(self._inputs[number])),
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from clonos.columns.keys import KEY_GROUPS
 from clonos.core.content import STATE_MEMORY
 from clonos.core.history import Keep
+from clonos.core.levels import STORE, strictest
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.base import OnBadRecord
@@ -88,6 +90,8 @@ class JobOptions:
     state_memory: int = STATE_MEMORY
     bundle_bytes: int = BUNDLE_BYTES
     bundle_redact: Any = None
+    persistence: str = STORE
+    local_dir: str | None = None
 
 
 @dataclass
@@ -95,7 +99,8 @@ class LogicalGraph:
     """All vertices of a job, every vertex after those it reads from.
 
     ``feedback``: of each vertex that only stands for rows which come round, by its id, what feeds
-    it; None as long as nothing does. No task runs it: its readers read what feeds it.
+    it; None as long as nothing does. No task runs it: its readers read what feeds it. ``levels``:
+    how safe the state of a vertex is kept, by its id, where that was said.
     """
 
     name: str
@@ -106,6 +111,7 @@ class LogicalGraph:
     vertices: list[Vertex] = field(default_factory=list)
     feedback: dict[int, Edge | None] = field(default_factory=dict)
     parallelism: int = 1
+    levels: dict[int, str] = field(default_factory=dict)
 
     def add(
         self,
@@ -146,3 +152,8 @@ class LogicalGraph:
         )
         self.vertices.append(vertex)
         return vertex
+
+    def level_of(self, vertices: Iterable[Vertex]) -> str:
+        """How safe the state of a chain is kept: as the strictest of its operators that say so."""
+        said = [self.levels[v.id] for v in vertices if v.id in self.levels]
+        return strictest(said) if said else self.options.persistence

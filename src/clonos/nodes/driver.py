@@ -134,6 +134,7 @@ class DriverNode:
             log_bytes=settings.log_bytes,
             speculation=settings.speculation,
             term=settings.term,
+            lost_ms=int(settings.lost_s * 1000),
         )
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
@@ -546,7 +547,7 @@ class DriverNode:
         self._enter(Step.LEAVE)
         self.places.close()
         for slot in self.places.seats:
-            self.places.command(slot, msg.Stop())
+            self.places.command(slot, msg.Stop(is_complete=self.keeper.complete))
 
     def _enter(self, step: Step) -> None:
         self._machine.on(step)

@@ -13,7 +13,8 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core.calls import Outcome
 from clonos.core.decisions import Leaving, MoveAsked
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LayerPart, LayerRef
+from clonos.core.messages import Layer
 from clonos.errors import ClonosError
 from clonos.nodes.tenure import TermSeen
 from clonos.transport.events import ChannelClosed, ChannelOpened, ControlLost, ControlOpened
@@ -43,6 +44,38 @@ class Stored:
 
     life: int
     ref: LayerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Which of the layers that :meth:`~clonos.nodes.ports.Store.look` was asked for are here."""
+
+    ticket: int
+    found: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A layer that another slot had is here, too; ``error``: it is not, or it is another one."""
+
+    ticket: int
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartRead:
+    """What :meth:`~clonos.nodes.ports.Store.read` was asked for."""
+
+    ticket: int
+    part: LayerPart
+
+
+@dataclass(frozen=True, slots=True)
+class MergedHere:
+    """Layers that this slot has were merged into one, which is here; None: they cannot be."""
+
+    ticket: int
+    merged: LayerRef | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +131,10 @@ Event = (
     | Fetched
     | FetchFailed
     | Stored
+    | Looked
+    | Kept
+    | PartRead
+    | MergedHere
     | Wrote
     | CallsOver
     | WorkFailed

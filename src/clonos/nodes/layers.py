@@ -11,47 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clonos.core.messages import LayerRef
+from clonos.core.layer import choose
+from clonos.core.levels import STORE, LayerRef
 from clonos.nodes.events import Merged, MergeFailed
 from clonos.nodes.ports import Merger
 
-CHAIN_MAX: Final = 32
-"""A task with more layers than this has them merged."""
-SHARE: Final = 0.5
-"""A layer is merged, too, if those above it together reach this share of its size."""
 GARBAGE_S: Final = 30.0
 """Grace period before merged layers are removed: a slot may have been told to read them."""
 SURVEY_GRACES: Final = 10
 """How many grace periods lie between two looks at all that is stored."""
 AGAIN_S: Final = 30.0
 """Time before a failed merge is tried again: the store may be away."""
-
-
-def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
-    """Which of a task's newest layers to merge now (none: empty).
-
-    Examples
-    --------
-    >>> from clonos.core.plan import Incarnation
-    >>> sizes = [1000, 300, *[10] * 31]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
-    >>> [ref.epoch for ref in choose(chain)][:3]
-    [0, 1, 2]
-    >>> len(choose(chain[:-1]))
-    0
-    >>> sizes = [10_000, *[10] * 32]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
-    >>> choose(chain)[0].epoch
-    1
-    """
-    if len(chain) <= CHAIN_MAX:
-        return ()
-    start, above = len(chain) - 1, 0
-    for i, ref in reversed(list(enumerate(chain))):
-        if above >= SHARE * ref.nbytes:
-            start = i
-        above += ref.nbytes
-    return chain[start:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +68,8 @@ class LayerCare:
         for task, chain in layers.items():
             if task in self._merging or now_s < self._not_before.get(task, now_s):
                 continue
+            if any(ref.level != STORE for ref in chain):
+                continue  # it is its slots that keep them
             if chosen := choose(chain):
                 self._merging.add(task)
                 self._merger.merge(chain, tuple(chosen))

@@ -341,7 +341,9 @@ class Places:
         self.seats[event.conn_id] = Seat(
             place.number, register.pid, register.executor, register.jvm_pid, event.incoming
         )
-        return SlotReady(event.conn_id, register.address, register.executor, place.task)
+        return SlotReady(
+            event.conn_id, register.address, register.executor, place.task, register.disk
+        )
 
     def replaced(self, event: ControlOpened) -> list[int]:
         """The slots whose place the new one takes: Spark has started their task again."""
@@ -388,7 +390,7 @@ class Places:
         seat = self.seats.get(slot) if slot is not None else None
         if seat is not None:
             life = f"incarnation {incarnation.term}.{incarnation.n}"
-            self._launcher.describe(f"{task}, {life}, runs in slot {seat.place}")
+            self._launcher.describe(task, f"{life}, runs in slot {seat.place}")
 
     def check(self) -> None:
         """Assert the invariants of the whole state."""

@@ -30,7 +30,7 @@ from clonos.core.events import (
 )
 from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef, MergeLayers
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job
@@ -83,13 +83,31 @@ class WallClock(Clock, Protocol):
 
 
 class Store(Protocol):
-    """Where sealed layers are."""
+    """Where sealed layers are: in the checkpoint store, or in this process, or on its disk."""
 
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        """Read layers. Answered by ``Fetched`` or ``FetchFailed``."""
+        """Read layers, each at its level. Answered by ``Fetched`` or ``FetchFailed``."""
 
-    def put(self, life: int, sealed: StoreLayer) -> None:
-        """Store a layer. Answered by ``Stored`` or ``WorkFailed``."""
+    def put(self, life: int, sealed: StoreLayer, level: str) -> None:
+        """Store a layer at this level. Answered by ``Stored`` or ``WorkFailed``."""
+
+    def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        """Look which of these are here. Answered by ``Looked``."""
+
+    def keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:
+        """Keep what another slot has sent, if it is that layer. Answered by ``Kept``."""
+
+    def read(self, ticket: int, ref: LayerRef, start: int) -> None:
+        """Read a part of a layer, to be sent. Answered by ``PartRead``."""
+
+    def merge(self, ticket: int, command: MergeLayers) -> None:
+        """Merge layers that are here. Answered by ``MergedHere``."""
+
+    def drop(self, refs: Sequence[LayerRef]) -> None:
+        """Nobody needs these here any more."""
+
+    def clear(self) -> None:
+        """Nobody needs anything here any more: the job is complete."""
 
 
 class Track(Protocol):
@@ -273,8 +291,8 @@ class Launcher(Protocol):
     def cancel(self, attempt: int) -> None:
         """Have Spark end an attempt, with its processes; no error if it is over."""
 
-    def describe(self, text: str) -> None:
-        """Show in Spark's UI what is going on."""
+    def describe(self, task: str, text: str) -> None:
+        """Show in Spark's UI what becomes of a task; what was said of it before is over."""
 
 
 class Merger(Protocol):

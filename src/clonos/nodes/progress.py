@@ -158,7 +158,9 @@ class Chronicle:
         elif note.what == "detected":
             self._open[note.task] = len(self._recoveries)
             stages = {"detected": now_s}
-            recovery = Recovery(note.task, self._names[note.task], note.incarnation, stages)
+            level = self._coordinator.plan.tasks[note.task].level
+            named = note.task, self._names[note.task], note.incarnation
+            recovery = Recovery(*named, stages, kept=level)
             self._recoveries.append(recovery)
         elif note.task in self._open and note.what in STAGES:
             return self._stage(note, now_s)
@@ -254,6 +256,7 @@ class Chronicle:
             current_standbys=sum(epoch >= newest for epoch in copies),
             operators=operators,
             lag=now.get("lag"),
+            persistence=self._coordinator.plan.tasks[task].level,
         )
 
     # --- a view ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from clonos.blame import complaint_of
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Determinant, encode_record
+from clonos.core.levels import LayerRef
 from clonos.core.life import Phase
 from clonos.core.log import in_pieces
 from clonos.core.messages import Layer
@@ -148,7 +149,12 @@ class Resident:
 
     # --- lifecycle ------------------------------------------------------------------------------
 
-    def missing(self) -> tuple[msg.LayerRef, ...]:
+    @property
+    def layers(self) -> tuple[LayerRef, ...]:
+        """Those of its floor."""
+        return self._command.layers
+
+    def missing(self) -> tuple[LayerRef, ...]:
         """The layers that it needs before it can begin."""
         return self._standby.missing(self._command.layers)
 
@@ -454,7 +460,7 @@ class Resident:
         self._ports.calls.make(self.number, action.calls)
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
-        self._ports.store.put(self.number, action)
+        self._ports.store.put(self.number, action, self.spec.level)
 
     def _release(self, action: ev.Release) -> None:
         if self._writer is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clonos import errors
+from clonos.core.holdings import LOST_MS
 from clonos.core.reach import GATHER_MS
 from clonos.core.recovery import PATIENCE_MS
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
@@ -45,6 +46,8 @@ class DriverSettings:
         What a slot may hold of logs: with half of it a floor is hurried, with more sources wait.
     speculation
         Whether tasks that fall far behind their peers are overtaken.
+    lost_s
+        How long a machine may be away that alone has a layer on its disk.
     datasets
         Sources and sinks, for listeners.
     interruptions
@@ -75,3 +78,4 @@ class DriverSettings:
     inflight_bytes: int = INFLIGHT_BYTES
     log_bytes: int = LOG_BYTES
     speculation: bool = False
+    lost_s: float = LOST_MS / 1000

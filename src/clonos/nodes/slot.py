@@ -17,6 +17,7 @@ from itertools import chain, count
 from typing import Any, Final
 
 from clonos.core import events as ev
+from clonos.core import levels
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
@@ -24,6 +25,7 @@ from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.nodes import events as node_events
 from clonos.nodes.events import Heard
+from clonos.nodes.keeping import Keeping
 from clonos.nodes.links import Links
 from clonos.nodes.local import Local
 from clonos.nodes.ports import SlotPorts
@@ -116,7 +118,8 @@ class SlotNode:
         self._lives = count(1)
         self._tickets = count(1)
         self._restoring: dict[int, Resident] = {}  # by ticket
-        self._copies = Copies(plan, ports, self._tickets, self._send)
+        self._keeping = Keeping(ports, self._tickets, self._send, self._on_fetch_failed)
+        self._copies = Copies(plan, ports, self._tickets, self._send, self._keeping.fetch)
         self._pieces: list[msg.LogPiece] = []  # of the logs of the next lives here
         self._on_event: dict[type[Any], Callable[[Any], None]] = {
             ChannelOpened: self._on_channel_opened,
@@ -125,6 +128,10 @@ class SlotNode:
             node_events.Fetched: self._on_fetched,
             node_events.FetchFailed: self._on_fetch_failed,
             node_events.Stored: self._on_stored,
+            node_events.Looked: self._keeping.looked,
+            node_events.Kept: self._keeping.kept,
+            node_events.PartRead: self._keeping.read,
+            node_events.MergedHere: self._keeping.merged,
             node_events.Wrote: self._on_wrote,
             node_events.CallsOver: self._on_calls_over,
             node_events.WorkFailed: self._on_work_failed,
@@ -139,6 +146,9 @@ class SlotNode:
             msg.Follow: self._copies.follow,
             msg.Drop: self._on_drop,
             msg.Stop: self._on_stop,
+            levels.Hold: self._keeping.hold,
+            levels.Discard: self._keeping.discard,
+            levels.MergeLayers: self._keeping.merge,
         }
 
     @property
@@ -186,11 +196,14 @@ class SlotNode:
             self._hear_all()
         self._tell_reached()
         self._make_room()
+        self._keeping.tick()
         if self._ports.track.is_free:
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
         if has_news:
             return 0.0
         waits = [resident.wait_s() for resident in self._residents.values()]
+        if (wait_s := self._keeping.wait_s) is not None:
+            waits.append(wait_s)
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
 
     def _order(self) -> list[Resident]:
@@ -263,7 +276,7 @@ class SlotNode:
         conn, message = heard
         if self._control is not None and conn == self._control.conn_id:
             self._on_command[type(message)](message)
-        else:
+        elif not self._keeping.heard(conn, message):
             self._feed(self._links.heard(conn, message))
 
     def _feed(self, event: ev.ChannelEvent | None) -> None:
@@ -288,6 +301,8 @@ class SlotNode:
     def _on_stop(self, command: msg.Stop) -> None:
         for resident in self._residents.values():
             resident.tell_statistics()
+        if command.is_complete:
+            self._ports.store.clear()
         self.is_over = True
 
     def _on_control_lost(self, event: ControlLost) -> None:
@@ -295,10 +310,16 @@ class SlotNode:
         self.lost = event.error if isinstance(event.error, _NOBODY_ELSE_KNOWS) else None
 
     def _on_channel_opened(self, event: ChannelOpened) -> None:
+        if event.channel == levels.SHELF:
+            self._keeping.opened(event)
+            return
         resident = self._residents.get(self._plan.channels[event.channel].receiver)
         self._feed(self._links.opened(event, resident.machine if resident else None))
 
     def _on_channel_closed(self, event: ChannelClosed) -> None:
+        if event.channel == levels.SHELF:
+            self._keeping.closed(event)
+            return
         self._feed(self._links.closed(event))
         if isinstance(event.error, (MalformedMessage, SchemaMismatch)):
             # It would be sent again, and again be refused.
@@ -313,7 +334,9 @@ class SlotNode:
         return next((r for r in self._residents.values() if r.number == life), None)
 
     def _on_stored(self, event: node_events.Stored) -> None:
-        if (resident := self._of(event.life)) is not None:
+        resident = self._of(event.life)
+        self._keeping.stored(event.ref, is_over=resident is None)
+        if resident is not None:
             self._let(resident, resident.hear, ev.LayerStored(event.ref))
 
     def _on_wrote(self, event: node_events.Wrote) -> None:
@@ -389,8 +412,9 @@ class SlotNode:
     def _restore(self, resident: Resident) -> None:
         missing, ticket = resident.missing(), next(self._tickets)
         self._restoring[ticket] = resident
-        if missing:
-            self._ports.store.fetch(ticket, missing)
+        is_kept = any(ref.level != levels.STORE for ref in resident.layers)
+        if missing or is_kept:
+            self._keeping.fetch(ticket, resident.layers, missing)
         else:
             self._on_fetched(node_events.Fetched(ticket, ()))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from clonos.core import messages as msg
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.nodes.ports import Prefetch, SlotPorts
@@ -60,6 +61,8 @@ class Copies:
         Numbers for what is asked of the store.
     tell
         Takes what each copy has come to.
+    fetch
+        Gets layers: all that have to be there first, and those that are wanted.
 
     Attributes
     ----------
@@ -73,9 +76,11 @@ class Copies:
         ports: SlotPorts,
         tickets: Iterator[int],
         tell: Callable[[msg.Followed], None],
+        fetch: Callable[[int, Sequence[LayerRef], Sequence[LayerRef]], None],
     ) -> None:
         self.standbys: dict[int, Standby] = {}
         self._plan, self._ports, self._tickets, self._tell = plan, ports, tickets, tell
+        self._fetch = fetch
         self._to_follow: dict[int, msg.Follow] = {}  # by task, the newest of each; in order
         self._following: tuple[int, msg.Follow] | None = None  # with its ticket
         self._warm: dict[int, Prefetch] = {}  # of source tasks
@@ -92,7 +97,7 @@ class Copies:
             ticket = next(self._tickets)
             self._following = ticket, command
             if missing:
-                self._ports.store.fetch(ticket, missing)
+                self._fetch(ticket, missing, missing)
             else:
                 self._apply(command, ())
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from clonos.core.levels import STORE
 from clonos.core.plan import Incarnation
 
 STAGES: Final = ("detected", "fenced", "fetched", "activated", "restored", "live")
@@ -110,6 +111,8 @@ class TaskProgress(Told):
     lag
         Messages in its partitions that it has not read yet, as of some seconds ago; None: it reads
         nothing whose end is known. Only Kafka's is.
+    persistence
+        Where its state is kept: ``"store"``, ``"local"`` or ``"memory"``.
     """
 
     name: str
@@ -135,6 +138,7 @@ class TaskProgress(Told):
     operators: tuple[OperatorProgress, ...]
     lag: int | None = None
     current_standbys: int = 0
+    persistence: str = STORE
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,9 @@ class Recovery:
     state_bytes
         Of all layers that its state was restored from.
     store_bytes
-        Of those that came from the checkpoint store. The others its standby had in memory.
+        Of those that its standby did not have in memory, and that came from where they are `kept`.
+    kept
+        Where that is: ``"store"``, ``"local"`` or ``"memory"``.
 
     Examples
     --------
@@ -288,6 +294,7 @@ class Recovery:
     log_length: int = 0
     state_bytes: int = 0
     store_bytes: int = 0
+    kept: str = STORE
 
     @property
     def finished(self) -> bool:
@@ -296,14 +303,15 @@ class Recovery:
     @property
     def level(self) -> str | None:
         """Where its state came from: ``"standby"``, if that had all of it in memory; ``"store"``,
-        if some came from the checkpoint store; ``"start"``, if there was no checkpoint yet. None:
-        it is not restored yet.
+        if some came from the checkpoint store, ``"local"``, from the disk of a machine, or
+        ``"memory"``, from another process; ``"start"``, if there was no checkpoint yet. None: it is
+        not restored yet.
         """
         if "restored" not in self.stages:
             return None
         if not self.state_bytes:
             return "start"
-        return "store" if self.store_bytes else "standby"
+        return self.kept if self.store_bytes else "standby"
 
     def milliseconds(self) -> dict[str, float]:
         """Time of each stage after detection, in ms."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from clonos.columns.batches import concat
-from clonos.columns.formula import Column, Expression, columns_of, compute
+from clonos.columns.evaluation import computer
+from clonos.columns.formula import Column, Expression, columns_of
 from clonos.columns.user_functions import FunctionRaised, prepared
 from clonos.errors import ExpressionFailed
 from clonos.operators.base import Operator
@@ -92,11 +93,11 @@ class WhereOperator(FormulaOperator):
     def __init__(self, condition: Expression) -> None:
         super().__init__()
         self._prepared = prepared([condition])
+        self._is_kept = computer(self._prepared.expressions[0])
         self.reads = columns_of(condition)
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        (condition,) = self._prepared.expressions
-        is_kept = compute(condition, self._prepared.extended(batch))
+        is_kept = self._is_kept(self._prepared.extended(batch))
         return batch if is_kept.true_count == len(is_kept) else batch.filter(is_kept)
 
 
@@ -106,10 +107,11 @@ class ProjectOperator(FormulaOperator):
     def __init__(self, projection: Projection) -> None:
         super().__init__()
         self._prepared = prepared([made for _, made in projection.columns])
+        self._columns = [computer(made) for made in self._prepared.expressions]
         self._schema = projection.schema
         self.reads = projection.reads()
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         batch = self._prepared.extended(batch)
-        columns = [compute(made, batch) for made in self._prepared.expressions]
+        columns = [column(batch) for column in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -22,7 +22,8 @@ from clonos.columns.row_codec import RowCodec
 from clonos.core.canonical import decode, decode_error, split
 from clonos.core.determinants import Call, Outcomes, decode_record
 from clonos.core.layer import UnreadableLayer
-from clonos.core.messages import LayerRef, Run
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Run
 from clonos.core.version import version_of
 from clonos.errors import ClonosError
 from clonos.replay.errors import NothingToReplay

@@ -10,7 +10,7 @@ import msgpack
 
 from clonos.cluster.directory import JobDirectory
 from clonos.core.history import RECORDS, Chains, History
-from clonos.core.messages import LayerRef
+from clonos.core.levels import LayerRef
 from clonos.core.version import version_of
 from clonos.replay.kept import shown
 from clonos.replay.past import copied_journal

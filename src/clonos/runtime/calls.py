@@ -503,8 +503,10 @@ class _Asker:
         finally:
             del first  # see _attempts
 
-    def _no_answer(self) -> TimeoutError:
-        return by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+    def _no_answer(self, ended: BaseException | None = None) -> TimeoutError:
+        """``ended``: what has ended the call, which shows where it was."""
+        error = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+        return error.with_traceback(ended.__traceback__ if ended is not None else None)
 
     async def _alone(self, request: Request, named: Named) -> Any:
         """... by one call, without a task of its own: each costs."""
@@ -513,9 +515,9 @@ class _Asker:
             async with _timeout(self._policy.timeout_s) as limit:
                 limits[task] = limit
                 return await self._call(request, named)
-        except TimeoutError:
+        except TimeoutError as error:
             if limit.expired():
-                raise self._no_answer() from None
+                raise self._no_answer(error.__cause__) from None
             raise
         except asyncio.CancelledError:
             if self._life.is_over:

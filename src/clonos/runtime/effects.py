@@ -178,6 +178,8 @@ class EffectRun:
             if not late.done():
                 return None
             del self._late[self._request.key]
+        if self._effect.check is None and self._effect.on_unknown != "retry":
+            return None  # nothing is begun that what is on its way could run into
         await asyncio.sleep(self._quiet_at_s - clock())
         until_s, checks = clock() + self._effect.check_for_s, 0
         while self._effect.check is not None:

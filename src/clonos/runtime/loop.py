@@ -10,23 +10,23 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from clonos.blame import users_lines
-from clonos.core import events as ev
-from clonos.core.messages import LayerRef
+from clonos.core.levels import SHELF
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.nodes.errors import SlotBroken
-from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed
+from clonos.nodes.events import RowsReady
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.pulses import STUCK_MS
 from clonos.nodes.slot import DISK_BYTES, SlotNode
 from clonos.operators.chain import ChainProgram
 from clonos.runtime.calls import CallRunner
+from clonos.runtime.layers import Layers
 from clonos.runtime.relief import MainTrack, serve
 from clonos.runtime.room import Room
 from clonos.runtime.scratch import LocalScratch
@@ -35,9 +35,6 @@ from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.runtime.writers import Writers
 from clonos.sources.prefetch import PrefetchThread
-from clonos.storage.files import Durability
-from clonos.storage.layers import LayerStore, get_layers, put_layer
-from clonos.storage.retry import Retry
 from clonos.transport.events import Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
@@ -47,51 +44,6 @@ class Ticks:
     """The monotonic clock."""
 
     ticks_s = staticmethod(time.monotonic)
-
-
-class Layers:
-    """A :class:`~clonos.nodes.ports.Store`: fetching does not wait for a large layer to be put.
-
-    A store that is away or full for a while is tried again until the slot ends: epochs stay open
-    meanwhile, and the job goes on.
-    """
-
-    def __init__(self, uri: str, durability: Durability, inbox: Inbox) -> None:
-        self._closed = threading.Event()
-        retry = Retry("the state of tasks", self._closed.wait)
-        self._store, self._inbox = LayerStore(uri, durability, retry=retry), inbox
-        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="clonos-fetch")
-        self._putting = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
-
-    def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        self._fetching.submit(self._fetch, ticket, refs)
-
-    def _fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        try:
-            layers = get_layers(self._store, refs)
-        except Exception as error:  # noqa: BLE001 - the node decides what it means
-            self._inbox.put(FetchFailed(ticket, error))
-        else:
-            self._inbox.put(Fetched(ticket, layers))
-
-    def put(self, life: int, sealed: ev.StoreLayer) -> None:
-        self._putting.submit(
-            _do, self._inbox, life, lambda: Stored(life, put_layer(self._store, sealed))
-        )
-
-    def close(self) -> None:
-        self._closed.set()
-        for pool in (self._fetching, self._putting):
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _do(inbox: Inbox, life: int, work: Callable[[], Stored]) -> None:
-    try:
-        done = work()
-    except Exception as error:  # noqa: BLE001 - the node decides what it means
-        inbox.put(WorkFailed(life, error))
-    else:
-        inbox.put(done)
 
 
 class Sources:
@@ -147,9 +99,16 @@ class SlotLoop:
         )
         for channel, schema in shipment.schemas.items():
             self._plane.pin(channel, schema)
+        self._plane.pin(SHELF, pa.schema([]))
         self._track = MainTrack(inbox.ring)
         self._world = RealWorld()
-        self._layers = Layers(shipment.layers_uri, shipment.layers_durability, inbox)
+        self._layers = Layers(
+            shipment.layers_uri,
+            shipment.layers_durability,
+            inbox,
+            [task.level for task in shipment.plan.tasks],
+            shipment.local_dir,
+        )
         self._writers = Writers(shipment, inbox)
         self._calls = CallRunner(inbox.put)
         self._shelf = LocalShelf()
@@ -193,6 +152,11 @@ class SlotLoop:
     def address(self) -> str:
         """Of this slot's plane."""
         return self._plane.address
+
+    @property
+    def disk(self) -> str:
+        """The name of the disk on which it keeps layers; empty: on none."""
+        return self._layers.disk
 
     def run(self, register: Register) -> None:
         """Serve the job until it stops or the coordinator is gone.

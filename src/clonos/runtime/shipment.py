@@ -55,6 +55,8 @@ class Shipment:
         What it may hold of logs.
     state_memory
         What values by key may take of its memory.
+    local_dir
+        Where on its disk it keeps layers, if any; by default with temporary files.
     """
 
     job_id: str
@@ -79,5 +81,6 @@ class Shipment:
     inflight_bytes: int = INFLIGHT_BYTES
     spills: bool = True
     log_bytes: int = LOG_BYTES
+    local_dir: str | None = None
     state_memory: int = STATE_MEMORY
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

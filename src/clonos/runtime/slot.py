@@ -44,6 +44,7 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
             pid=info.pid,
             address=loop.address,
             versions=installed(),
+            disk=loop.disk,
         )
         with quick_switching():  # Spark uses the process again for others
             _serve(loop, register, shipment.profile_dir)

@@ -13,11 +13,13 @@ from contextlib import ExitStack
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from clonos.simulator.mistakes.detection import HEAD, detect_all, write_seeds
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.coverage import Coverage, table
-from clonos.simulator.runs.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
+from clonos.simulator.runs.seeds import Result, simulate
 from clonos.simulator.world.virtual import TraceDigest
 
 SEEDS = 1000
@@ -63,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upgrade", action="store_true", help="jobs settle, and go on with another plan"
     )
-    parser.add_argument(
-        "--live", action="store_true", help="the same, with slots that wait for the next plan"
-    )
+    parser.add_argument("--live", action="store_true", help="the same, and slots wait for the plan")
     parser.add_argument(
         "--logs", action="store_true", help="logs are longer than they may be, checkpoints rare"
     )
@@ -75,12 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
+    parser.add_argument("--levels", action="store_true", help="slots keep layers themselves")
     parser.add_argument(
         "--wire", action="store_true", help="channels are bytes on simulated sockets"
     )
     parser.add_argument(
         "--arrow", action="store_true", default=None, help="real jobs of Arrow operators only"
     )
+    parser.add_argument("--large", action="store_true", help="no job is small; else most are")
     parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
@@ -164,7 +166,13 @@ def run(args: argparse.Namespace) -> int:
     if args.mutations:
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         names = [args.mutation] if args.mutation else list(MUTATIONS)
-        return _print_detection(names, seeds, args.enough, args.jobs, args.write)
+        how = {
+            "jobs": args.jobs,
+            "enough": args.enough,
+            "large": args.large or args.write is not None,  # as the tests run them
+            "seconds": float("inf") if args.seconds is None else args.seconds,
+        }
+        return _print_detection(names, seeds, args.write, **how)
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
@@ -246,13 +254,11 @@ def _print_digest(results: Iterable[Result]) -> int:
     return 1 if failures else 0
 
 
-def _print_detection(
-    names: list[str], seeds: range, enough: int, jobs: int, write: Path | None
-) -> int:
+def _print_detection(names: list[str], seeds: range, write: Path | None, **how: Any) -> int:
     """Which invariant finds which mistake, and how often; 0 if each was found by its own."""
     found: dict[str, int | None] = {}
     _say(HEAD)
-    for detection in detect_all(names, seeds, enough=enough, jobs=jobs):
+    for detection in detect_all(names, seeds, **how):
         found[detection.name] = detection.first
         _say(detection.line())
     if write is not None:

@@ -79,43 +79,6 @@ class BatchSize:
             self.rows = min(2 * self.rows, self._rows_max)
 
 
-LINGER_SHARE: Final = 4
-LINGER_MIN_S: Final = 0.001
-TOOK_WEIGHT: Final = 1 / 8
-"""See :class:`Linger`."""
-
-
-class Linger:
-    """How long rows wait for others, so that a batch is worth its cost: :data:`LINGER_SHARE` times
-    as long as batches take lately, each from when it is ready until its task asks for the next.
-
-    So a task spends at most a fifth of its time on batches that could have been fewer. Where they
-    cost little, no row waits long; where the processor is short of time, or receivers are behind,
-    as long as the job lets it.
-
-    Examples
-    --------
-    >>> linger = Linger(0.01)
-    >>> linger.seconds
-    0.01
-    >>> for _ in range(100):
-    ...     linger.learn(0.0005)
-    >>> round(linger.seconds, 3)
-    0.002
-    """
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s = self._took_s = most_s
-
-    @property
-    def seconds(self) -> float:
-        return min(max(LINGER_SHARE * self._took_s, LINGER_MIN_S), self._most_s)
-
-    def learn(self, took_s: float) -> None:
-        """A batch took so long."""
-        self._took_s += (min(took_s, self._most_s) - self._took_s) * TOOK_WEIGHT
-
-
 class PrefetchThread:
     """Reads ahead, within limits, in a thread of its own.
 
@@ -131,8 +94,6 @@ class PrefetchThread:
     rows_per_s
         Admit no more than that (0: no limit). What a failure delayed is made up for, up to a
         second's worth.
-    linger_s
-        How long rows may wait for others, see :class:`Linger`.
     digests
         Whether rows that are read again are compared with those that were read before.
     """
@@ -153,12 +114,11 @@ class PrefetchThread:
         self._at = self._cut = b""  # the same, in the words of a reader that has such
         self._wake = wake
         self._size = BatchSize(batch_rows_max)
-        self._linger = Linger(linger_s)
+        self._linger_s = linger_s
         self._rows_per_s = rows_per_s
         self._digests = digests
         self._admitted_until = time.monotonic()
-        self._ready: deque[tuple[float, SourceRows | SourceEnded | ClonosError]] = deque()
-        self._handled_since: float | None = None  # when that was ready which was taken last
+        self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
         self._ready_bytes = 0
         self._exact: deque[tuple[int, bytes]] = deque()
         self._reading_ahead = False
@@ -198,8 +158,6 @@ class PrefetchThread:
             if not self._reading_ahead:
                 self._reading_ahead = True
                 self._changed.notify()
-            if self._handled_since is not None:
-                self._linger.learn(time.monotonic() - self._handled_since)
             return self._pop()
 
     def ask(self, cuts: Sequence[tuple[int, bytes]]) -> None:
@@ -233,10 +191,9 @@ class PrefetchThread:
             self._changed.notify()
 
     def _pop(self) -> SourceRows | SourceEnded | None:
-        self._handled_since = None
         if not self._ready:
             return None
-        self._handled_since, first = self._ready.popleft()
+        first = self._ready.popleft()
         self._ready_bytes -= _nbytes(first)
         self._changed.notify()
         if isinstance(first, ClonosError):
@@ -285,7 +242,7 @@ class PrefetchThread:
             if exact is not None:
                 rows = self._read_again(*exact)
             else:
-                rows = self._reader.read(self._admit(), self._linger.seconds)
+                rows = self._reader.read(self._admit(), self._linger_s)
         except EndOfInput:
             self._put(SourceEnded())
             return False
@@ -336,7 +293,7 @@ class PrefetchThread:
             return self._size.rows
         now = time.monotonic()
         self._admitted_until = max(self._admitted_until, now - 1.0)
-        wait_s = self._admitted_until + self._linger.seconds - now
+        wait_s = self._admitted_until + self._linger_s - now
         if wait_s > 0:
             time.sleep(wait_s)
             now = time.monotonic()
@@ -347,7 +304,7 @@ class PrefetchThread:
 
     def _put(self, what: SourceRows | SourceEnded | ClonosError) -> None:
         with self._changed:
-            self._ready.append((time.monotonic(), what))
+            self._ready.append(what)
             self._ready_bytes += _nbytes(what)
             self._changed.notify_all()
         self._wake()

@@ -34,7 +34,7 @@ from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, 
 from clonos.columns.schema import parse_type, spark_type
 from clonos.columns.user_functions import ARROW, KNOWN
 from clonos.errors import BadSchema, NeedsSpark, NotInTasks
-from clonos.spark.session import active, require_driver
+from clonos.spark.session import active, require_analysis
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst.expressions"
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
@@ -133,7 +133,7 @@ def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
             where=where,
             remedy="create one before the job is defined: clonos.spark.session.get_or_create()",
         ) from error
-    require_driver(spark)
+    require_analysis(spark, where)
     from pyspark.sql.classic.dataframe import DataFrame
 
     # Of a type that Spark has not, one that no expression can do anything with in tasks.

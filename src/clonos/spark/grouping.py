@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from clonos.errors import NotInTasks
-from clonos.spark.session import active, require_driver
+from clonos.spark.session import active, require_analysis
 
 
 class Asked(NamedTuple):
@@ -49,7 +49,7 @@ def asked(column: Any, where: str) -> Asked:
     NeedsSpark
         There is no session, or none with a JVM.
     """
-    require_driver(active())
+    require_analysis(active(), where)
     node, alias = column._jc.node(), ""  # noqa: SLF001 - nothing public says what a column is
     if _kind(node) == "Alias":
         alias, node = str(node.name().apply(0)), node.child()

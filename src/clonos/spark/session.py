@@ -99,6 +99,29 @@ def active() -> SparkSession:
     return spark
 
 
+def is_connected(spark: Any) -> bool:
+    """Whether a session is one of Spark Connect: its driver is somewhere else."""
+    return not hasattr(spark, "_jsparkSession")
+
+
+def require_analysis(spark: Any, where: str = "") -> None:
+    """Make sure that a session shows how it understands a column expression.
+
+    Raises
+    ------
+    SparkSetup
+        It is one of Spark Connect.
+    """
+    if is_connected(spark):
+        raise SparkSetup(
+            "Spark Connect does not show how it has understood a column expression, and tasks "
+            "compute it from that",
+            where=where,
+            remedy="write it on the DataFrame before job.source(df), or on the result of "
+            'to_dataframe(execution="spark"); or define the job in a classic session',
+        )
+
+
 def require_driver(spark: Any) -> None:
     """Make sure that the driver of a session is this process.
 
@@ -107,7 +130,7 @@ def require_driver(spark: Any) -> None:
     SparkSetup
         It is one of Spark Connect, says what is missing there and what to do.
     """
-    if not hasattr(spark, "_jsparkSession"):
+    if is_connected(spark):
         raise SparkSetup(
             "a Spark Connect session has no driver in this process: a job starts and cancels "
             "Spark jobs through its SparkContext and listens beside it, and Connect offers neither",

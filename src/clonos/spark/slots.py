@@ -26,28 +26,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, TaskContext
 from pyspark.errors import PySparkException
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError
 from clonos.spark.errors import JobCancelled, NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.spark.lines import Lines
+from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
 EXECUTORS_WAIT_S: Final = 15.0
 """How long a young application's executors may take to appear before slots are missing; and what
 has ended, to be counted no more: Spark is sure to look again with a heartbeat, every 10 s."""
-
-UNBOUNDED_EXECUTORS: Final = 10_000
-"""A higher maximum is Spark's way to say that there is none."""
 
 _KILLS_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 """Kills workers that send nothing to Spark; slots never do."""
@@ -146,11 +146,13 @@ class SlotLauncher:
     on_end
         Called with (slot, error or None) from a thread of the slot's own when its Spark job is
         over. Launching the slot again from there is fine.
+    profile
+        Resource profile of the slots.
 
     Raises
     ------
     SparkSetup
-        The session speculates, or it has no driver here.
+        The session speculates, has no driver here, or permits no such profile.
 
     Examples
     --------
@@ -159,7 +161,14 @@ class SlotLauncher:
     >>> launcher.launch(0, lambda info, batches: print(info.pid))  # doctest: +SKIP
     """
 
-    def __init__(self, spark: SparkSession, name: str, on_end: OnEnd, group: str = "") -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        on_end: OnEnd,
+        group: str = "",
+        profile: ResourceProfile | None = None,
+    ) -> None:
         self._driver_host = driver_address(spark)
         self._spark = spark
         self._context = spark.sparkContext
@@ -169,7 +178,7 @@ class SlotLauncher:
         for key in _INHERITED:
             self._marks[key] = self._context.getLocalProperty(key) or self._marks.get(key)
         self._tags = self._context.getJobTags()
-        self._shown = ThreadPoolExecutor(1, thread_name_prefix="clonos-show")
+        self._lines = Lines(self._context, self.describe)
         self._handles: list[SlotHandle] = []
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
@@ -179,6 +188,8 @@ class SlotLauncher:
                 f"spark.speculation with {_AFTER} would start second copies of slots",
                 remedy=f"create the session without {_AFTER}, or with spark.speculation=false",
             )
+        self._resources = SlotResources(spark, profile)
+        _LAUNCHERS.add(self)
 
     def _setting(self, key: str, default: str) -> str:
         return (self._context.getConf().get(key) or default).lower()
@@ -196,23 +207,25 @@ class SlotLauncher:
         return None if capacity is None else max(0, capacity - active)
 
     def _cores(self) -> tuple[int | None, int]:
-        """For how many slots there is room (None: without end), and how many run."""
-        cpus = Decimal(self._setting("spark.task.cpus", "1"))  # since Spark 4.3 maybe a fraction
-        store = self._context._jsc.sc().statusStore()  # noqa: SLF001 - the REST API's own source
-        executors = store.executorList(True)
-        capacity = active = 0
-        for i in range(executors.size()):
-            capacity += executors.apply(i).maxTasks()
-            active += executors.apply(i).activeTasks()
-        # Spark's own count of what runs may be some tasks late.
-        active = max(active, sum([handle.is_running for handle in self._handles]))
-        if self._setting("spark.dynamicAllocation.enabled", "false") == "true":
-            most = self._setting("spark.dynamicAllocation.maxExecutors", "")
-            if not most or int(most) > UNBOUNDED_EXECUTORS:
-                return None, active
-            per_executor = Decimal(self._setting("spark.executor.cores", "1")) // cpus
-            capacity = int(most) * int(per_executor)
-        return capacity, active
+        """For how many slots there is room (None: without end), and how many of these are used."""
+        taken = [(each.running, each.cpus) for each in _LAUNCHERS if each.is_in(self._context)]
+        slots = sum(running for running, _ in taken)
+        cores = sum((running * cpus for running, cpus in taken), Decimal(0))
+        return self._resources.room(self._resources.executors(), Taken(slots, cores))
+
+    @property
+    def running(self) -> int:
+        """How many of its slots have not ended. Spark's own count may be some tasks late."""
+        return sum([handle.is_running for handle in self._handles])
+
+    @property
+    def cpus(self) -> Decimal:
+        """Cores per slot."""
+        return self._resources.cpus
+
+    def is_in(self, context: Any) -> bool:
+        """Whether its slots are of this Spark application."""
+        return self._context is context
 
     def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
         """Make sure that `count` more slots can run; waits for executors, and for what just ends.
@@ -227,7 +240,7 @@ class SlotLauncher:
         NotEnoughSlots
             They cannot; says how many are there and what to set.
         """
-        needed, began = count + cores, time.monotonic()
+        needed, began = count + self._resources.in_slots(cores), time.monotonic()
         also = " and a core for the streaming queries that feed them" if cores else ""
         while True:
             capacity, active = self._cores()
@@ -236,8 +249,11 @@ class SlotLauncher:
             # No core is added to a local master; but what has ended may still be counted.
             patience_s = 0.0 if self.is_local and capacity < needed else wait_s
             if time.monotonic() > began + patience_s:
+                each = "" if self._resources.profile is None else f" of {self.cpus} cores each"
+                there = f"{free} of Spark's cores are free"
                 raise NotEnoughSlots(
-                    f"{count} slots{also} are needed and {free} of Spark's cores are free",
+                    f"{count} slots{each}{also} are needed and "
+                    + (f"there is room for {free}" if each else there),
                     where=self._name,
                     remedy=self._remedy(needed, free),
                 )
@@ -254,10 +270,11 @@ class SlotLauncher:
                 f"create the session with master local[{count}] or more (slots mostly wait: more"
                 " of them than the machine has cores is fine), or lower parallelism or standbys"
             )
+        more = -int(-(count - free) * self.cpus // 1)
         return (
-            f"give the application {count - free} more cores (spark.executor.instances,"
-            " spark.executor.cores, spark.cores.max), stop what else it runs, or lower"
-            " parallelism or standbys"
+            f"give the application {more} more cores (spark.executor.instances,"
+            " spark.executor.cores, spark.cores.max), stop what else it runs, let a slot take less"
+            " than a core (profile=), or lower parallelism or standbys"
         )
 
     # --- launching ---
@@ -322,13 +339,17 @@ class SlotLauncher:
     def _rows(self, run: Callable[[Any], Batches], dataframe: DataFrame | None) -> Any:
         """An RDD of no rows that runs a function. Without a DataFrame it needs no plan: that is
         seconds where neither driver nor executors have made one yet."""
+        profile = self._resources.profile
         if dataframe is None:
             if self._setting(_KILLS_ANY_IDLE, "false") == "false":
                 one: Any = self._context.parallelize([None], 1)
+                if profile is not None:
+                    one = one.withResources(profile)
                 return one.mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
             dataframe = self._spark.range(0, 1, 1, 1)
         with _without_idle_killer(dataframe.sparkSession):
-            return dataframe.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see _run
+            none = dataframe.mapInArrow(run, "nothing boolean", profile=profile)
+            return none.rdd._jrdd  # noqa: SLF001 - see _run
 
     def _label(self, slot_id: int, tag: str, text: str) -> None:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
@@ -346,24 +367,13 @@ class SlotLauncher:
             self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
         self._context.setJobDescription(text)
 
-    def show(self, text: str) -> None:
-        """Put a line among the jobs of Spark's UI, soon: what a slot does from now on.
-
-        The description of a running job cannot be changed. A job without tasks takes no core, is
-        over at once, and stays in the list with its description and its time.
-        """
-
-        def work() -> None:
-            with contextlib.suppress(*SPARK_ERRORS, AttributeError):  # Spark has stopped
-                self.describe(f"{self._name}: {text}")
-                self._context._jsc.emptyRDD().count()  # noqa: SLF001 - Python's takes a core
-
-        with contextlib.suppress(RuntimeError):  # the job has ended
-            self._shown.submit(work)
+    def show(self, about: str, text: str) -> None:
+        """Put a line among the jobs of Spark's UI, soon; see :mod:`clonos.spark.lines`."""
+        self._lines.put(about, f"{self._name}: {text}")
 
     def close(self) -> None:
         """Stop updating Spark's UI."""
-        self._shown.shutdown(wait=False)
+        self._lines.close()
 
     def _run(self, rows: Any, partition: int) -> None:
         """Run one partition to its end.
@@ -378,6 +388,10 @@ class SlotLauncher:
         # all others that contain its last RDD.
         own = rows.union(java_context.emptyRDD())
         jvm.PythonRDD.runJob(java_context.sc(), own, [partition])
+
+
+_LAUNCHERS: Final[WeakSet[SlotLauncher]] = WeakSet()
+"""All of this process: jobs of one application share its executors."""
 
 
 @contextlib.contextmanager

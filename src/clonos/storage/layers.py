@@ -14,7 +14,8 @@ from clonos.core.content import Chunks, Content, Encodable, Part
 from clonos.core.digest import content_digest
 from clonos.core.events import StoreLayer
 from clonos.core.layer import UnreadableLayer, layer_chunks, layer_path, open_layer, refer_to
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Layer
 from clonos.storage.files import Durability, Files, UnusableStore, files_of
 from clonos.storage.folder import Folder, OtherContent
 from clonos.storage.opened import ScratchFile

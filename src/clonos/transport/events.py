@@ -38,7 +38,8 @@ class Register:
 
     ``attempt`` is Spark's task attempt id and ``nonce`` random: an attempt that runs twice is
     two slots. ``jvm_pid`` is the executor's process on ``host``, for anti-affinity.
-    ``versions`` must be equal everywhere (:mod:`clonos.runtime.versions`).
+    ``versions`` must be equal everywhere (:mod:`clonos.runtime.versions`). ``disk``: where it keeps
+    layers, a name that is the same for all slots with this disk.
     """
 
     slot: int
@@ -50,6 +51,7 @@ class Register:
     pid: int
     address: str
     versions: dict[str, str]
+    disk: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from clonos.columns.keys import owner_of_group
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.state.deltas import merge_deltas, of_runs, open_delta
 from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs

@@ -18,7 +18,8 @@ from typing import Protocol
 
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import STORE, LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
@@ -131,6 +132,11 @@ class Switch:
                 "returns True, and start this one then",
             )
 
+        for task in self._before.plan.tasks:
+            for ref in keeper.layers[task.id]:
+                if ref.level != STORE:
+                    raise not_stored(task.name, ref.level)
+
     def last_layers(self, store: LayerStore) -> Mapping[int, Layer]:
         """What each task has kept until now."""
         return last_layers(self._before.plan, self._keeper, store)
@@ -146,6 +152,23 @@ def last_layers(plan: Plan, keeper: HouseKeeper, store: LayerStore) -> dict[int,
         else:  # it has stopped before its first checkpoint
             found[task.id] = beginning(task)
     return found
+
+
+def require_stored(plan: Plan) -> None:
+    """Raise `CannotUpgrade` unless whoever takes over finds all state in the checkpoint store."""
+    for task in plan.tasks:
+        if task.level != STORE:
+            raise not_stored(task.name, task.level)
+
+
+def not_stored(task: str, level: str) -> CannotUpgrade:
+    """The error about state that goes with the processes, or machines, of the job."""
+    return CannotUpgrade(
+        f"its state is kept with persistence={level!r}, and whoever takes over reads it in the "
+        "checkpoint directory",
+        where=task,
+        remedy="keep it with persistence='store', or start the new job in another checkpoint_dir",
+    )
 
 
 def beginning(task: TaskSpec) -> Layer:

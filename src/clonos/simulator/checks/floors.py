@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from clonos.core import events as ev
-from clonos.core.messages import Layer, LayerRef, Restored
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Layer, Restored
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.closed import ClosedKeeper

@@ -25,9 +25,10 @@ from clonos.core.determinants import (
 from clonos.core.fences import Cut, Trust, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
+from clonos.core.levels import STORE, LayerRef
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
-from clonos.core.messages import Item, Kind, LayerRef
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.closed import ClosedKeeper
@@ -420,14 +421,13 @@ def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
 
 
 def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str) -> None:
-    """Who has heard of a cut holds nothing of what it took away, whatever comes late."""
+    """Who has heard of a cut holds nothing of what it took away, though that came late, or behind
+    what a newer life has written."""
     for incarnation, length in cuts:
-        writer = book.writer(task, length + 1)
-        require(
-            writer is None or writer >= incarnation,
-            "no orphans",
-            f"{holder} holds entry {length + 1} of task {task}, which is lost",
-        )
+        for at in (length + 1, max(book.length(task), length + 1)):
+            writer, what = book.writer(task, at), f"entry {at} of task {task}, which is lost"
+            is_right = writer is None or writer >= incarnation
+            require(is_right, "no orphans", f"{holder} holds {what}")
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
@@ -443,14 +443,15 @@ def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
 
 def flow_told(machine: TaskMachine) -> None:
     """Invariant 7: every sender knows whether its receiver replays or aligns."""
+    is_replaying = machine.phase is Phase.REPLAYING
     for channel, end in machine.inputs.items():
-        relaxed = machine.phase is Phase.REPLAYING or end.aligned
-        require(
-            not end.greeted or end.reset_at is not None or end.told_relaxed == relaxed,
-            "open flow",
-            f"{machine.spec.name} has told the sender of channel {channel} that it is "
-            f"{'' if end.told_relaxed else 'not '}relaxed",
-        )
+        is_told = end.told_relaxed == (is_replaying or end.aligned)
+        if end.greeted and end.reset_at is None and not is_told:
+            raise Violation(
+                "open flow",
+                f"{machine.spec.name} has told the sender of channel {channel} that it is "
+                f"{'' if end.told_relaxed else 'not '}relaxed",
+            )
 
 
 # --- floors and what was acknowledged -------------------------------------------------------------
@@ -512,7 +513,7 @@ def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...
     """Every layer that the journal refers to can be read."""
     for refs in layers.values():
         try:
-            get_layers(store, refs)
+            get_layers(store, [ref for ref in refs if ref.level == STORE])
         except UnreadableLayer as error:
             raise Violation("durable", f"the journal refers to a layer: {error}") from error
 

@@ -15,6 +15,7 @@ from clonos.operators.calls import CallOperator
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import Process, ProcessContext
 from clonos.simulator.checks.violations import require
+from clonos.simulator.world.service import MARK_BIT
 
 
 def with_order(
@@ -56,6 +57,11 @@ class InLine(Numbering):
 def in_line(key: str, number: float, last: float) -> None:
     """Invariant 3 for rows that wait for calls: those of a key go on in their order, once each."""
     require(number == last + 1, "order per key", f"row {number} of {key} after row {last}")
+
+
+def answered_by(service: str, answer: int, mark: int) -> None:
+    """An answer comes from the service that was asked."""
+    require(answer >> MARK_BIT == mark, "calls", f"{service} has not given the answer {answer}")
 
 
 def calls_of_keys(machine: TaskMachine) -> None:

@@ -12,13 +12,15 @@ from clonos.core.codec import CODEC
 from clonos.core.decisions import Note
 from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.levels import STORE, LayerRef
 from clonos.core.life import Phase
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks import endings, floors, implied, invariants, past
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import Cuts
+from clonos.simulator.checks.levels import Kept
 from clonos.simulator.checks.violations import require
 from clonos.simulator.jobs.programs import AnyJob
 from clonos.simulator.world.disks import LAYERS, Disks, stored
@@ -47,6 +49,8 @@ class Recorder:
         Whether machines are asked for the soundness of their state.
     has_failures
         Some life was over before its time, or a driver's.
+    holders
+        Who has which of the layers that are not in the store.
     """
 
     def __init__(self, job: AnyJob, disks: Disks, digest: TraceDigest) -> None:
@@ -61,6 +65,7 @@ class Recorder:
         self.checks_state, self.has_failures = True, False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
+        self.holders = Kept()
         tasks = [task.id for task in job.plan.tasks]
         self._entries: dict[int, list[tuple[Incarnation, bytes]]] = {t: [] for t in tasks}
         self._rests_on: dict[int, list[dict[int, int]]] = {t: [] for t in tasks}
@@ -450,7 +455,7 @@ class Recorder:
     def _new_floor(self, keeper: ClosedKeeper) -> None:
         plan = self.job.plan
         newest = {t: refs[-1:] for t, refs in keeper.layers.items() if refs}
-        layers = {t: get_layers(self._store, refs)[0] for t, refs in newest.items()}
+        layers = {t: self._layer(ref) for t, (ref,) in newest.items()}
         moved = {t: layers[t] for t in layers if keeper.positions[t] != self._floors.get(t)}
         self._floors = dict(keeper.positions)
         self._channel_floors = floors.floors_of_channels(plan, layers)
@@ -464,6 +469,11 @@ class Recorder:
         if self._is_exact:
             effects = {task.id: self._effects(task.id) for task in plan.tasks if task.is_sink}
             floors.floor_has_effect(plan, layers, effects)
+
+    def _layer(self, ref: LayerRef) -> Layer:
+        if ref.level == STORE:
+            return get_layers(self._store, [ref])[0]
+        return self.holders.layers[ref.path]
 
     def _effects(self, task: int) -> int:
         """How many outputs of a sink have their effect in the world."""

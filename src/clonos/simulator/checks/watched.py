@@ -107,9 +107,11 @@ class WatchedMachine(TaskMachine):
             check_state(self.inputs[event.channel])
 
     def begin(self) -> Job | None:
-        self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
-        self._loop_was_full = loop_is_full(self)
-        return super().begin()
+        self._loop_was_full = loop_is_full(self)  # what is taken goes round no more
+        job = super().begin()
+        if job is not None:  # often there is none; and what is sent changes only when it ends
+            self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
+        return job
 
     def flush(self) -> list[ev.Action]:
         actions = self._watch(super().flush())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from clonos.graph.compile import CompiledJob
 from clonos.operators.asking import Reply
 from clonos.operators.outer_join import HOWS
 from clonos.operators.process import Process, ProcessContext
-from clonos.simulator.checks.key_order import with_order
+from clonos.simulator.checks.key_order import answered_by, with_order
 from clonos.simulator.jobs.programs import Rows
 from clonos.sources.readers import EndOfInput, Reader
 from clonos.state.deltas import merge_deltas
@@ -34,6 +34,15 @@ _START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 def look_up(number: int) -> int:
     """Stands for the external service; the simulated world answers in its place."""
     raise AssertionError(number)
+
+
+def price(number: int) -> int:
+    """The same for a second service."""
+    raise AssertionError(number)
+
+
+PRICES = 1
+price.mark = PRICES  # type: ignore[attr-defined]  # by which its answers are told from others
 
 
 def enrich(row: Any, ctx: Any) -> tuple[Any, ...]:
@@ -96,6 +105,48 @@ class Asking(Process):
         except ValueError:
             amount = -1.0
         return [(number, key, at, amount + self.answers.get())]
+
+
+class AskingTwo(Asking):
+    """Asks another service besides, about each row once.
+
+    Both may wait for more questions, each for its own time, and so read the clock.
+    """
+
+    def __init__(self, prices: Mapping[str, Any], **together: Any) -> None:
+        super().__init__(**together)
+        self._prices = prices
+
+    def open(self, ctx: ProcessContext) -> None:
+        super().open(ctx)
+        self.prices = ctx.service("prices", price, **self._prices)
+
+    def on_row(self, row: Any, ctx: ProcessContext) -> None:
+        super().on_row(row, ctx)
+        self.prices.ask(*row, then="on_price")
+
+    def on_first(self, reply: Reply, ctx: ProcessContext) -> None:
+        _answer_of(reply, 0)
+        super().on_first(reply, ctx)
+
+    def on_second(self, reply: Reply, ctx: ProcessContext) -> Iterable[Any]:
+        _answer_of(reply, 0)
+        return super().on_second(reply, ctx)
+
+    def on_price(self, reply: Reply, ctx: ProcessContext) -> Iterable[Any]:
+        number, key, at, amount = reply.arguments
+        self.answers.set(self.answers.get(0) + 1)
+        return [(number, key, at, amount + _answer_of(reply, PRICES) + self.answers.get())]
+
+
+def _answer_of(reply: Reply, mark: int) -> int:
+    """What a reply says, if anything; of the service with this mark."""
+    try:
+        answer: int = reply.get()
+    except ValueError:
+        return -1
+    answered_by(reply.service, answer, mark)
+    return answer % 1000
 
 
 class FixedRows:
@@ -165,6 +216,10 @@ def with_calls(stream: Stream, random: Random) -> Stream:
             within = random.choice((None, "5 ms"))
             together = {"batch": random.choice((2, 4)), "batch_within": within}
         asking = Asking(**together)
+        if random.random() < 0.5:
+            batch = together.get("batch", random.choice((None, 3)))
+            within = random.choice((None, "2 ms", "8 ms")) if batch else None
+            asking = AskingTwo({"batch": batch, "batch_within": within}, **together)
         stream = stream.key_by("key").process(asking, SCHEMA, name="asking", in_flight=in_flight)
     return stream
 
@@ -243,7 +298,9 @@ class ArrowJob:
         return None
 
 
-def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
+def random_arrow_job(
+    random: Random, rows: tuple[int, int] = (8, 30), *, has_markers: bool = True
+) -> ArrowJob:
     """Windows in both times, processes with timers, calls, unions, shuffles."""
     # Drawn by itself: all else in a seed is as it was.
     keeps_bad_records = Random(random.getstate()[1][1]).random() < 0.3
@@ -283,4 +340,4 @@ def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
     else:
         out = stream.rebalance()
     out.sink(sinks.collect(), name="out")
-    return ArrowJob(job.compile(), rows=random.randint(8, 30), has_order=has_order)
+    return ArrowJob(job.compile(), rows=random.randint(*rows), has_order=has_order)

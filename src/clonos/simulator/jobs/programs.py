@@ -512,41 +512,20 @@ def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
     )
 
 
-def chain_job(random: Random) -> Job:
-    """A source, two or three stages and a sink, one task each: most logs take two ways to the
-    house-keeper."""
-    middle = random.choice((2, 3))
-    stages = [
-        Stage("source", 1, ()),
-        *(Stage(f"stage{number}", 1, (number,)) for number in range(middle)),
-        Stage("sink", 1, (middle,), is_sink=True, writes_itself=random.random() < 0.5),
-    ]
-    return build_job(stages, sharing_depth=random.choice((0, 1)), rows=40)
-
-
-def overlap_job(random: Random) -> Job:
-    """Two sources whose ways cross, and beside them a pipeline that has nothing to do with them."""
-    plain = Behaviour()
-    stages = [
-        Stage("left", 1, ()),
-        Stage("right", 1, ()),
-        Stage("a", 1, (0,)),
-        Stage("b", 1, (0, 1) if random.random() < 0.5 else (1,)),
-        Stage("join", 1, (2, 3), replace(plain, call_every=random.choice((0, 3)))),
-        Stage("sink", 1, (4,), is_sink=True, writes_itself=random.random() < 0.3),
-    ]
-    if random.random() < 0.5:
-        stages += [Stage("other", 1, ()), Stage("other sink", 1, (6,), is_sink=True)]
-    return build_job(stages, sharing_depth=random.choice((0, 1, 1, 2)), rows=40)
-
-
-def random_job(random: Random, *, with_fused: bool = False) -> Job:
-    """Chains, shuffles, diamonds, several inputs, one or two sinks; at most nine tasks.
+def random_job(
+    random: Random,
+    tasks: tuple[int, int] = (3, 9),
+    rows: tuple[int, int] = (8, 50),
+    *,
+    with_fused: bool = False,
+) -> Job:
+    """Chains, shuffles, diamonds, several inputs, one or two sinks; so many `tasks`, at
+    most, and `rows` of each source.
 
     `with_fused`: and one or two more, each a source and a sink at once.
     """
     stages: list[Stage] = []
-    budget = random.randint(3, 9)
+    budget = random.randint(*tasks)
 
     def add(stage: Stage) -> None:
         nonlocal budget
@@ -597,4 +576,4 @@ def random_job(random: Random, *, with_fused: bool = False) -> Job:
                 writes_itself=random.random() < 0.3,
             )
         )
-    return build_job(stages, sharing_depth=depth, rows=random.randint(8, 50))
+    return build_job(stages, sharing_depth=depth, rows=random.randint(*rows))

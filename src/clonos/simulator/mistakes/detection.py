@@ -7,13 +7,16 @@ take them: after a change of the protocol, other seeds do.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import Result, simulate
 
 
@@ -22,11 +25,12 @@ class Detection:
     """What became of one mutation in some seeds.
 
     ``found``: by which invariant, how often; ``first``, ``check``: the first seed in which the one
-    that it breaks has found it, and the function that did.
+    that it breaks has found it, and the function that did; ``cpu_s``: what it took.
     """
 
     name: str
     seeds: int = 0
+    cpu_s: float = 0.0
     found: Counter[str] = field(default_factory=Counter)
     first: int | None = None
     check: str = ""
@@ -55,14 +59,24 @@ class Detection:
         others = ", ".join(f"{n} {i}" for i, n in self.found.most_common() if i != self.breaks)
         rate = f"{self.caught / self.seeds:.1%}" if self.seeds else ""
         first = "" if self.first is None else self.first
-        counts = f"{self.caught:>5} of {self.seeds:<5} {rate:>6} {first:>7}"
+        per_minute = f"{60 * self.caught / self.cpu_s:.1f}" if self.cpu_s else ""
+        counts = f"{self.caught:>5} of {self.seeds:<5} {rate:>6} {per_minute:>8} {first:>7}"
         return f"{self.name:<56} {self.breaks:<20} {counts}  {others}"
 
 
-HEAD = f"{'mutation':<56} {'invariant':<20} {'caught, of seeds, rate':>21} {'first':>7}  by others"
+HEAD = (
+    f"{'mutation':<56} {'invariant':<20} {'caught, of seeds, rate':>21} {'/CPU min':>8} "
+    f"{'first':>7}  by others"
+)
 
 
-def run_mutated(name: str, seed: int) -> Result:
+def kind_of(name: str, *, large: bool) -> Kind:
+    """In what simulations a mutation is looked for."""
+    kind = MUTATIONS[name].kind
+    return kind._replace(large=True) if large else kind
+
+
+def run_mutated(name: str, seed: int, *, large: bool = False) -> Result:
     """One seed of the kind in which a mutation is looked for, with the mistake built in.
 
     Unless it is they that must find it, machines are not asked for the soundness of their state:
@@ -71,31 +85,36 @@ def run_mutated(name: str, seed: int) -> Result:
     mutation = MUTATIONS[name]
     with mutation.active():
         checks_state = mutation.breaks == "sound state"
-        return simulate(seed, mutation.kind, checks_state=checks_state)
+        return simulate(seed, kind_of(name, large=large), checks_state=checks_state)
 
 
-def run_right(name: str, seed: int) -> Result:
+def run_right(name: str, seed: int, *, large: bool = False) -> Result:
     """The same seed without the mistake."""
-    mutation = MUTATIONS[name]
-    return simulate(seed, mutation.kind)
+    return simulate(seed, kind_of(name, large=large))
 
 
-def detect(name: str, seeds: Iterable[int], *, enough: int) -> Detection:
-    """Run `seeds` with one mutation, until it has been caught `enough` times."""
-    detection = Detection(name)
+def detect(
+    name: str,
+    seeds: Iterable[int],
+    *,
+    enough: int,
+    seconds: float = float("inf"),
+    large: bool = False,
+) -> Detection:
+    """Run `seeds` with one mutation, until it has been caught `enough` times, or for some time."""
+    detection, began_s = Detection(name), time.process_time()
     for seed in seeds:
-        detection.count(run_mutated(name, seed))
-        if detection.caught >= enough:
+        detection.count(run_mutated(name, seed, large=large))
+        detection.cpu_s = time.process_time() - began_s
+        if detection.caught >= enough or detection.cpu_s >= seconds:
             break
     return detection
 
 
-def detect_all(
-    names: Iterable[str], seeds: range, *, enough: int, jobs: int
-) -> Iterator[Detection]:
-    """The same for many mutations, in their order."""
+def detect_all(names: Iterable[str], seeds: range, *, jobs: int, **how: Any) -> Iterator[Detection]:
+    """The same for many mutations, in their order; `how`: see :func:`detect`."""
     with ProcessPoolExecutor(jobs) as pool:
-        running = [pool.submit(detect, name, seeds, enough=enough) for name in names]
+        running = [pool.submit(detect, name, seeds, **how) for name in names]
         for future in running:
             yield future.result()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any
 
-from clonos.simulator.runs.seeds import AS_THE_SEED_SAYS, Kind
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner and name of a function, and what turns it into the wrong one."""
@@ -59,4 +59,5 @@ ARROW = Kind(arrow=True)
 WIRE = Kind(wire=True)
 GAPS = Kind(gaps=True)
 IMPLIED = Kind(implied=True)
+LEVELS = Kind(levels=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)

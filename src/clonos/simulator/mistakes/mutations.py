@@ -52,9 +52,11 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
+from clonos.operators.asking import CallTable
 from clonos.operators.lanes import Lanes
 from clonos.simulator.jobs.programs import Job, Toy, Waiting
 from clonos.simulator.mistakes import (
+    asking,
     effects,
     floors,
     logs,
@@ -69,6 +71,7 @@ from clonos.simulator.mistakes import (
 from clonos.simulator.mistakes import protocol as wrong
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
 from clonos.simulator.mistakes.implied import WRONG_IMPLIED
+from clonos.simulator.mistakes.levels import WRONG_LEVELS
 from clonos.simulator.mistakes.loops import WRONG_LOOPS
 from clonos.simulator.mistakes.mutation import (
     ARROW,
@@ -539,6 +542,12 @@ MUTATIONS: dict[str, Mutation] = {
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", order.forget_held), kind=ARROW
     ),
+    "a question goes to the service that was declared first": mutation(
+        "calls", (CallTable, "_request", asking.first_declared), kind=ARROW
+    ),
+    "services are looked at until one is due": mutation(
+        "divergence", (CallTable, "_ready", asking.until_one_is_due), kind=ARROW
+    ),
     "layers do not say which questions are asked together": mutation(
         "equivalence", (KeyedStore, "put", order.forget_together), kind=ARROW
     ),
@@ -546,13 +555,9 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", (ValueStore, "_look_up", values.oldest_first), kind=ARROW
     ),
     **wire.MUTATIONS,
-    "a forgiven loss is forgotten at the floor": mutation(
-        "liveness",
-        (HouseKeeper, "_cuts_still_needed", wrong.forget_what_was_forgiven),
-        kind=FORGIVING_EDGE,
-    ),
     **WRONG_GAPS,
     **WRONG_IMPLIED,
+    **WRONG_LEVELS,
     **WRONG_LOOPS,
     **WRONG_REACH,
     **WRONG_REWINDS,

@@ -108,14 +108,14 @@ def truncate_when_stored(original: Any) -> Any:
 
 
 def nearly_complete(original: Any) -> Any:
-    def complete(self: Markers, sealed: Any) -> Any:
+    def complete(self: Markers, sealed: Any, may_pass: Any) -> Any:
         there = {
             t for t, layers in sealed.items() for a in layers if a.ref.epoch == self.next_epoch
         }
         missing = sealed.keys() - there
         if self.pending_epoch and len(missing) == 1 and len(sealed) > 2:
-            return original(self, {t: layers for t, layers in sealed.items() if t in there})
-        return original(self, sealed)
+            sealed = {t: layers for t, layers in sealed.items() if t in there}
+        return original(self, sealed, may_pass)
 
     return complete
 
@@ -382,18 +382,6 @@ def cut_nothing(original: Any) -> Any:
 
 def continue_at_the_end(_: Any) -> Any:
     return lambda self, *_: (self.last, self.chain)
-
-
-def forget_what_was_forgiven(original: Any) -> Any:
-    def needed(self: HouseKeeper) -> list[msg.Resolve]:
-        newest = {cut.task: cut for cut in self.resolved}
-        return [
-            cut
-            for cut in original(self)
-            if cut is newest[cut.task] or cut.length > self.positions[cut.task]
-        ]
-
-    return needed
 
 
 def drop_what_waits(original: Any) -> Any:

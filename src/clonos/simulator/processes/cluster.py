@@ -65,6 +65,11 @@ class Options:
     """How long layers stay that nobody refers to any more."""
     detect_ms: float = 5.0
     step_ms: float = 0.3
+    blind_ms: float | None = None
+    """After how long a process finds out that it was expelled, if it does not at once. None: never,
+    and the driver waits for it in vain."""
+    turn_ms: float = 0.0
+    """How long a turn takes at least: what comes meanwhile is heard together in the next."""
     floors_at_end: int = 0
     bound: frozenset[int] = frozenset()
     """Tasks that run only in slots of their own, one per copy."""
@@ -99,6 +104,10 @@ class Options:
     """How often user code takes longer, and its slot hears what comes meanwhile."""
     wired: bool = False
     """Whether channels are bytes on simulated sockets."""
+    has_machines: bool = False
+    """Whether a place is always on the same machine."""
+    lost_ms: int = 5_000
+    """How long a machine may be away that alone has a layer."""
     waits_ms: float = 0.0
     """For how long a driver has slots before it has something to drive."""
 
@@ -148,6 +157,8 @@ class Cluster:
         """For how long jobs take: whatever that is, all else is drawn as before."""
         self.call_random = Random(0)
         """For how long calls take."""
+        self.level_random = Random(0)
+        """How long slots need for the layers that they keep."""
         self.scratch_random = Random(0)
         """How local disks fare."""
         self.spilled = self.read_back = self.rotten = 0
@@ -162,6 +173,7 @@ class Cluster:
         if before is not None:
             self.scheduler.now, self.disks = before.scheduler.now, before.disks
         self.recorder = Recorder(job, self.disks, self.scheduler.digest)
+        self.recorder.holders.copies = options.standbys
         self.recorder.goes_on(first or {})
         self.slots: list[Slot] = []
         self.outcome = Outcome()
@@ -265,6 +277,8 @@ class Cluster:
         number = driver.slots_started
         driver.slots_started += 1
         group = f"executor{self.random.randrange(self.options.groups)}"
+        if self.options.has_machines:
+            group = f"executor{place % self.options.groups}"
         slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
@@ -274,8 +288,9 @@ class Cluster:
         self.trace(f"slot {number} is {slot.address} in {group}")
         versions = {HASH_SEED: "0"}
         register = Register(
-            place, attempt, str(self._names), group, group, 0, number, slot.address, versions
-        )
+            place, attempt, str(self._names), group, group, 0, number, slot.address, versions,
+            slot.store.disk,
+        )  # fmt: skip
         driver.post(ControlOpened(number, register, ControlLink(self, slot)))
         self._beat(slot)
         return slot
@@ -312,6 +327,12 @@ class Cluster:
             control.driver.spark.process_ended, slot, control.attempt, why,
         )  # fmt: skip
 
+    def lose_disk(self, machine: str) -> None:
+        """A machine is gone for good, and what is on its disk."""
+        known = self.disks.machines.pop(machine, None)
+        if known is not None:
+            self.recorder.holders.loses_disk(known[0])
+
     def _lose(self, slot: Slot, *, lose_reports: bool) -> None:
         """The driver learns that the control stream has ended."""
         if not slot.is_controlled:
@@ -347,6 +368,8 @@ class Cluster:
         self.recorder.lost(slot.number)
         if self.random.random() < 0.9:
             self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
+        elif self.options.blind_ms is not None:
+            self.scheduler.after(self.options.blind_ms, self.kill, slot, "expelled")
 
     def kill_driver(self, driver: Driver | None = None) -> None:
         """Everything of this term is void; its workers are not gone yet."""

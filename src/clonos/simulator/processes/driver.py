@@ -17,6 +17,7 @@ from clonos.nodes.driver import TICK_S, DriverNode, Phase
 from clonos.nodes.places import Pace
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.settings import DriverSettings
+from clonos.nodes.tenure import TermSeen
 from clonos.nodes.views import Sample
 from clonos.nodes.waiting import Waiting
 from clonos.simulator.checks.closed import ClosedKeeper
@@ -45,10 +46,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OFTEN: Final = frozenset({msg.Data, Heartbeat, TaskStatistics})
-"""Messages for which a machine of the driver moves rarely."""
-CHECK_EVERY: Final = 32
-"""So many turns after one look at the whole state of the driver comes the next."""
+OFTEN: Final = frozenset({msg.Data, Heartbeat, TaskStatistics, TermSeen})
+"""What a machine of the driver rarely moves for."""
+QUIET_PART: Final = 32
+LOUD_PART: Final = 4
+"""One turn in so many is followed by a look at the whole state of the driver, if it has heard only
+such things, and if it has heard others."""
 
 
 class WatchedKeeper(HouseKeeper):
@@ -58,6 +61,11 @@ class WatchedKeeper(HouseKeeper):
         job = driver.cluster.job
         super().__init__(job.plan, job.encode, job.decode, driver.cluster.options.keep)
         self._driver = driver
+        self.on_advance: Callable[[Chains], None] = lambda _: None
+
+    def advance(self, epoch: int, positions: Any, layers: Any, needs: Any) -> None:
+        self.on_advance(layers)
+        super().advance(epoch, positions, layers, needs)
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         stream = self._driver.accepted.get(event.conn)
@@ -168,6 +176,8 @@ class Driver:
             cluster.scheduler, self._turn, lambda: self.paused_until, lambda: self.alive
         )
         self._turns = 0
+        self._busy_until = 0.0
+        self._placed: list[int | None] = []
         self.waiting: Waiting | None = None
         self._waits_until = 0.0
         self.disk, self.shared = disk.mount(), cluster.disks.shared.mount()
@@ -219,12 +229,26 @@ class Driver:
             rotate_bytes=options.rotate_bytes,
             grace_s=options.grace_ms / 1000,
             log_bytes=options.log_bytes or LOG_BYTES,
+            lost_s=options.lost_ms / 1000,
             pace=Pace(settle_s=options.relaunch_ms / 2000, relaunch_s=options.relaunch_ms / 2000),
         )
         self._clock = ports.clock
         if options.waits_ms:
             self.waiting = Waiting(plan, self.spark, settings, ports.audience.warned)
         self.node = DriverNode(self.keeper, self.recovered, ports, settings, self.waiting)
+        self._watch_what_is_kept()
+
+    def _watch_what_is_kept(self) -> None:
+        """What the coordinator decides is judged when it decides that."""
+        roster, kept = self.coordinator.roster, self.cluster.recorder.holders
+        do = roster.do
+
+        def watched(action: co.Action) -> None:
+            kept.does(self.keeper, roster.slots, action)
+            do(action)
+
+        roster.do = watched
+        self.keeper.on_advance = lambda layers: kept.advances(roster.slots, layers)
 
     def _terms(self) -> Terms:
         return Terms(Folder(self.shared, TERMS, "fsync"))
@@ -272,13 +296,17 @@ class Driver:
         """Something has come."""
         if self.alive:
             self._inbox.append(heard)
-            self._next_turn.by(self.cluster.scheduler.now)
+            self._turn_by(self.cluster.scheduler.now)
 
     def rouse(self) -> None:
         """Something has come for its network."""
-        self._next_turn.by(self.cluster.scheduler.now)
+        self._turn_by(self.cluster.scheduler.now)
+
+    def _turn_by(self, time: float) -> None:
+        self._next_turn.by(max(time, self._busy_until))
 
     def _turn(self, now: float) -> None:
+        self._busy_until = now + self.cluster.options.turn_ms
         self.cluster.network.poll(self)
         heard, self._inbox = self._inbox, []
         wait_s = self.survives(lambda: self._node_turn(heard))
@@ -286,8 +314,7 @@ class Driver:
             return
         self.cluster.network.flush(self)
         self._check_after(heard)
-        slots = {task.id: task.slot for task in self.coordinator.tasks.values()}
-        cells_together(self.cluster.job.plan, slots)
+        self._check_cells()
         if isinstance(self.node.error, Superseded):
             self.cluster.superseded(self)
         elif self is not self.cluster.driver and self.node.phase is not Phase.RUNNING:
@@ -300,14 +327,24 @@ class Driver:
             self.journal.close()
             self.cluster.finished()
         else:
-            self._next_turn.by(now + 1000 * wait_s)
+            self._turn_by(now + 1000 * wait_s)
 
     def _check_after(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> None:
-        """The whole node now and then, and after what makes its machines move."""
+        """The whole node now and then, more often after what makes its machines move."""
         self._turns += 1
-        is_quiet = all(isinstance(thing, tuple) and type(thing[1]) in OFTEN for thing in heard)
-        if self.cluster.recorder.checks_state and not (is_quiet and self._turns % CHECK_EVERY):
+        kinds = (type(thing[1] if isinstance(thing, tuple) else thing) for thing in heard)
+        part = QUIET_PART if all(kind in OFTEN for kind in kinds) else LOUD_PART
+        if self.cluster.recorder.checks_state and self._turns % part == 0:
             check_state(self.node)
+
+    def _check_cells(self) -> None:
+        """When something has moved."""
+        slots = [task.slot for task in self.coordinator.tasks.values()]
+        if slots != self._placed:
+            self._placed = slots
+            cells_together(
+                self.cluster.job.plan, dict(zip(self.coordinator.tasks, slots, strict=True))
+            )
 
     def die(self) -> None:
         """A commit under way may have reached the disk, or not."""

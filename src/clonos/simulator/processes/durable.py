@@ -6,7 +6,7 @@ Here is only how long things take, and what a process leaves half done that dies
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,14 +18,15 @@ from clonos.core.events import StoreLayer
 from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
-from clonos.core.messages import LayerRef
+from clonos.core.levels import STORE, LayerRef, MergeLayers
 from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
-from clonos.simulator.world.disk import Died
+from clonos.simulator.world.disk import Died, Disk
 from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
-from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers, put_layer
+from clonos.storage.layers import OPENED_BYTES, LayerStore, put_layer
+from clonos.storage.leveled import LeveledLayers
 from clonos.storage.retry import StoreAway
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class SimulatedMerger:
         if options.merges and random.random() < options.merges:
             task = random.randrange(len(self._cluster.job.plan.tasks))
             chain = layers[task]
+            if any(ref.level != STORE for ref in chain):
+                return  # its slots keep and merge them
             first = random.randrange(max(1, len(chain) - 1))
             chosen = chain[first : random.randint(first + 2, first + 6)]
             if len(chosen) > 1:
@@ -243,13 +246,40 @@ class SimulatedLookout(Lookout):
 
 class SlotStore:
     """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
-    done. What fails is tried again, as in production."""
+    done. What fails is tried again, as in production.
 
-    def __init__(self, slot: Slot, folder: str, opened_bytes: int = OPENED_BYTES) -> None:
+    Attributes
+    ----------
+    disk
+        The name of the machine's.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        folder: str,
+        opened_bytes: int = OPENED_BYTES,
+        machine: tuple[str, Disk] | None = None,
+    ) -> None:
         self._slot, self._cluster, self._folder = slot, slot.cluster, folder
         self._opened_bytes = opened_bytes
         self.files = slot.cluster.disks.shared.mount()
-        self._store = LayerStore(folder, files=self.files)
+        local = None
+        self.disk = ""
+        if machine is not None:
+            self.disk = machine[0]
+            local = LayerStore(folder, "process", files=machine[1].mount())
+        self._layers = LeveledLayers(LayerStore(folder, files=self.files), local)
+
+    def _later(self, work: Callable[[], object]) -> None:
+        """Beside the checkpoint store: soon, if the process lives."""
+        cluster = self._cluster
+        delay = cluster.level_random.random() * cluster.options.store_ms / 4
+        cluster.scheduler.after(delay, self._if_alive, work)
+
+    def _if_alive(self, work: Callable[[], object]) -> None:
+        if self._slot.alive:
+            work()
 
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         delay = sum(self._cluster.store_delay() for _ in refs)
@@ -259,7 +289,7 @@ class SlotStore:
         if not self._slot.alive:
             return
         try:
-            layers = get_layers(self._store, refs, self._opened_bytes)
+            layers = self._layers.get(refs, self._opened_bytes)
         except Died:
             self._cluster.kill(self._slot, "died at a call")
         except StoreAway:
@@ -269,8 +299,11 @@ class SlotStore:
         else:
             self._slot.post(events.Fetched(ticket, layers))
 
-    def put(self, life: int, sealed: StoreLayer) -> None:
-        self._cluster.scheduler.after(self._cluster.store_delay(), self._put, life, sealed)
+    def put(self, life: int, sealed: StoreLayer, level: str) -> None:
+        if level == STORE:
+            self._cluster.scheduler.after(self._cluster.store_delay(), self._put, life, sealed)
+        else:
+            self._later(lambda: self._keep_own(life, sealed, level))
 
     def _put(self, life: int, sealed: StoreLayer) -> None:
         if not self._slot.alive:
@@ -281,13 +314,66 @@ class SlotStore:
                 )
             return
         try:
-            ref = put_layer(self._store, sealed)
+            ref = self._layers.put(sealed, STORE)
         except Died:
             self._cluster.kill(self._slot, "died at a call")
         except StoreAway:
-            self.put(life, sealed)
+            self.put(life, sealed, STORE)
         else:
             self._slot.post(events.Stored(life, ref))
+
+    # --- layers that slots keep -----------------------------------------------------------------
+
+    def _keep_own(self, life: int, sealed: StoreLayer, level: str) -> None:
+        ref = self._layers.put(sealed, level)
+        self._noted(ref)
+        self._slot.post(events.Stored(life, ref))
+
+    def _noted(self, ref: LayerRef) -> None:
+        (layer,) = self._layers.get([ref])
+        self._cluster.recorder.holders.keeps(self._slot.address, self.disk, ref, layer)
+
+    def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        self._later(lambda: self._slot.post(events.Looked(ticket, self._layers.look(refs))))
+
+    def keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:
+        self._later(lambda: self._keep(ticket, ref, content))
+
+    def _keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:
+        try:
+            self._layers.keep(ref, content)
+        except UnreadableLayer as error:
+            self._slot.post(events.Kept(ticket, error))
+        else:
+            self._noted(ref)
+            self._slot.post(events.Kept(ticket))
+
+    def read(self, ticket: int, ref: LayerRef, start: int) -> None:
+        self._later(lambda: self._slot.post(events.PartRead(ticket, self._layers.part(ref, start))))
+
+    def merge(self, ticket: int, command: MergeLayers) -> None:
+        self._later(lambda: self._merge(ticket, command))
+
+    def _merge(self, ticket: int, command: MergeLayers) -> None:
+        if self._cluster.level_random.random() < 0.1:
+            self._slot.post(events.MergedHere(ticket, None))
+            return
+        try:
+            merged = self._layers.merge(command, self._cluster.job.merge)
+        except (UnreadableLayer, StoreAway):
+            self._slot.post(events.MergedHere(ticket, None))
+            return
+        if merged.level != STORE:
+            self._noted(merged)
+        self._slot.post(events.MergedHere(ticket, merged))
+
+    def clear(self) -> None:
+        """All processes do, and end."""
+
+    def drop(self, refs: Sequence[LayerRef]) -> None:
+        self._layers.drop(refs)
+        for ref in refs:
+            self._cluster.recorder.holders.drops(self._slot.address, self.disk, ref)
 
 
 def half_done(cluster: Cluster, act: Any) -> None:

@@ -12,6 +12,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.content import STATE_MEMORY
 from clonos.core.layer import UnreadableLayer
+from clonos.core.levels import LOCAL
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
@@ -122,7 +123,10 @@ class Slot:
         drawn = Random(cluster.random.getstate()[1][number % 100])
         self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
         opened_bytes = drawn.choice((0, OPENED_BYTES))
-        self.store, self.track = SlotStore(self, layers, opened_bytes), SlotTrack(self)
+        keeps_locally = any(task.level == LOCAL for task in cluster.job.plan.tasks)
+        machine = cluster.disks.of_machine(group) if keeps_locally else None
+        self.store = SlotStore(self, layers, opened_bytes, machine)
+        self.track = SlotTrack(self)
         self.node = WatchedNode(
             cluster.job.plan,
             SlotPorts(
@@ -209,6 +213,7 @@ class Slot:
             return
         self.cluster.network.flush(self)
         steps = self.cluster.recorder.steps - before
+        self._busy_until = max(self._busy_until, now + self.cluster.options.turn_ms)
         for _ in range(steps):
             self._busy_until = max(self._busy_until, now) + self.cluster.step_cost(self)
         if steps:

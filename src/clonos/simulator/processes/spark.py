@@ -99,5 +99,5 @@ class Spark:
             cluster.kill(attempt.process, "cancelled")
         cluster.scheduler.after(cluster.about(cluster.options.detect_ms), self._end, number, "")
 
-    def describe(self, text: str) -> None:
-        self._cluster.trace(f"   {text}")
+    def describe(self, task: str, text: str) -> None:
+        self._cluster.trace(f"   {task}, {text}")

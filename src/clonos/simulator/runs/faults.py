@@ -61,6 +61,12 @@ OVERLAP = (
 """While tasks recover: others fail up- and downstream of them and elsewhere, they fail again, and
 who is asked falls silent; logs arrive late at the house-keeper."""
 
+LOSSES = (
+    ("kill", 12), ("kill standby", 12), ("kill copies", 8), ("kill executor", 6),
+    ("lose machine", 3), ("break stream", 6), ("late stream", 3), ("kill in turn", 6),
+)  # fmt: skip
+"""Who has layers that are in no store."""
+
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
     ("late stream", 3), ("lose log", 6),
@@ -267,6 +273,8 @@ class Faults:
         for slot in self.cluster.alive():
             if victim is not None and slot.group == victim.group:
                 self.cluster.kill(slot, "machine lost", is_silent=True)
+        if victim is not None:
+            self.cluster.lose_disk(victim.group)
 
     def _store_away(self) -> None:
         """The store of layers, and of what sinks write, does not answer."""
@@ -278,6 +286,17 @@ class Faults:
         slots = [slot for slot in self.cluster.alive() if slot.standbys]
         if slots:
             self.cluster.kill(self.cluster.random.choice(slots), "standby killed")
+
+    def _kill_copies(self) -> None:
+        """A task, or all of its standbys, or all but one process that has its state."""
+        cluster, random = self.cluster, self.cluster.random
+        task = random.choice(cluster.job.plan.tasks).id
+        home = cluster.slot_of(task)
+        having = [s for s in cluster.alive() if task in s.standbys or s is home]
+        spared = random.choice(having) if having and random.random() < 0.8 else None
+        for slot in having:
+            if slot is not spared:
+                cluster.kill(slot, "killed with other copies")
 
     def _zombie(self) -> None:
         slot = self._busy()

@@ -8,43 +8,48 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import NamedTuple
 
 from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
 from clonos.core import inbounds as inbounds_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
+from clonos.core.levels import STORE
 from clonos.core.machine import InvalidTransition
 from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.checks.invariants import only_poison_is_blamed
+from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
+from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
     AnyJob,
     Job,
-    chain_job,
     in_cells,
-    overlap_job,
     random_job,
     with_calls,
     with_effects,
 )
+from clonos.simulator.jobs.shapes import chain_job, overlap_job
 from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.runs.coverage import Coverage
-from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
+from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, LOSSES, OVERLAP, Faults
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 from clonos.simulator.runs.moves import Movers
 from clonos.simulator.runs.past_reader import Reader, keep_of
 from clonos.simulator.runs.rewinds import Rewinds
+from clonos.simulator.runs.sizes import LARGE, Size
 from clonos.simulator.runs.upgrades import Upgrades
 from clonos.simulator.world.virtual import Trials
 
 ROWS_AT_ONCE = 1.75
 """What sources read at once, on average."""
+BLIND_MS = 200.0
+"""Long enough to do harm."""
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
 
@@ -55,76 +60,6 @@ class InternalError(AssertionError):
 
 CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition, InternalError)}
 """Failures of a job that mean a fault of clonos itself which no invariant has found."""
-
-
-class Kind(NamedTuple):
-    """Which kind of simulations: what is not left to the seed.
-
-    Attributes
-    ----------
-    harsh
-        More failures, of tasks together with those who hold their logs, and slow links.
-    availability
-        What happens to orphans, if the seed shall not say (harsh: they roll back).
-    edge
-        A chain whose links to the house-keeper are slow, and break.
-    disk
-        Disks fail, and machines die with what was not synced; without it, in every eighth seed.
-    overlap
-        Tasks fail while others recover, upstream, downstream and elsewhere.
-    history
-        The job keeps its past, unless it has no logs, and somebody reads it.
-    spill
-        All that is kept for receivers goes to local disks, which fail at times.
-    loops
-        Rows go round.
-    upgrade
-        A job of Arrow operators settles, and goes on with another plan, twice.
-    live
-        The same; slots wait for the next driver, and who does not settle in time goes on.
-    logs
-        Logs are longer than they may be, and no checkpoint comes by itself; half of these seeds are
-        without faults.
-    moves, rivals
-        Cells are asked to move, or most are overtaken; in every second seed, nothing else goes
-        wrong.
-    rewind
-        A job goes back to points of its past, and on from there.
-    wire
-        Channels are bytes on simulated sockets, between the planes of production.
-    gaps
-        The job promises at most once.
-    implied
-        Tasks whose steps follow from their input leave out their logs.
-    arrow
-        A real job of Arrow operators; if it is not said, in every 50th seed.
-    """
-
-    harsh: bool = False
-    availability: bool | None = None
-    edge: bool = False
-    disk: bool | None = None
-    overlap: bool = False
-    history: bool = False
-    spill: bool = False
-    loops: bool = False
-    upgrade: bool = False
-    live: bool = False
-    logs: bool = False
-    moves: bool = False
-    rivals: bool = False
-    rewind: bool = False
-    wire: bool = False
-    gaps: bool = False
-    implied: bool = False
-    arrow: bool | None = None
-
-    def flags(self) -> str:
-        """As ``clonos sim`` wants them."""
-        return "".join(f" --{name}" for name, value in self._asdict().items() if value)
-
-
-AS_THE_SEED_SAYS = Kind()
 
 
 @dataclass
@@ -178,7 +113,7 @@ def few_steps_watched() -> Iterator[None]:
         blame_module.WATCHED_STEPS = before  # type: ignore[misc]
 
 
-def random_options(random: Random, job: AnyJob) -> Options:
+def random_options(random: Random, job: AnyJob, size: Size = LARGE) -> Options:
     """Slots, standbys and how long things take, from comfortable to hopeless."""
     cells = len(job.plan.cells)
     standbys = random.choice((0, 0, 1, 1, 2))
@@ -189,7 +124,7 @@ def random_options(random: Random, job: AnyJob) -> Options:
         groups=random.choice((1, 2, 3, 5)),
         standbys=standbys,
         availability=random.random() < 0.1,
-        epoch_ms=random.choice((5.0, 5.0, 10.0, 25.0, 60.0, 1000.0)),
+        epoch_ms=random.choice(size.epochs_ms),
         latency_ms=random.choice((0.2, 1.0, 3.0, 10.0)),
         store_ms=random.choice((0.5, 4.0, 20.0)),
         commit_ms=random.choice((0.1, 1.0, 5.0)),
@@ -228,10 +163,10 @@ def reads(job: Job) -> float:
     return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
 
 
-def _toy_job(random: Random, seed: int, *, loops: bool) -> tuple[Job, bool]:
+def _toy_job(random: Random, seed: int, size: Size, *, loops: bool) -> tuple[Job, bool]:
     if loops:
         return loop_job(random, Random(f"copies {seed}")), False
-    job = random_job(random, with_fused=seed % 5 == 2)
+    job = random_job(random, size.tasks, size.rows, with_fused=seed % 5 == 2)
     if random.random() < 0.05:
         plan = job.plan
         job = replace(job, plan=replace(plan, causal_log=False))
@@ -291,20 +226,23 @@ def simulate(
     if kind.upgrade or kind.live or kind.rewind:
         begin: Callable[..., Upgrades] = Rewinds if kind.rewind else Upgrades
         return _simulate_upgrade(seed, partial(begin, is_live=kind.live, **judged), trace=trace)
+    size = kind.size_of(seed)
     if kind.moves or kind.rivals:
-        return _simulate_moves(seed, rivals=kind.rivals, **judged)
+        return _simulate_moves(seed, size, rivals=kind.rivals, **judged)
     if kind.implied:
-        return _simulate_implied(seed, **judged)
+        return _simulate_implied(seed, size, **judged)
+    if kind.levels:
+        return _simulate_levels(seed, **judged)
     if kind.edge:
-        return _simulate_edge(seed, availability=bool(kind.availability), **judged)
+        return _simulate_edge(seed, size, availability=bool(kind.availability), **judged)
     if kind.overlap:
-        return _simulate_overlap(seed, availability=bool(kind.availability), **judged)
+        return _simulate_overlap(seed, size, availability=bool(kind.availability), **judged)
     if kind.logs:
         return _simulate_logs(seed, **judged)
-    return _simulate_any(seed, kind, **judged)
+    return _simulate_any(seed, kind, size, **judged)
 
 
-def _simulate_any(seed: int, kind: Kind, **judged: bool) -> Result:
+def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
     """Jobs of any shape, and all faults."""
     harsh, loops, gaps = kind.harsh, kind.loops, kind.gaps
     arrow = seed % 50 == 49 and not (loops or gaps) if kind.arrow is None else kind.arrow
@@ -312,16 +250,17 @@ def _simulate_any(seed: int, kind: Kind, **judged: bool) -> Result:
     job: AnyJob
     is_poisoned = False
     if arrow:
-        job = random_arrow_job(random, has_markers=_has_markers(seed))
+        job = random_arrow_job(random, size.arrow_rows, has_markers=_has_markers(seed))
     else:
-        job, is_poisoned = _toy_job(random, seed, loops=loops)
+        job, is_poisoned = _toy_job(random, seed, size, loops=loops)
         job = _in_its_way(_with_promises(job, seed, random, harsh=harsh, gaps=gaps), seed)
-    options = random_options(random, job)
+    options = random_options(random, job, size)
     has_order = isinstance(job, ArrowJob) and job.has_order
     if is_poisoned or harsh or loops or has_order:
         options.availability = False
     if harsh:
-        options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
+        options.latency_ms = 1.0
+        options.epoch_ms = random.choice((10.0, size.epochs_ms[-1]))
         options.commit_ms, options.rows_ms = 5.0, 0.5
         options.slots += 3
     if kind.availability is not None and not is_poisoned and not has_order:
@@ -333,72 +272,100 @@ def _simulate_any(seed: int, kind: Kind, **judged: bool) -> Result:
         options.keep, options.availability = keep_of(seed), False
     disk = seed % 8 == 5 if kind.disk is None else kind.disk
     if disk and not harsh:  # with time to see what stays in the store
-        options.epoch_ms, options.floors_at_end = min(options.epoch_ms, 25.0), 20
+        options.epoch_ms = min(options.epoch_ms, 25.0)
+        options.floors_at_end = size.disk_floors
     kinds = (*KINDS, *DISK) if disk else KINDS
     return simulate_job(
-        seed, job, options, random, harsh=harsh, kinds=HARSH if harsh else kinds, **judged,
-    )[0]  # fmt: skip
+        seed,
+        job,
+        options,
+        random,
+        harsh=harsh,
+        kinds=HARSH if harsh else kinds,
+        size=size,
+        **judged,
+    )[0]
 
 
 def _long_jobs(seed: int) -> float:
     return 0.3 if seed % 3 == 1 else 0.0
 
 
-def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
+def _simulate_edge(seed: int, size: Size, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
-    job = _in_its_way(_with_calls(_in_cells(chain_job(random), seed), seed), seed)
+    job = _in_its_way(_with_calls(_in_cells(chain_job(random, size.chain_rows), seed), seed), seed)
     options = Options(
         slots=len(job.plan.cells) + 3,
         standbys=0,
         availability=availability,
-        epoch_ms=random.choice((5.0, 20.0, 1000.0)),
+        epoch_ms=random.choice((5.0, 20.0, size.epochs_ms[-1])),
         commit_ms=random.choice((1.0, 5.0)),
         rows_ms=0.5,
         long_jobs=_long_jobs(seed),
     )
-    return simulate_job(seed, job, options, random, harsh=True, kinds=EDGE, **judged)[0]
+    return simulate_job(seed, job, options, random, harsh=True, kinds=EDGE, size=size, **judged)[0]
 
 
-def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Result:
+def _simulate_overlap(seed: int, size: Size, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
-    job = _in_its_way(_with_calls(overlap_job(random), seed), seed)
+    job = _in_its_way(_with_calls(overlap_job(random, size.chain_rows), seed), seed)
     options = Options(
         slots=len(job.plan.tasks) + random.choice((0, 0, 1, 3)),
         standbys=random.choice((0, 0, 1)),
         availability=availability,
-        epoch_ms=random.choice((10.0, 20.0, 1000.0)),
+        epoch_ms=random.choice((10.0, 20.0, size.epochs_ms[-1])),
         latency_ms=random.choice((1.0, 3.0)),
         store_ms=random.choice((0.5, 20.0)),
         commit_ms=random.choice((1.0, 5.0)),
         relaunch_ms=random.choice((5.0, 40.0)),
         rows_ms=0.5,
     )
-    return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
+    result, _ = simulate_job(
+        seed, job, options, random, harsh=True, kinds=OVERLAP, size=size, **judged
+    )
+    return result
 
 
-def _simulate_implied(seed: int, **judged: bool) -> Result:
+def _simulate_implied(seed: int, size: Size, **judged: bool) -> Result:
     """Chains whose links to the house-keeper break, ways that cross, or any jobs."""
     random = Random(f"implied {seed}")
     which = seed % 3
     if which < 2:
-        job = (chain_job, overlap_job)[which](random)
+        job = (chain_job, overlap_job)[which](random, size.chain_rows)
     else:
-        job, is_poisoned = _toy_job(random, seed, loops=False)
+        job, is_poisoned = _toy_job(random, seed, size, loops=False)
         if job.plan.causal_log and not is_poisoned and random.random() < 0.2:
             job = with_poison(job, random)
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
     if job.plan.causal_log:
         job = with_implied(job, random)
-    options = random_options(random, job)
+    options = random_options(random, job, size)
     options.slots, options.availability = options.slots + 2, False
     options.long_jobs = _long_jobs(seed)
     if which < 2:
-        options.epoch_ms, options.rows_ms = random.choice((5.0, 20.0, 1000.0)), 0.5
+        options.epoch_ms, options.rows_ms = random.choice((5.0, 20.0, size.epochs_ms[-1])), 0.5
         options.latency_ms, options.commit_ms = 1.0, random.choice((1.0, 5.0))
     kinds, is_harsh = (EDGE, OVERLAP, KINDS)[which], which < 2
     poisoned = [task for task in job.plan.tasks if job.poison(task.id) is not None]
     with few_steps_watched() if any(t.is_implied for t in poisoned) else nullcontext():
-        return simulate_job(seed, job, options, random, harsh=is_harsh, kinds=kinds, **judged)[0]
+        return simulate_job(
+            seed, job, options, random, harsh=is_harsh, kinds=kinds, size=size, **judged
+        )[0]
+
+
+def _simulate_levels(seed: int, **judged: bool) -> Result:
+    random = Random(f"levels {seed}")
+    job, is_poisoned = _toy_job(random, seed, LARGE, loops=seed % 6 == 4)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    options = random_options(random, job)
+    room_for_copies(options, len(job.plan.cells), random)
+    options.availability = options.availability and not is_poisoned
+    options.long_jobs, options.wired = _long_jobs(seed), seed % 10 == 9
+    options.merges_overlap = False
+    job = with_levels(job, random, options.standbys)
+    kinds = (*KINDS, *LOSSES) if seed % 3 else KINDS
+    with merged_early(random.choice((2, 4, 32))):
+        return simulate_job(seed, job, options, random, kinds=kinds, size=LARGE, **judged)[0]
 
 
 def _simulate_logs(seed: int, **judged: bool) -> Result:
@@ -412,14 +379,17 @@ def _simulate_logs(seed: int, **judged: bool) -> Result:
         LogWatch(cluster, cluster.heals_at + LATE_MS if has_faults else 0.0)
 
     kinds = KINDS if has_faults else ()
-    return simulate_job(seed, job, options, random, watch, kinds=kinds, scale=10.0, **judged)[0]
+    result, _ = simulate_job(
+        seed, job, options, random, watch, kinds=kinds, scale=10.0, size=LARGE, **judged
+    )
+    return result
 
 
-def _simulate_moves(seed: int, *, rivals: bool, **judged: bool) -> Result:
+def _simulate_moves(seed: int, size: Size, *, rivals: bool, **judged: bool) -> Result:
     random = Random(f"moves {seed}")
-    job, is_poisoned = _toy_job(random, seed, loops=seed % 6 == 4)
+    job, is_poisoned = _toy_job(random, seed, size, loops=seed % 6 == 4)
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
-    options = random_options(random, job)
+    options = random_options(random, job, size)
     options.long_jobs, options.slots = _long_jobs(seed), options.slots + 2
     options.availability = options.availability and not is_poisoned
     kinds = KINDS if seed % 2 else ()
@@ -433,7 +403,9 @@ def _simulate_moves(seed: int, *, rivals: bool, **judged: bool) -> Result:
         overtaken = Random(f"rivals {seed}") if rivals else None
         movers.append(Movers(cluster, *drawn, deadly=bool(kinds), rivals=overtaken))
 
-    result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
+    result, cluster = simulate_job(
+        seed, job, options, random, prepare, kinds=kinds, size=size, **judged
+    )
     result.coverage["moved", "running"] = movers[0].moved
     if rivals:
         result.coverage["overtaken", "running"] = movers[0].overtaken
@@ -507,6 +479,7 @@ def simulate_job(
     kinds: tuple[tuple[str, int], ...] = KINDS,
     checks_state: bool = True,
     scale: float = 1.0,
+    size: Size = LARGE,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it.
 
@@ -514,6 +487,9 @@ def simulate_job(
     the cluster before it starts.
     """
     small = random.random() < 0.3
+    if size is not LARGE:
+        options.turn_ms = random.choice(size.turns_ms)
+        options.blind_ms = BLIND_MS
     result = Result(seed, "ok")
     with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
         cluster = Cluster(job, options, random, trace=trace)
@@ -522,9 +498,9 @@ def simulate_job(
             Reader(cluster, Random(f"reader {seed}"))
         faults = Faults(
             cluster,
-            budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,
-            begins_at=scale * random.choice((3.0, 3.0, 100.0, 200.0)),
-            lasts=scale * random.choice((30.0, 80.0, 200.0)),
+            budget=size.harsh_strikes if harsh else _strikes(random, size.strikes),
+            begins_at=scale * random.choice(size.begins_ms),
+            lasts=scale * random.choice(size.lasts_ms),
             eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
             kinds=kinds,
         )
@@ -549,13 +525,24 @@ def simulate_job(
     return result, cluster
 
 
+def _strikes(random: Random, most: int) -> int:
+    """How many faults there are: in every twentieth seed, none."""
+    return random.choice((0, *[random.randint(1, most)] * 19))
+
+
 def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
-    """The only honest reason to give up is a record that kills its readers."""
+    """The only honest reasons to give up are a record that kills its readers, and state that nobody
+    has any more."""
     outcome = cluster.outcome
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)
     if outcome.error in CRASHES:
         raise CRASHES[outcome.error](outcome.message)
+    if outcome.error == "StateLost":
+        driver, kept = cluster.driver, cluster.recorder.holders
+        chain = [r for r in driver.keeper.layers[outcome.task] if r.level != STORE]
+        lost_for_a_reason(outcome.task, chain, driver.coordinator.slots.values(), kept)
+        return
     if outcome.error != "PoisonRecord":
         raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
     only_poison_is_blamed(job.poison(outcome.task), outcome.message)

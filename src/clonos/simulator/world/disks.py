@@ -34,6 +34,8 @@ class Disks:
         The one of the driver's machine.
     shared
         The one with the checkpoint, which all reach.
+    machines
+        Those of other machines: their names, which are never used again, and the disks.
     """
 
     def __init__(self, random: Random) -> None:
@@ -41,6 +43,15 @@ class Disks:
         apart.setstate(random.getstate())
         self.local = Disk(Random(apart.getrandbits(64)))
         self.shared = Disk(Random(apart.getrandbits(64)))
+        self.machines: dict[str, tuple[str, Disk]] = {}
+        self._names = 0
+
+    def of_machine(self, machine: str) -> tuple[str, Disk]:
+        """The disk of a machine; a new one if it is new."""
+        if machine not in self.machines:
+            self._names += 1
+            self.machines[machine] = f"disk{self._names}", Disk(Random(self._names))
+        return self.machines[machine]
 
     def journal(self) -> list[bytes]:
         """What the journal says. For when nobody writes it."""

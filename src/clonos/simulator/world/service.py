@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode
@@ -13,6 +13,8 @@ from clonos.core.determinants import Call, Determinant, Outcomes, decode_record
 from clonos.core.plan import Incarnation, TaskSpec
 from clonos.simulator.checks.violations import require
 
+MARK_BIT: Final = 48
+"""From here on, an answer says which function was asked: its ``mark``, or 0."""
 Entries = Sequence[tuple[Incarnation, bytes]]
 """The log of a task, and which life has written each entry."""
 
@@ -67,7 +69,8 @@ class Service:
         if request.key:
             return self._make(task, incarnation, request)
         named = (task, *call, request.digest)  # equal rows are other calls
-        answer = self._ask(self._slow_random, task, incarnation, named)
+        mark = getattr(getattr(request.service, "fn", None), "mark", 0)
+        answer = self._ask(self._slow_random, task, incarnation, named, mark)
         if getattr(request.service, "batch", None) is None:
             return answer
         return [answer + i for i in range(len(request.arguments[0]))]
@@ -90,10 +93,15 @@ class Service:
         return made.answer
 
     def _ask(
-        self, random: Random, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]
+        self,
+        random: Random,
+        task: int,
+        incarnation: Incarnation,
+        arguments: tuple[Any, ...],
+        mark: int = 0,
     ) -> int:
         failed = random.random() < 0.1
-        answer = None if failed else random.getrandbits(self.answer_bits)
+        answer = None if failed else random.getrandbits(self.answer_bits) | mark << MARK_BIT
         asked = Asked(task, incarnation, arguments, answer)
         self.journal.append(asked)
         self.by_arguments[arguments].append(asked)

@@ -79,6 +79,7 @@ class Pipe:
         self.unacked: deque[float] = deque()
         self.heard_at = sender.world.scheduler.now
         self.is_mute = self.is_lost = False
+        self._way: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     @property
     def room(self) -> int:
@@ -102,17 +103,21 @@ class Pipe:
         world = self.sender.world
         at = world.scheduler.now + world.delay(self.sender, self.receiver)
         self.last_at = max(at, self.last_at, self.not_before)
-        world.scheduler.at(self.last_at, self._retry, arrive, what)
+        self._way.append((arrive, what))
+        world.scheduler.at(self.last_at, self._retry)
 
-    def _retry(self, arrive: Callable[..., None], what: tuple[Any, ...]) -> None:
-        """It arrives, unless it is lost on the way and has to be sent again."""
+    def _retry(self) -> None:
+        """The oldest on its way arrives, unless it is lost there and has to be sent again: what was
+        sent while nothing came through overtakes nothing that was sent before."""
         world = self.sender.world
         opens_at = world.paths.opens_at(self.sender.machine, self.receiver.machine)
         if opens_at > world.scheduler.now:
             self.not_before = max(self.not_before, opens_at)
             self.last_at = max(self.last_at, self.not_before)
-            world.scheduler.at(opens_at, self._retry, arrive, what)
-        elif not (self.is_mute or self.receiver.is_gone):
+            world.scheduler.at(opens_at, self._retry)
+            return
+        arrive, what = self._way.popleft()
+        if not (self.is_mute or self.receiver.is_gone):
             arrive(*what)
 
     def _arrive(self, content: bytes) -> None:

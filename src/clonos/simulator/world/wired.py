@@ -19,6 +19,7 @@ import msgpack
 import pyarrow as pa
 
 from clonos.core import messages as msg
+from clonos.core.levels import SHELF
 from clonos.core.plan import Incarnation
 from clonos.simulator.checks.wire import arrives_as_sent, comes_from_the_job
 from clonos.simulator.world.network import Host, Network, Stream
@@ -378,7 +379,8 @@ class Stranger:
 def _schemas(job: AnyJob) -> dict[int, pa.Schema]:
     compiled = getattr(job, "compiled", None)
     known = compiled.schemas if compiled is not None else {}
-    return {channel.id: known.get(channel.id, ROWS) for channel in job.plan.channels}
+    of_plan = {channel.id: known.get(channel.id, ROWS) for channel in job.plan.channels}
+    return {**of_plan, SHELF: pa.schema([])}
 
 
 def _fingerprint(message: Any) -> bytes:

@@ -1,0 +1,363 @@
+"""Layers that slots keep: which slot has which, when they are safe, and when they are lost.
+
+A layer at the level "memory" or "local" is in no checkpoint store. It may become a floor, so that
+inputs are given up, only when enough slots have it *and all layers below it*:
+
+* the slot of the task itself, and
+* of its standbys all that there are to be (memory: any so many of them may die at once), or one
+  (local: on the disk of another machine, if standbys find one).
+
+So with k standbys k + 1 processes have the state, and any k of them may die. The copies of a slot
+that is lost are made again by others; until that is done, floors stand still. No slot is ever told
+to give up what others do not have as safely.
+
+A disk outlives the processes of its machine. What only disks have on whose machines no slot lives
+is missing until one does: for a while, then it counts as lost. What was in the memories of
+processes is lost with the last of them. Lost is lost: nobody can make it again, for what led to it
+was given up. The job ends then (:class:`~clonos.errors.StateLost`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from clonos.core.decisions import Command, Compacted
+from clonos.core.layer import choose, merged_here_path, merged_path
+from clonos.core.levels import (
+    LOCAL,
+    MEMORY,
+    STORE,
+    Discard,
+    Held,
+    Hold,
+    LayerRef,
+    LayersMerged,
+    MergeLayers,
+)
+from clonos.core.messages import LayerAck
+from clonos.core.placement import Slot
+from clonos.core.roster import RUNNING, Roster
+
+LOST_MS: Final = 60_000
+"""How long a machine may be away that alone has a layer on its disk."""
+AGAIN_MS: Final = 1000
+"""How long a merge that has failed waits for the next attempt."""
+
+Place = tuple[str, int | str]
+"""Where a layer is kept: the memory of a slot, or a disk, which several slots may have."""
+
+
+class Holdings:
+    """Which slot has which layers.
+
+    Parameters
+    ----------
+    copies
+        How many standbys a task has.
+    lost_ms
+        See :data:`LOST_MS`.
+
+    Attributes
+    ----------
+    beyond
+        By task: layers beyond its floor, in order.
+    version
+        Grows with whatever may make a layer safe.
+    """
+
+    def __init__(self, roster: Roster, copies: int, lost_ms: int = LOST_MS) -> None:
+        self._roster, self._copies, self._lost_ms = roster, copies, lost_ms
+        self.beyond: dict[int, list[LayerAck]] = {task: [] for task in roster.tasks}
+        self.version = 0
+        self._is_used = any(
+            task.level != STORE or any(ref.level != STORE for ref in roster.keeper.layers[task.id])
+            for task in roster.plan.tasks
+        )
+        self._where: dict[int, dict[str, tuple[LayerRef, set[Place]]]] = defaultdict(dict)
+        self._told: dict[tuple[int, int], Hold] = {}  # by slot and task
+        self._merging: dict[int, tuple[LayerRef, ...]] = {}  # by task: what is to be replaced
+        self._merged: dict[int, tuple[LayerRef, tuple[LayerRef, ...]]] = {}  # safe yet or not
+        self._not_before: dict[int, int] = {}  # by task: a merge
+        self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
+        self._changed: set[int] = set(self.tasks)
+
+    @property
+    def tasks(self) -> list[int]:
+        """Tasks some of whose layers slots keep."""
+        if not self._is_used:  # asked in every turn
+            return []
+        layers, levels = self._roster.keeper.layers, self._roster.plan.tasks
+        return [
+            task
+            for task in layers
+            if levels[task].level != STORE or any(ref.level != STORE for ref in layers[task])
+        ]
+
+    # --- what is where ------------------------------------------------------------------------
+
+    def sealed(self, slot: int, ref: LayerRef) -> None:
+        """A task has sealed a layer in this slot; it is there."""
+        if ref.level != STORE:
+            self._note(slot, ref)
+
+    def held(self, slot: int, report: Held) -> None:
+        """A slot has layers that it was told to keep."""
+        known = {ref.path: ref for ref in self._told_of(slot, report.task)}
+        for path in report.paths:
+            if path in known:
+                self._note(slot, known[path])
+
+    def _told_of(self, slot: int, task: int) -> Sequence[LayerRef]:
+        return self._told[slot, task].layers if (slot, task) in self._told else ()
+
+    def _note(self, slot: int, ref: LayerRef) -> None:
+        self._where[ref.task].setdefault(ref.path, (ref, set()))[1].add(
+            _place(self._roster.slots[slot], ref)
+        )
+        self.version += 1
+        self._changed.add(ref.task)
+
+    def joined(self, slot: Slot) -> None:
+        """A slot has registered: its disk may have what is missing."""
+        for task in self.tasks:
+            self._changed.add(task)
+            if slot.disk and not self.can_restore(task):
+                self._tell(slot.id, task, asks=False)
+
+    def lost(self, slot: int) -> None:
+        """A slot is gone, and its memory."""
+        for of_task in self._where.values():
+            for _, places in of_task.values():
+                places.discard(("slot", slot))
+        for key in [key for key in self._told if key[0] == slot]:
+            del self._told[key]
+        self._changed.update(self.tasks)
+
+    def moved(self, task: int) -> None:
+        """Its floor has moved, a copy of it begins, or it lives elsewhere."""
+        self._changed.add(task)
+
+    def forget(self, task: int) -> None:
+        """A life is over: what it was to merge may never be."""
+        self._merging.pop(task, None)
+        self._merged.pop(task, None)
+        self._changed.add(task)
+
+    # --- what is safe, what is lost -------------------------------------------------------------
+
+    def is_safe(self, ref: LayerRef) -> bool:
+        """Whether inputs may be given up for this layer of a task that lives."""
+        task = self._roster.tasks[ref.task]
+        chain = [one for one in self._named(ref.task) if one.epoch <= ref.epoch]
+        return self._are_safe(task.slot, ref.task, chain)
+
+    def _are_safe(self, home: int | None, task: int, chain: Sequence[LayerRef]) -> bool:
+        if not chain:
+            return True
+        if home is None or not self._has(home, task, chain):
+            return False
+        weakest = MEMORY if any(ref.level == MEMORY for ref in chain) else LOCAL
+        due = self._copies if weakest == MEMORY else min(self._copies, 1)
+        others = [slot for slot in self._keepers(task) if self._has(slot.id, task, chain)]
+        return len(others) >= due
+
+    def _keepers(self, task: int) -> list[Slot]:
+        home = self._roster.tasks[task].slot
+        return [s for s in self._roster.slots.values() if task in s.standbys and s.id != home]
+
+    def _has(self, slot: int, task: int, chain: Sequence[LayerRef]) -> bool:
+        of_task, there = self._where[task], self._roster.slots[slot]
+        return all(r.path in of_task and _place(there, r) in of_task[r.path][1] for r in chain)
+
+    def can_restore(self, task: int) -> bool:
+        """Whether for each layer of a task's floor there is a slot that has it."""
+        return not self._without(task)
+
+    def _without(self, task: int) -> list[LayerRef]:
+        slots = self._roster.slots.values()
+        there: set[Place] = {("slot", slot.id) for slot in slots}
+        there |= {("disk", slot.disk) for slot in slots}
+        of_task = self._where[task]
+        return [
+            ref
+            for ref in self._roster.keeper.layers[task]
+            if ref.level != STORE and not (ref.path in of_task and of_task[ref.path][1] & there)
+        ]
+
+    def tick(self) -> bool:
+        """Time passes. Whether the job has to end, because state is lost."""
+        if not self._changed and not self._missing:
+            return False
+        now_ms = self._roster.now_ms
+        for task in self.tasks:
+            without = self._without(task)
+            if not without:
+                self._missing.pop(task, None)
+                continue
+            since_ms = self._missing.setdefault(task, now_ms)
+            if any(ref.level == MEMORY for ref in without) or now_ms - since_ms > self._lost_ms:
+                self._give_up(task, without)
+                return True
+        return False
+
+    def _give_up(self, task: int, without: Sequence[LayerRef]) -> None:
+        level, chain = without[0].level, self._roster.keeper.layers[task]
+        nbytes = sum(ref.nbytes for ref in chain)
+        if level == MEMORY:
+            where = (
+                f"it was in the memories of its own process and of {self._copies} standbys, and no "
+                "process that had it is left"
+            )
+        else:
+            where = (
+                "it was on the local disks of its machines, and no process lives on one of them, "
+                f"or none has its disk, for {self._lost_ms / 1000:g} s"
+            )
+        self._roster.fail(
+            "StateLost",
+            f"its state up to step {chain[-1].position} ({nbytes:,} bytes in {len(chain)} layers, "
+            f"persistence={level!r}) is lost: {where}. Its input up to there was given up",
+            task,
+        )
+
+    # --- what slots are told ------------------------------------------------------------------
+
+    def tell(self, slot: int, task: int) -> None:
+        """Before a slot becomes a task, or follows it: what it is to keep."""
+        if task in self.tasks:
+            self._tell(slot, task)
+
+    def _named(self, task: int) -> list[LayerRef]:
+        """All layers that count of a task, in order, but for those in the store."""
+        refs = [*self._roster.keeper.layers[task], *(one.ref for one in self.beyond[task])]
+        return [ref for ref in refs if ref.level != STORE]
+
+    def _wanted(self, task: int) -> list[LayerRef]:
+        merged = [self._merged[task][0]] if task in self._merged else []
+        return [*self._named(task), *(ref for ref in merged if ref.level != STORE)]
+
+    def _tell(self, slot: int, task: int, *, asks: bool = True) -> None:
+        layers, told = tuple(self._wanted(task)), self._told.get((slot, task))
+        sources = self._sources(slot, task, layers) if asks else ()
+        hold = Hold(task, self._roster.tasks[task].incarnation, layers, sources)
+        is_same = told is not None and (told.life, told.layers) == (hold.life, hold.layers)
+        if told == hold or (is_same and self._has(slot, task, layers)):
+            return
+        is_home = slot == self._roster.tasks[task].slot
+        if is_home and told and told.life == hold.life and self._has(slot, task, layers):
+            return  # it has sealed them
+        self._told[slot, task] = hold
+        self._roster.do(Command(slot, hold))
+
+    def _sources(self, slot: int, task: int, layers: Sequence[LayerRef]) -> tuple[str, ...]:
+        """Who may have them, the task itself first."""
+        home, of_task = self._roster.tasks[task].slot, self._where[task]
+        places = set().union(*(of_task[r.path][1] for r in layers if r.path in of_task))
+        found = [
+            other
+            for other in self._roster.slots.values()
+            if other.id != slot and {("slot", other.id), ("disk", other.disk)} & places
+        ]
+        return tuple(other.address for other in sorted(found, key=lambda s: (s.id != home, s.id)))
+
+    def settle(self) -> Iterator[Compacted]:
+        """After all that has happened: tell slots what has changed. Yields merges that count."""
+        changed, self._changed = self._changed, set()
+        for task in changed & set(self.tasks):
+            if (done := self._merge_is_safe(task)) is not None:
+                yield done
+            self._merge(task)
+            home = self._roster.tasks[task].slot
+            for slot in self._keepers(task):
+                self._tell(slot.id, task)
+            if home is not None and home in self._roster.slots:
+                self._tell(home, task)
+            self._release(task)
+
+    def _release(self, task: int) -> None:
+        """Have slots give up what does not count any more, and what others have as safely."""
+        roster, wanted = self._roster, {ref.path for ref in self._wanted(task)}
+        home = roster.tasks[task].slot
+        is_safe = self._are_safe(home, task, self._named(task))
+        stay = {slot.id for slot in self._keepers(task)} | {home}
+        places: set[Place] = {("slot", slot) for slot in stay if slot is not None}
+        places |= {("disk", roster.slots[slot].disk) for slot in stay if slot in roster.slots}
+        going: dict[int, list[LayerRef]] = defaultdict(list)
+        for path, (ref, kept_at) in list(self._where[task].items()):
+            if path in wanted and not is_safe:
+                continue
+            leave = kept_at - places if path in wanted else set(kept_at)
+            for slot in roster.slots.values():
+                if (place := _place(slot, ref)) in leave:
+                    leave.discard(place)
+                    kept_at.discard(place)
+                    going[slot.id].append(ref)
+            if path not in wanted:
+                del self._where[task][path]
+        for slot_id, refs in going.items():
+            self._discard(slot_id, task, refs)
+
+    def _discard(self, slot: int, task: int, refs: Sequence[LayerRef]) -> None:
+        life = self._roster.tasks[task].incarnation
+        if slot != self._roster.tasks[task].slot and not any(
+            keeper.id == slot for keeper in self._keepers(task)
+        ):
+            self._told.pop((slot, task), None)
+        self._roster.do(Command(slot, Discard(task, life, tuple(refs))))
+
+    # --- merging ------------------------------------------------------------------------------
+
+    def _merge(self, task: int) -> None:
+        roster = self._roster
+        chain, state = roster.keeper.layers[task], roster.tasks[task]
+        is_early = roster.now_ms < self._not_before.get(task, 0)
+        if state.phase not in RUNNING or task in self._merging or task in self._merged or is_early:
+            return
+        if (chosen := tuple(choose(chain))) and any(ref.level != STORE for ref in chain):
+            assert state.slot is not None
+            self._merging[task] = chosen
+            level, is_base = roster.plan.tasks[task].level, chosen[0] == chain[0]
+            path = merged_here_path(chosen, state.incarnation)
+            if level == STORE:  # it was another one when the job was started before
+                path = merged_path(chosen, roster.term)
+            roster.do(Command(state.slot, MergeLayers(task, chosen, is_base, level, path)))
+
+    def merged(self, slot: int, report: LayersMerged) -> None:
+        """A slot has merged layers, or has failed to."""
+        task, merged = report.task, report.merged
+        if self._roster.tasks[task].slot != slot or self._merging.get(task) != report.replaced:
+            if merged is not None:  # of a life that is over: it will be discarded
+                self.sealed(slot, merged)
+            return
+        del self._merging[task]
+        if merged is None:
+            self._not_before[task] = self._roster.now_ms + AGAIN_MS
+        else:
+            self._merged[task] = merged, report.replaced
+            self.sealed(slot, merged)
+            self._changed.add(task)
+
+    def _merge_is_safe(self, task: int) -> Compacted | None:
+        """As soon as whoever has the chain has what replaces a part of it, that counts."""
+        if task not in self._merged or self._roster.tasks[task].phase not in RUNNING:
+            return None
+        merged, replaced = self._merged[task]
+        if not self._are_safe(self._roster.tasks[task].slot, task, self._wanted(task)):
+            return None
+        del self._merged[task]
+        return Compacted(merged, replaced)
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for task in self.tasks:
+            state = self._roster.tasks[task]
+            if state.phase in RUNNING:
+                chain = [r for r in self._roster.keeper.layers[task] if r.level != STORE]
+                assert state.slot is not None
+                assert self._has(state.slot, task, chain)
+
+
+def _place(slot: Slot, ref: LayerRef) -> Place:
+    return ("slot", slot.id) if ref.level == MEMORY else ("disk", slot.disk)

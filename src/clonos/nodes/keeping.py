@@ -1,0 +1,327 @@
+"""Layers that this slot keeps, because no checkpoint store has them.
+
+What is to be here the coordinator says (:class:`~clonos.core.levels.Hold`). What is not here is
+fetched from the slots that it names, a part at a time, on connections of their own; whoever asks
+us is served in the same way. A source that does not answer in time, or has something else, is left
+for the next one; behind the last one comes the first again, until the coordinator says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from clonos.core.levels import (
+    SHELF,
+    STORE,
+    Discard,
+    Held,
+    Hold,
+    LayerPart,
+    LayerRef,
+    LayersHere,
+    LayersMerged,
+    LayerWanted,
+    MergeLayers,
+)
+from clonos.core.plan import Incarnation
+from clonos.nodes.events import FetchFailed, Kept, Looked, MergedHere, PartRead
+from clonos.nodes.ports import SlotPorts
+from clonos.transport.errors import PeerUnreachable
+from clonos.transport.events import ChannelClosed, ChannelOpened, Connection
+
+ANSWER_S: Final = 2.0
+"""A source that sends nothing for this long is left for the next one."""
+AGAIN_S: Final = 0.05
+"""When no source had a layer, they are asked again after this time."""
+NOBODY: Final = Incarnation(0, 0)
+
+
+@dataclass
+class _Transfer:
+    """A layer on its way here, from one of the sources, or none yet."""
+
+    ref: LayerRef
+    turn: int = 0
+    """Which source, counted on and on."""
+    connection: Connection | None = None
+    parts: list[bytes] = field(default_factory=list)
+    nbytes: int = 0
+    due_s: float = 0.0
+    """When to go on to the next source, or to ask the first."""
+    is_kept: bool = False
+    """All is here: it is being written."""
+
+
+class Keeping:
+    """The layers of one slot, and those on their way.
+
+    Parameters
+    ----------
+    tickets
+        Numbers for what is asked of the store.
+    send
+        Takes reports for the coordinator.
+    fetch_failed
+        Takes a request for layers that will never be here.
+    """
+
+    def __init__(
+        self,
+        ports: SlotPorts,
+        tickets: Iterator[int],
+        send: Callable[[Any], None],
+        fetch_failed: Callable[[FetchFailed], None],
+    ) -> None:
+        self._ports, self._tickets, self._send = ports, tickets, send
+        self._fetch_failed = fetch_failed
+        self._holds: dict[int, Hold] = {}  # by task
+        self._here: dict[str, LayerRef] = {}
+        self._sealed: dict[str, LayerRef] = {}  # by lives in this process
+        self._looking: dict[int, tuple[LayerRef, ...]] = {}  # by ticket
+        self._transfers: dict[str, _Transfer] = {}
+        self._keeping: dict[int, str] = {}  # by ticket
+        self._waiting: dict[int, tuple[Sequence[LayerRef], Sequence[LayerRef]]] = {}  # by ticket
+        self._guests: dict[int, Connection] = {}
+        self._reading: dict[int, int] = {}  # by ticket: whose connection
+        self._merging: dict[int, MergeLayers] = {}  # by ticket
+
+    # --- what is to be here ---------------------------------------------------------------------
+
+    def hold(self, command: Hold) -> None:
+        """These layers are to be here, and of this task no others that earlier lives have made."""
+        self._holds[command.task] = command
+        named = {ref.path for ref in command.layers}
+        self._drop_sealed(command.task, command.life, named)
+        for path, transfer in list(self._transfers.items()):
+            if transfer.ref.task == command.task and path not in named:
+                self._end(transfer)
+        looked_for = {ref.path for refs in self._looking.values() for ref in refs}
+        unknown = tuple(
+            ref
+            for ref in command.layers
+            if ref.path not in self._here
+            and ref.path not in self._transfers
+            and ref.path not in looked_for
+        )
+        if unknown:
+            ticket = next(self._tickets)
+            self._looking[ticket] = unknown
+            self._ports.store.look(ticket, unknown)
+        for transfer in self._transfers.values():
+            if transfer.ref.task == command.task and transfer.connection is None:
+                transfer.due_s = 0.0  # there may be a new source
+        self._give_up_in_vain(command.task)
+
+    def looked(self, event: Looked) -> None:
+        """What is here already the coordinator hears; the rest has to come."""
+        refs = self._looking.pop(event.ticket)
+        found = [ref for ref in refs if ref.path in event.found and self._is_named(ref)]
+        for ref in refs:
+            if ref in found:
+                self._here[ref.path] = ref
+            elif self._is_named(ref):
+                self._transfers[ref.path] = _Transfer(ref)
+        self._tell(found)
+
+    def _is_named(self, ref: LayerRef) -> bool:
+        hold = self._holds.get(ref.task)
+        return hold is not None and ref in hold.layers
+
+    def _tell(self, refs: Sequence[LayerRef]) -> None:
+        for task in dict.fromkeys(ref.task for ref in refs):
+            self._send(Held(task, tuple(ref.path for ref in refs if ref.task == task)))
+        self._fetch_waiting()
+
+    def stored(self, ref: LayerRef, *, is_over: bool) -> None:
+        """A task has sealed a layer here; ``is_over``: it lives here no more."""
+        if ref.level == STORE:
+            return
+        if is_over:
+            self._ports.store.drop([ref])
+        else:
+            self._here[ref.path] = self._sealed[ref.path] = ref
+
+    def _drop_sealed(self, task: int, life: Incarnation, named: set[str]) -> None:
+        void = [
+            ref
+            for ref in self._sealed.values()
+            if ref.task == task and ref.incarnation < life and ref.path not in named
+        ]
+        self._forget(void)
+
+    def discard(self, command: Discard) -> None:
+        """Others have these as safely, or nobody needs them."""
+        gone, left = {ref.path for ref in command.layers}, set[str]()
+        for transfer in [t for path, t in self._transfers.items() if path in gone]:
+            self._end(transfer)
+        if (hold := self._holds.get(command.task)) is not None:
+            layers = tuple(ref for ref in hold.layers if ref.path not in gone)
+            left = {ref.path for ref in layers}
+            self._holds[command.task] = replace(hold, layers=layers)
+        self._forget(command.layers)
+        self._drop_sealed(command.task, command.life, left)
+
+    def _forget(self, refs: Sequence[LayerRef]) -> None:
+        for ref in refs:
+            self._here.pop(ref.path, None)
+            self._sealed.pop(ref.path, None)
+        if refs:
+            self._ports.store.drop(refs)
+
+    # --- who needs them here --------------------------------------------------------------------
+
+    def fetch(self, ticket: int, chain: Sequence[LayerRef], wanted: Sequence[LayerRef]) -> None:
+        """Read layers, as soon as the whole chain is here. Answered like ``Store.fetch``."""
+        self._waiting[ticket] = [r for r in chain if r.level != STORE], wanted
+        self._fetch_waiting()
+
+    def _fetch_waiting(self) -> None:
+        for ticket, (chain, wanted) in list(self._waiting.items()):
+            if all(ref.path in self._here for ref in chain):
+                del self._waiting[ticket]
+                self._ports.store.fetch(ticket, wanted)
+
+    def _give_up_in_vain(self, task: int) -> None:
+        """Who waits for layers that do not count any more waits in vain."""
+        for ticket, (chain, _) in list(self._waiting.items()):
+            for ref in chain:
+                if ref.task == task and ref.path not in self._here and not self._is_named(ref):
+                    del self._waiting[ticket]
+                    error = PeerUnreachable(f"{ref.path} does not count any more")
+                    self._fetch_failed(FetchFailed(ticket, error))
+                    break
+
+    # --- what comes from others -----------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Go on to the next source where one does not answer."""
+        now = self._ports.clock.ticks_s()
+        for transfer in list(self._transfers.values()):
+            if not transfer.is_kept and now >= transfer.due_s:
+                self._ask_next(transfer, now)
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long until there is something to do, if nothing comes."""
+        due = [t.due_s for t in self._transfers.values() if not t.is_kept]
+        return max(0.0, min(due) - self._ports.clock.ticks_s()) if due else None
+
+    def _ask_next(self, transfer: _Transfer, now: float) -> None:
+        self._hang_up(transfer)
+        sources = self._holds[transfer.ref.task].sources
+        transfer.parts.clear()
+        if not sources:
+            transfer.due_s = now + AGAIN_S
+            return
+        address = sources[transfer.turn % len(sources)]
+        transfer.turn += 1
+        transfer.connection = self._ports.network.connect(address, SHELF, NOBODY, NOBODY)
+        transfer.due_s = now + ANSWER_S
+
+    def _want(self, transfer: _Transfer) -> None:
+        assert transfer.connection is not None
+        start = sum(map(len, transfer.parts))
+        transfer.connection.send(LayerWanted(transfer.ref, start))
+        transfer.due_s = self._ports.clock.ticks_s() + ANSWER_S
+
+    def _hang_up(self, transfer: _Transfer) -> None:
+        if transfer.connection is not None:
+            transfer.connection.close()
+            transfer.connection = None
+
+    def _end(self, transfer: _Transfer) -> None:
+        self._hang_up(transfer)
+        self._transfers.pop(transfer.ref.path, None)
+
+    def _came(self, transfer: _Transfer, part: LayerPart) -> None:
+        start = sum(map(len, transfer.parts))
+        if part.path != transfer.ref.path or part.start != start or part.nbytes < 0:
+            self._fail(transfer)
+            return
+        transfer.parts.append(part.content)
+        if start + len(part.content) < part.nbytes and part.content:
+            self._want(transfer)
+            return
+        self._hang_up(transfer)
+        transfer.is_kept = True
+        ticket = next(self._tickets)
+        self._keeping[ticket] = transfer.ref.path
+        self._ports.store.keep(ticket, transfer.ref, b"".join(transfer.parts))
+        transfer.parts.clear()
+
+    def _fail(self, transfer: _Transfer) -> None:
+        """Not from this source: from the next, at once, or from the first, later."""
+        self._hang_up(transfer)
+        now, sources = self._ports.clock.ticks_s(), self._holds[transfer.ref.task].sources
+        is_last = not sources or transfer.turn % len(sources) == 0
+        transfer.due_s = now + AGAIN_S if is_last else now
+
+    def kept(self, event: Kept) -> None:
+        """It is here, or it was not what was meant."""
+        path = self._keeping.pop(event.ticket)
+        transfer = self._transfers.get(path)
+        if transfer is None or not transfer.is_kept:
+            return
+        transfer.is_kept = False
+        if event.error is not None:
+            self._fail(transfer)
+            return
+        del self._transfers[path]
+        self._here[path] = transfer.ref
+        self._tell([transfer.ref])
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def opened(self, event: ChannelOpened) -> None:
+        """Another slot wants something."""
+        self._guests[event.conn_id] = event.incoming
+        event.incoming.send(LayersHere())
+
+    def closed(self, event: ChannelClosed) -> None:
+        """A connection is over."""
+        self._guests.pop(event.conn_id, None)
+        for transfer in self._transfers.values():
+            if transfer.connection is not None and transfer.connection.conn_id == event.conn_id:
+                transfer.connection = None
+                self._fail(transfer)
+
+    def heard(self, conn: int, message: object) -> bool:
+        """Take a message that is ours."""
+        if isinstance(message, LayerWanted):
+            if conn in self._guests:
+                ticket = next(self._tickets)
+                self._reading[ticket] = conn
+                self._ports.store.read(ticket, message.ref, message.start)
+            return True
+        if not isinstance(message, LayersHere | LayerPart):
+            return False
+        for transfer in list(self._transfers.values()):
+            if transfer.connection is not None and transfer.connection.conn_id == conn:
+                if isinstance(message, LayerPart):
+                    self._came(transfer, message)
+                else:
+                    self._want(transfer)
+        return True
+
+    def read(self, event: PartRead) -> None:
+        """What another slot has asked for."""
+        guest = self._guests.get(self._reading.pop(event.ticket))
+        if guest is not None:
+            guest.send(event.part)
+
+    # --- merging --------------------------------------------------------------------------------
+
+    def merge(self, command: MergeLayers) -> None:
+        """Make one layer of several."""
+        ticket = next(self._tickets)
+        self._merging[ticket] = command
+        self._ports.store.merge(ticket, command)
+
+    def merged(self, event: MergedHere) -> None:
+        """It is there, or cannot be."""
+        command, merged = self._merging.pop(event.ticket), event.merged
+        if merged is not None and merged.level != STORE:
+            self._here[merged.path] = merged
+        self._send(LayersMerged(command.task, command.layers, merged))

@@ -1,0 +1,185 @@
+"""Where a slot keeps the layers of its tasks: its memory, its machine's disk, the checkpoint store.
+
+A machine's disk has a name of its own: a file in the folder of layers. So the driver can tell slots
+that share a disk from those that do not, and a disk that comes back from a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from clonos.core import events as ev
+from clonos.core.levels import LOCAL, LayerPart, LayerRef, MergeLayers
+from clonos.nodes.events import (
+    Fetched,
+    FetchFailed,
+    Kept,
+    Looked,
+    MergedHere,
+    PartRead,
+    Stored,
+    WorkFailed,
+)
+from clonos.state.deltas import merge_into
+from clonos.storage.files import Durability
+from clonos.storage.layers import LayerStore
+from clonos.storage.leveled import LeveledLayers
+from clonos.storage.opened import ScratchFile
+from clonos.storage.retry import Retry
+from clonos.transport.inbox import Inbox
+
+NAME: Final = "disk"
+"""The file that names the disk."""
+
+
+def local_folder(uri: str, local_dir: str | None) -> Path:
+    """Where on this machine's disk a job has layers: the same folder for all its processes, and
+    when it is started again."""
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    base = Path(local_dir or Path(tempfile.gettempdir()) / f"clonos-{user}")
+    return base / Path(uri.rstrip("/")).name
+
+
+def disk_of(folder: Path) -> str:
+    """The name of the disk that a folder is on; it gets one if it has none."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path, own = folder / NAME, folder / f".{uuid4().hex}"
+    if not path.exists():
+        own.write_text(uuid4().hex, "utf-8")
+        with suppress(FileExistsError):
+            os.link(own, path)  # whole, or somebody else's
+        own.unlink()
+    return path.read_text("utf-8")
+
+
+class Layers:
+    """A :class:`~clonos.nodes.ports.Store`: fetching does not wait for a large layer to be put.
+
+    A store that is away or full for a while is tried again until the slot ends: epochs stay open
+    meanwhile, and the job goes on.
+
+    Parameters
+    ----------
+    levels
+        Those at which layers of this job are kept.
+
+    Attributes
+    ----------
+    disk
+        The name of the local one; empty if no layers are kept there.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        durability: Durability,
+        inbox: Inbox,
+        levels: Sequence[str] = (),
+        local_dir: str | None = None,
+    ) -> None:
+        self._closed = threading.Event()
+        retry = Retry("the state of tasks", self._closed.wait)
+        local, self.disk = None, ""
+        self._folder: Path | None = None
+        self._is_complete = False
+        if LOCAL in levels:
+            folder = self._folder = local_folder(uri, local_dir)
+            self.disk = disk_of(folder)
+            local = LayerStore(folder / "layers", "process", retry=retry)
+        self._layers = LeveledLayers(LayerStore(uri, durability, retry=retry), local)
+        self._inbox = inbox
+        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="clonos-fetch")
+        self._putting = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
+        self._merging = ThreadPoolExecutor(1, thread_name_prefix="clonos-join")
+
+    def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        self._fetching.submit(self._fetch, ticket, refs)
+
+    def _fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        try:
+            layers = self._layers.get(refs)
+        except Exception as error:  # noqa: BLE001 - the node decides what it means
+            self._inbox.put(FetchFailed(ticket, error))
+        else:
+            self._inbox.put(Fetched(ticket, layers))
+
+    def put(self, life: int, sealed: ev.StoreLayer, level: str) -> None:
+        self._do(
+            self._putting,
+            lambda: Stored(life, self._layers.put(sealed, level)),
+            lambda error: WorkFailed(life, error),
+        )
+
+    def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        self._do(
+            self._putting,
+            lambda: Looked(ticket, self._layers.look(refs)),
+            lambda _: Looked(ticket, ()),
+        )
+
+    def keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:
+        def kept() -> Kept:
+            self._layers.keep(ref, content)
+            return Kept(ticket)
+
+        self._do(self._putting, kept, lambda error: Kept(ticket, error))
+
+    def read(self, ticket: int, ref: LayerRef, start: int) -> None:
+        self._do(
+            self._fetching,
+            lambda: PartRead(ticket, self._layers.part(ref, start)),
+            lambda _: PartRead(ticket, LayerPart(ref.path, start, -1, b"")),
+        )
+
+    def merge(self, ticket: int, command: MergeLayers) -> None:
+        def deltas(parts: Sequence[Any], *, is_base: bool) -> Any:
+            return merge_into(ScratchFile(), parts, is_base=is_base)
+
+        self._do(
+            self._merging,
+            lambda: MergedHere(ticket, self._layers.merge(command, deltas)),
+            lambda _: MergedHere(ticket, None),
+        )
+
+    def drop(self, refs: Sequence[LayerRef]) -> None:
+        self._putting.submit(self._drop, tuple(refs))
+
+    def _drop(self, refs: Sequence[LayerRef]) -> None:
+        with suppress(Exception):  # it stays, and nobody reads it
+            self._layers.drop(refs)
+
+    def clear(self) -> None:
+        self._is_complete = True
+
+    def _do(
+        self,
+        pool: ThreadPoolExecutor,
+        work: Callable[[], Any],
+        failed: Callable[[Exception], Any],
+    ) -> None:
+        def run() -> None:
+            try:
+                done = work()
+            except Exception as error:  # noqa: BLE001 - the node decides what it means
+                self._inbox.put(failed(error))
+            else:
+                self._inbox.put(done)
+
+        pool.submit(run)
+
+    def close(self) -> None:
+        """The slot ends."""
+        self._closed.set()
+        for pool in (self._fetching, self._putting, self._merging):
+            pool.shutdown(wait=False, cancel_futures=True)
+        if self._is_complete and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # others may be at it, too

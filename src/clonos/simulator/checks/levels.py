@@ -1,0 +1,135 @@
+"""What must hold of layers that slots keep: what a level promises."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from clonos.core.decisions import Action, Command
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import LOCAL, MEMORY, STORE, Discard, LayerRef
+from clonos.core.messages import Layer
+from clonos.core.placement import Slot
+from clonos.simulator.checks.violations import require
+
+Place = tuple[str, str]
+"""The memory of a process, by its address, or a disk, by its name."""
+
+
+class Kept:
+    """Who has which layer, in truth. What a process has that is dead it has: for the driver, which
+    does not know yet.
+
+    Attributes
+    ----------
+    layers
+        By path: all that were ever kept by a slot.
+    copies
+        How many standbys tasks have.
+    lost
+        Disks that are gone.
+    """
+
+    def __init__(self, copies: int = 0) -> None:
+        self.copies = copies
+        self.layers: dict[str, Layer] = {}
+        self.lost: set[str] = set()
+        self._at: dict[str, set[Place]] = defaultdict(set)
+
+    def keeps(self, address: str, disk: str, ref: LayerRef, layer: Layer) -> None:
+        """A process has a layer now."""
+        self.layers[ref.path] = layer
+        self._at[ref.path].add(place(address, disk, ref))
+
+    def drops(self, address: str, disk: str, ref: LayerRef) -> None:
+        """... and has it no more."""
+        self._at[ref.path].discard(place(address, disk, ref))
+
+    def loses_disk(self, disk: str) -> None:
+        """A machine is gone for good."""
+        self.lost.add(disk)
+
+    def has(self, slot: Slot, refs: Iterable[LayerRef]) -> bool:
+        """Whether a slot has all of these."""
+        return all(place(slot.address, slot.disk, ref) in self._at[ref.path] for ref in refs)
+
+    def disks(self, ref: LayerRef) -> set[str]:
+        """On which disks a layer is that are there."""
+        return {name for kind, name in self._at[ref.path] if kind == "disk"} - self.lost
+
+    # --- what is held against it ------------------------------------------------------------------
+
+    def advances(self, slots: Mapping[int, Slot], layers: Mapping[int, Sequence[LayerRef]]) -> None:
+        """The driver decides that floors move to these layers."""
+        for task, chain in layers.items():
+            safe_enough(task, self._kept_by_slots(chain), slots.values(), self)
+
+    def does(self, keeper: HouseKeeper, slots: Mapping[int, Slot], action: Action) -> None:
+        """The driver decides to have layers given up."""
+        if isinstance(action, Command) and isinstance(command := action.command, Discard):
+            giver = slots[action.slot]
+            gone = {ref.path for ref in command.layers}
+            chain = self._kept_by_slots(keeper.layers[command.task])
+            if any(ref.path in gone for ref in chain):
+                left = [slot for slot in slots.values() if not _share(slot, giver, chain)]
+                copies_stay(command.task, chain, left, self)
+
+    @staticmethod
+    def _kept_by_slots(chain: Sequence[LayerRef]) -> list[LayerRef]:
+        return [ref for ref in chain if ref.level != STORE]
+
+
+def place(address: str, disk: str, ref: LayerRef) -> Place:
+    """Where a process keeps a layer."""
+    return ("slot", address) if ref.level == MEMORY else ("disk", disk)
+
+
+def _share(one: Slot, other: Slot, chain: Sequence[LayerRef]) -> bool:
+    """Whether what one gives up the other has no more."""
+    return any(
+        place(one.address, one.disk, ref) == place(other.address, other.disk, ref) for ref in chain
+    )
+
+
+def _due(chain: Sequence[LayerRef], copies: int) -> int:
+    """How many slots have to have a chain."""
+    return 1 + (copies if any(ref.level == MEMORY for ref in chain) else min(copies, 1))
+
+
+def safe_enough(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept) -> None:
+    """A floor moves, so that inputs are given up, when enough slots have all layers up to it."""
+    holders = [slot.address for slot in slots if kept.has(slot, chain)]
+    require(
+        not chain or len(holders) >= _due(chain, kept.copies),
+        "safe enough",
+        f"the floor of task {task} moves, and of its {len(chain)} layers only {holders} have all",
+    )
+
+
+def copies_stay(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept) -> None:
+    """Nobody gives up what is not as safe with others."""
+    holders = [slot.address for slot in slots if kept.has(slot, chain)]
+    require(
+        len(holders) >= _due(chain, kept.copies),
+        "copies stay",
+        f"a slot gives up the floor of task {task}, and only {holders} have it",
+    )
+
+
+def lost_for_a_reason(
+    task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept
+) -> None:
+    """State is lost when all who had some of it are, and never before: all processes, or machines.
+
+    Since enough had it, and nobody gave it up, more have died than the level promises to survive.
+    """
+    there = list(slots)
+    gone = [ref for ref in chain if not any(kept.has(slot, [ref]) for slot in there)]
+    lost = [
+        ref for ref in gone if ref.level == MEMORY or (ref.level == LOCAL and not kept.disks(ref))
+    ]
+    require(
+        lost,
+        "lost for a reason",
+        f"the state of task {task} counts as lost, and all of {[r.path for r in chain]} is there",
+    )

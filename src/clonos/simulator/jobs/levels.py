@@ -1,0 +1,40 @@
+"""Jobs whose tasks keep their layers in different places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+
+from clonos.core import layer as layer_module
+from clonos.core.levels import LEVELS, LOCAL, STORE
+from clonos.simulator.jobs.programs import Job
+from clonos.simulator.processes.cluster import Options
+
+
+def with_levels(job: Job, random: Random, standbys: int) -> Job:
+    """The same job, in which each task has a level; without standbys, none is "memory"."""
+    few = (LOCAL, STORE) if not standbys else LEVELS
+    allowed = random.choice((few, few, few[:1], few[-2:]))
+    tasks = tuple(replace(task, level=random.choice(allowed)) for task in job.plan.tasks)
+    return replace(job, plan=replace(job.plan, tasks=tasks))
+
+
+def room_for_copies(options: Options, cells: int, random: Random) -> None:
+    """Machines that stay where they are, and slots enough for all copies: else no floor moves."""
+    options.has_machines = True
+    options.standbys = random.choice((0, 1, 1, 1, 2))
+    options.slots = cells + options.standbys + random.choice((0, 1, 2))
+    options.bound = frozenset()
+
+
+@contextmanager
+def merged_early(chain_max: int) -> Iterator[None]:
+    """Shorter chains of layers than production's are merged."""
+    before = layer_module.CHAIN_MAX
+    layer_module.CHAIN_MAX = chain_max  # type: ignore[misc]  # it is final for all others
+    try:
+        yield
+    finally:
+        layer_module.CHAIN_MAX = before  # type: ignore[misc]

@@ -1,0 +1,30 @@
+"""Deliberate mistakes where a process asks several services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clonos.core.calls import Request
+from clonos.core.program import Step
+from clonos.operators.asking import CallTable
+
+
+def first_declared(original: Any) -> Any:
+    """Whoever is meant, it is the first service that hears the question."""
+
+    def request(self: CallTable, service: str, number: int, under_way: int) -> Request:
+        first = next(iter(self.policies))
+        result: Request = original(self, service, number, under_way)
+        return result._replace(service=self._purses[first].policy(under_way))
+
+    return request
+
+
+def until_one_is_due(_: Any) -> Any:
+    """No more services are looked at than must be: whether the clock is read depends on their
+    order, which is another one in a later life."""
+
+    def ready(self: CallTable, step: Step) -> list[str]:
+        return next(([name] for name in self._queues if self._is_due(name, step)), [])
+
+    return ready

@@ -1,0 +1,77 @@
+"""Deliberate mistakes with layers that slots keep."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from clonos.core.holdings import Holdings
+from clonos.core.levels import Held, Hold
+from clonos.nodes.keeping import Keeping
+from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
+
+
+def at_once(_: Any) -> Any:
+    """Inputs are given up as soon as the task itself has the layer."""
+    return lambda *_: True
+
+
+def before_it_came(original: Any) -> Any:
+    """A standby says that it has what it was told to get."""
+
+    def hold(self: Keeping, command: Hold) -> None:
+        original(self, command)
+        self._send(Held(command.task, tuple(ref.path for ref in command.layers)))
+
+    return hold
+
+
+def whoever_has_it(original: Any) -> Any:
+    """Slots give up what is not theirs to keep, whether others have it or not."""
+
+    def release(self: Any, task: int) -> None:
+        self._are_safe = lambda *_: True
+        original(self, task)
+        del self._are_safe
+
+    return release
+
+
+def with_its_process(original: Any) -> Any:
+    """What a task had counts as lost with it, whoever else has it."""
+
+    def without(self: Any, task: int) -> Any:
+        home = self._roster.tasks[task].slot
+        if home is None and self._roster.tasks[task].incarnation.n:
+            return [r for r in self._roster.keeper.layers[task] if r.level != "store"]
+        return original(self, task)
+
+    return without
+
+
+def where_it_lives(original: Any) -> Any:
+    """What a slot has got counts for its copies, not for the task that is restored there."""
+
+    def held(self: Any, slot: int, report: Held) -> None:
+        if slot != self._roster.tasks[report.task].slot:
+            original(self, slot, report)
+
+    return held
+
+
+WRONG_LEVELS: Final[dict[str, Mutation]] = {
+    "inputs are given up before standbys have the layer": mutation(
+        "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
+    ),
+    "a standby has what is still to come": mutation(
+        "safe enough", (Keeping, "hold", before_it_came), kind=LEVELS
+    ),
+    "a copy is given up that others do not have": mutation(
+        "copies stay", (Holdings, "_release", whoever_has_it), kind=LEVELS
+    ),
+    "state is lost with its process": mutation(
+        "lost for a reason", (Holdings, "_without", with_its_process), kind=LEVELS
+    ),
+    "nobody knows what a restored task has": mutation(
+        "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
+    ),
+}

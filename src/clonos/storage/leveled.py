@@ -1,0 +1,155 @@
+"""Layers at every level, as one process reaches them: its memory, its disk, the checkpoint store.
+
+Whoever has a layer at the first two levels gives others the bytes of it. What is kept is compared
+with the reference first, so a copy is what it is a copy of, or not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from clonos.core.content import Chunks, Content, Encodable, Held, content_of
+from clonos.core.events import StoreLayer
+from clonos.core.layer import (
+    UnreadableLayer,
+    layer_chunks,
+    layer_path,
+    merge_layers,
+    open_layer,
+    refer_to,
+)
+from clonos.core.levels import LOCAL, MEMORY, STORE, LayerPart, LayerRef, MergeLayers
+from clonos.core.messages import Layer
+from clonos.storage.layers import OPENED_BYTES, LayerStore
+
+PART_BYTES: Final = 4 << 20
+"""Layers travel between slots in parts of this size."""
+
+
+class MemoryLayers:
+    """Layers in the memory of this process, as long as it lives; for any thread.
+
+    Examples
+    --------
+    >>> layers = MemoryLayers()
+    >>> layers.put("3/17.layer", b"state")
+    5
+    >>> layers.get("3/17.layer"), layers.has("3/18.layer")
+    (b'state', False)
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def put(self, path: str, content: bytes | Chunks) -> int:
+        """Keep it."""
+        self._kept[path] = bytes(content)
+        return len(content)
+
+    def get(self, path: str) -> bytes:
+        """What is kept under this path."""
+        try:
+            return self._kept[path]
+        except KeyError:
+            raise UnreadableLayer(
+                "the layer is not in the memory of this process", where=path
+            ) from None
+
+    def open(self, path: str) -> Content:
+        """The same, to be read a part at a time."""
+        return Held(self.get(path))
+
+    def has(self, path: str) -> bool:
+        """Whether it is here."""
+        return path in self._kept
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Forget these."""
+        for path in paths:
+            self._kept.pop(path, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(map(len, list(self._kept.values())))
+
+
+class LeveledLayers:
+    """The layers that one process can reach.
+
+    Parameters
+    ----------
+    store, local
+        The checkpoint store, and a folder on this machine's disk; None: there is none.
+    """
+
+    def __init__(self, store: LayerStore, local: LayerStore | None) -> None:
+        self.memory = MemoryLayers()
+        self._at: Mapping[str, LayerStore | MemoryLayers] = {
+            MEMORY: self.memory,
+            STORE: store,
+            **({LOCAL: local} if local is not None else {}),
+        }
+
+    def put(self, sealed: StoreLayer, level: str) -> LayerRef:
+        """Keep a sealed layer, which is encoded only now."""
+        delta = sealed.delta
+        encoded = delta.encoded() if isinstance(delta, Encodable) else bytes(delta)
+        return self._put(replace(sealed.layer, delta=encoded), level)
+
+    def _put(self, layer: Layer, level: str, path: str = "") -> LayerRef:
+        content = layer_chunks(layer)
+        path = path or layer_path(layer.task, layer.epoch, layer.incarnation)
+        return refer_to(layer, content, path, self._at[level].put(path, content), level)
+
+    def get(self, refs: Iterable[LayerRef], opened_bytes: int = OPENED_BYTES) -> tuple[Layer, ...]:
+        """Read layers, each of which has to be the one that is meant; see
+        :func:`~clonos.storage.layers.get_layers`."""
+        return tuple(
+            open_layer(at.open(ref.path) if ref.nbytes >= opened_bytes else at.get(ref.path), ref)
+            for ref in refs
+            for at in (self._at[ref.level],)
+        )
+
+    def look(self, refs: Iterable[LayerRef]) -> tuple[str, ...]:
+        """Which of these are here: whole, and those that are meant."""
+        return tuple(ref.path for ref in refs if self._is_here(ref))
+
+    def _is_here(self, ref: LayerRef) -> bool:
+        try:
+            self.get([ref])
+        except UnreadableLayer:
+            return False
+        return True
+
+    def keep(self, ref: LayerRef, content: bytes) -> None:
+        """Keep a copy of what another process has.
+
+        Raises
+        ------
+        UnreadableLayer
+            It is something else.
+        """
+        open_layer(content, ref)
+        self._at[ref.level].put(ref.path, content)
+
+    def part(self, ref: LayerRef, start: int) -> LayerPart:
+        """A part of a layer, for another process; without one if it is not here."""
+        try:
+            whole = content_of(self._at[ref.level].open(ref.path))
+            return LayerPart(ref.path, start, len(whole), whole.read(start, start + PART_BYTES))
+        except (UnreadableLayer, OSError):
+            return LayerPart(ref.path, start, -1, b"")
+
+    def merge(self, command: MergeLayers, deltas: Callable[..., bytes | Content]) -> LayerRef:
+        """Make one layer of several, and keep it."""
+        layer = merge_layers(self.get(command.layers), deltas, is_base=command.is_base)
+        return self._put(layer, command.level, command.path)
+
+    def drop(self, refs: Sequence[LayerRef]) -> None:
+        """Nobody needs these here any more."""
+        for ref in refs:
+            if ref.level != STORE:
+                self._at[ref.level].delete([ref.path])

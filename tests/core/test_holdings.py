@@ -1,0 +1,261 @@
+"""Which slot has which layers: when floors may move, when state is lost, who gives up what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clonos.core.coordinator import Coordinator, Reported, SlotLost, SlotReady
+from clonos.core.decisions import Command, Fail
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import (
+    LOCAL,
+    MEMORY,
+    Discard,
+    Held,
+    Hold,
+    LayerRef,
+    LayersMerged,
+    MergeLayers,
+    strictest,
+)
+from clonos.core.messages import Activate, Followed, LayerAck, Live, Restored
+from clonos.core.plan import Plan, TaskSpec
+
+
+class World:
+    """A task at some level, and what the coordinator says."""
+
+    def __init__(self, level: str, standbys: int = 1, keeper: HouseKeeper | None = None) -> None:
+        spec = TaskSpec(0, "count[0]", "count", 0, (), (), is_source=True, level=level)
+        plan = Plan((spec,), (), has_markers=False)
+        self.level = level
+        self.keeper = keeper or HouseKeeper(plan, lambda batch: b"", lambda data: data)
+        self.coordinator = Coordinator(
+            plan, self.keeper, address="keeper", standbys=standbys, lost_ms=1000
+        )
+        self.now_ms, self.epoch = 0, 0
+        self.said: list[Any] = []
+        self.take(self.coordinator.start())
+
+    def take(self, actions: Any) -> None:
+        self.said += actions
+
+    def hear(self, event: Any) -> None:
+        self.take(self.coordinator.handle(event, self.now_ms))
+
+    def tick(self, ms: int = 20) -> None:
+        self.now_ms += ms
+        self.take(self.coordinator.tick(self.now_ms))
+
+    def joins(self, *slots: int, disk: str = "") -> None:
+        for slot in slots:
+            self.hear(SlotReady(slot, f"slot{slot}", f"group{slot}", disk=disk or f"disk{slot}"))
+
+    def lives(self, slot: int) -> None:
+        life = self.coordinator.tasks[0].incarnation
+        self.hear(Reported(slot, Restored(0, life)))
+        self.hear(Reported(slot, Live(0, life, self.epoch)))
+
+    def seals(self, slot: int) -> LayerRef:
+        self.epoch += 1
+        life = self.coordinator.tasks[0].incarnation
+        path = f"0/{self.epoch}"
+        ref = LayerRef(0, self.epoch, life, self.epoch, path, 100, 7, self.level)
+        self.hear(Reported(slot, LayerAck(0, life, ref, {}, {}, {})))
+        self.tick()
+        return ref
+
+    def has(self, slot: int, *refs: LayerRef) -> None:
+        self.hear(Reported(slot, Held(0, tuple(ref.path for ref in refs))))
+        self.hear(Reported(slot, Followed(0, self.epoch)))
+        self.tick()
+
+    def dies(self, slot: int) -> None:
+        self.hear(SlotLost(slot))
+
+    def told(self, slot: int, kind: type[Any]) -> list[Any]:
+        found = [a.command for a in self.said if isinstance(a, Command) and a.slot == slot]
+        return [command for command in found if isinstance(command, kind)]
+
+    @property
+    def failure(self) -> str:
+        """With what the job has ended, if it has."""
+        ends = (f"{a.error}: {a.message}" for a in self.said if isinstance(a, Fail))
+        return next(ends, "")
+
+    @property
+    def floor(self) -> int:
+        return self.keeper.positions[0]
+
+
+def world(level: str, standbys: int = 1, slots: int = 3) -> World:
+    """The task lives in slot 0; slots 1, ... have its copies, the others none."""
+    made = World(level, standbys)
+    made.joins(*range(slots))
+    made.lives(0)
+    return made
+
+
+def test_the_strictest_level_of_a_chain_counts():
+    assert strictest(["memory", "store", "local"]) == "store"
+    assert strictest([]) == "store"
+
+
+@pytest.mark.parametrize("level", [MEMORY, LOCAL])
+def test_a_floor_moves_when_the_standby_has_the_layer(level):
+    job = world(level)
+    ref = job.seals(0)
+    (asked,) = [h for h in job.told(1, Hold) if ref in h.layers]
+    assert asked.sources == ("slot0",)
+    assert job.floor == 0
+    job.has(1, ref)
+    assert job.floor == 1
+    assert not job.failure
+
+
+def test_in_memory_all_standbys_must_have_it_and_on_disk_one():
+    memory, local = world(MEMORY, 2), world(LOCAL, 2)
+    ref, other = memory.seals(0), local.seals(0)
+    memory.has(1, ref)
+    local.has(1, other)
+    assert (memory.floor, local.floor) == (0, 1)
+    memory.has(2, ref)
+    assert memory.floor == 1
+
+
+def test_a_layer_is_of_no_use_without_those_below_it():
+    job = world(MEMORY)
+    first, second = job.seals(0), job.seals(0)
+    job.has(1, second)
+    assert job.floor == 0
+    job.has(1, first)
+    assert job.floor == 2
+
+
+def test_without_standbys_a_local_layer_needs_no_copy():
+    job = world(LOCAL, standbys=0)
+    job.seals(0)
+    assert job.floor == 1
+
+
+def test_floors_stand_still_until_a_lost_copy_is_made_again():
+    job = world(MEMORY)
+    job.has(1, job.seals(0))
+    job.dies(1)
+    ref = job.seals(0)
+    assert job.floor == 1
+    assert job.told(2, Hold)[-1].layers == (*job.keeper.layers[0], ref)
+    job.has(2, ref)
+    assert job.floor == 1, "the chain below it is not there"
+    job.has(2, *job.keeper.layers[0])
+    assert job.floor == 2
+
+
+def test_a_task_goes_on_with_its_standby_which_gives_the_state_to_the_next_one():
+    job = world(MEMORY)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.dies(0)
+    assert job.told(1, Activate)[-1].layers == (ref,)
+    job.lives(1)
+    assert job.told(2, Hold)[-1].sources == ("slot1",)
+    assert not job.failure
+
+
+def test_state_in_memory_is_lost_with_the_last_process_that_has_it():
+    job = world(MEMORY)
+    job.has(1, job.seals(0))
+    job.dies(1)
+    assert not job.failure
+    job.dies(0)
+    assert job.failure.startswith("StateLost: ")
+    assert "step 1 (100 bytes in 1 layers, persistence='memory') is lost" in job.failure
+
+
+def test_state_that_is_in_no_floor_cannot_be_lost():
+    job = world(MEMORY)
+    job.seals(0)
+    job.dies(1)
+    job.dies(0)
+    job.tick(5000)
+    assert not job.failure
+    assert job.told(2, Activate)[-1].layers == ()
+
+
+def test_a_slot_that_comes_to_the_disk_brings_the_state_back():
+    job = world(LOCAL)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.dies(0)
+    job.dies(1)
+    job.tick(900)
+    assert not job.told(2, Activate), "nobody has it who lives"
+    job.joins(5, disk="disk1")
+    assert job.told(2, Activate), "the disk was known to have it"
+    assert job.told(2, Hold)[-1].sources == ("slot5",)
+    assert not job.failure
+
+
+def test_a_disk_is_waited_for_but_not_for_ever():
+    job = world(LOCAL)
+    job.has(1, job.seals(0))
+    job.dies(0)
+    job.dies(1)
+    job.tick(900)
+    assert not job.failure
+    job.tick(200)
+    assert "local disks" in job.failure
+
+
+def test_the_next_driver_asks_slots_what_is_on_their_disks():
+    job = world(LOCAL)
+    ref = job.seals(0)
+    job.has(1, ref)
+    again = World(LOCAL, keeper=job.keeper)
+    again.epoch = 1
+    again.joins(0)
+    assert again.told(0, Hold) == [Hold(0, again.coordinator.tasks[0].incarnation, (ref,), ())]
+    assert not again.told(0, Activate)
+    again.has(0, ref)
+    assert again.told(0, Activate)
+
+
+def test_what_was_in_memory_the_next_driver_does_not_look_for():
+    job = world(MEMORY)
+    job.has(1, job.seals(0))
+    again = World(MEMORY, keeper=job.keeper)
+    assert again.failure.startswith("StateLost: ")
+
+
+def test_a_slot_gives_up_only_what_others_have():
+    job = world(MEMORY, slots=2)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.coordinator.slots[1].leaves = True  # its copy is to be elsewhere
+    job.coordinator.slots[1].standbys.clear()
+    job.joins(2)
+    assert job.told(2, Hold)[-1].layers == (ref,)
+    assert not job.told(1, Discard), "nobody but the task itself has it as well"
+    job.has(2, ref)
+    assert [command.layers for command in job.told(1, Discard)] == [(ref,)]
+
+
+def test_layers_are_merged_where_the_task_is_and_count_when_copies_have_them(monkeypatch):
+    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    job = world(MEMORY)
+    refs = [job.seals(0) for _ in range(3)]
+    job.has(1, *refs)
+    (command,) = job.told(0, MergeLayers)
+    assert command.layers == tuple(refs)
+    merged = LayerRef(0, 3, refs[-1].incarnation, 3, command.path, 250, 8, MEMORY)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    assert job.keeper.layers[0] == tuple(refs)
+    assert not job.told(0, Discard)
+    job.has(1, merged)
+    assert job.keeper.layers[0] == (merged,)
+    for slot in 0, 1:
+        assert {r for d in job.told(slot, Discard) for r in d.layers} == set(refs)
+    job.seals(0)
+    assert not job.failure

@@ -1,0 +1,37 @@
+"""Slots keep layers: no level promises too much, and a state is lost only with all who have it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
+
+SEEDS = 80
+PARTS = 8
+LEVELS = Kind(levels=True)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_violates_an_invariant(part):
+    ends: Counter[str] = Counter()
+    failures = []
+    for seed in range(part, SEEDS, PARTS):
+        result = simulate(seed, LEVELS)
+        ends[result.verdict] += 1
+        if result.verdict == "violation":
+            failures.append(f"clonos sim --levels --seed {seed}: {result.failure}")
+    assert not failures, "\n".join(failures)
+    assert ends["ok"] > SEEDS / PARTS / 2, "most jobs come to their end"
+
+
+def test_state_is_lost_in_some_seeds():
+    """Else nobody would look whether that has a reason."""
+    assert any(simulate(seed, LEVELS).verdict == "StateLost" for seed in range(SEEDS))
+
+
+def test_what_is_sent_while_nothing_comes_through_overtakes_nothing():
+    """Simulated sockets delivered it before what was still on its way then."""
+    assert simulate(879, LEVELS).verdict == "ok"
