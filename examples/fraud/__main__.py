@@ -69,11 +69,6 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    @property
-    def scored(self) -> int:
-        """Rows, whichever driver has delivered them."""
-        return self.samples[-1][1] if self.samples else 0
-
     def _run(self) -> None:
         before = newest = 0
         while not self._is_over.wait(SAMPLE_S):
@@ -105,10 +100,10 @@ def run(spark: Any, folder: Path, options: Options, say: Callable[[str], Any]) -
             wait_until(running, lambda: is_quiet(running) and keeps_past(running))
             sending.start()
             sending.wait(BRANCH)
-            wait_until(running, lambda: watch.scored >= sending.count(BRANCH))
+            wait_until(running, lambda: scored(running) >= sending.count(BRANCH))
             branch, kills, marks = conduct(job, running, world, sending, say)
             sending.wait()
-            wait_until(running, lambda: watch.scored >= len(payments))
+            wait_until(running, lambda: scored(running) >= len(payments))
             running.stop(settle="60 seconds")
             result = running.wait()
         finally:
@@ -214,6 +209,13 @@ def is_quiet(running: clonos.RunningJob) -> bool:
     """All tasks are live and have a standby."""
     kept = {name for slot in running.slots() for name in slot.keeps}
     return all(task.phase == "live" and task.name in kept for task in running.tasks())
+
+
+def scored(running: clonos.RunningJob) -> int:
+    """Payments that have come to the sink so far, whichever plan and driver brought them there."""
+    progress = running.last_progress
+    operators = () if progress is None else progress.operators
+    return sum(one.rows_in for one in operators if one.name == "scored")
 
 
 def keeps_past(running: clonos.RunningJob) -> bool:

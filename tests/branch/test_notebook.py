@@ -34,6 +34,7 @@ def test_what_is_shown_is_a_good_verdict():
     assert not [cell for cell in cells if "error" in {one.output_type for one in cell.outputs}]
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("new_jvm")  # two would need more memory
