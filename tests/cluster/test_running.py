@@ -48,14 +48,18 @@ def test_a_job_that_was_told_to_stop_does_not_begin_again_with_another_graph(run
 def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
     """The switch was made, and then the new graph could not begin."""
     succession = SimpleNamespace(
-        require=lambda _: None, look=lambda _: True, has_stopped=lambda: True
+        require=lambda _: None,
+        prepare=lambda *_: None,
+        give_up=lambda: None,
+        look=lambda _: True,
+        has_stopped=lambda: True,
     )
 
     def begun(*_: Any, upgrade: bool, **__: Any) -> Any:
         running._loop.over.set()
         raise OutputExists("the new sink's folder is taken") if upgrade else OtherJob("a new graph")
 
-    running._setup.page, running._setup.compiled = None, running._setup
+    running._setup.page, running._setup.compiled = None, job().compile()
     monkeypatch.setattr(driver, "Succession", lambda *_: succession)
     monkeypatch.setattr(driver, "DriverSetup", begun)
     with pytest.raises(OutputExists):

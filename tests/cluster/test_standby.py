@@ -38,7 +38,7 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
         spark=None,
         directory=directory,
         inbox=SimpleNamespace(put=pytest.fail),
-        _durability="fsync",
+        durability="fsync",
         _prepare=lambda *_: None,
     )
     standby._pause = partial(setup.DriverSetup._pause, standby)

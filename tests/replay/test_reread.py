@@ -33,7 +33,7 @@ def looked(job, *cuts, after=0):
     layer = replace(beginning(job.plan.tasks[0]), source_rows=after)
     causes: list[Determinant] = [Source(len(c), seal(batch(*c)).digest, None) for c in cuts]
     records = tuple(encode_record([cause]) for cause in [*causes, SourceEnd()])
-    return reread(job, {0: layer}, [Run(0, Incarnation(1, 0), 5, records)], "memory://none")
+    return reread(job.codes, {0: layer}, [Run(0, Incarnation(1, 0), 5, records)], "memory://none")
 
 
 def test_rows_that_are_there_are_counted():

@@ -112,8 +112,7 @@ class DriverSetup:
         prepared: Callable[[], Prepared] = lambda: NOTHING,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
-        self._prepared = prepared
-        self._journal, self._profile = journal, profile
+        self._journal, self._profile, self._prepared = journal, profile, prepared
         plan = compiled.plan
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
