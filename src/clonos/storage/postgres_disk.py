@@ -31,7 +31,7 @@ import pyarrow as pa
 from clonos.core.content import Content, pieces_of
 from clonos.extras import imported
 from clonos.storage.files import Info, Lock, Locked, Tail, UnusableStore
-from clonos.storage.terms import Superseded
+from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")
 
@@ -204,12 +204,7 @@ class PostgresDisk:
     def require_ours(self, rows: int) -> None:
         """Raise :class:`Superseded` if a statement that checks our fence has found no row."""
         if not rows:
-            raise Superseded(
-                "another driver has taken over this job's journal",
-                where=self.place,
-                remedy="if you did not expect that, see who started it; this driver has ended, and "
-                "nothing is lost",
-            )
+            raise taken_over(self.place)
 
     def close(self) -> None:
         """Close the connection. A lock is given up by closing it."""

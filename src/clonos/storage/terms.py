@@ -195,5 +195,15 @@ def superseded(rival: Term, where: str) -> Superseded:
     )
 
 
+def taken_over(where: str) -> Superseded:
+    """What to say when another one has the journal."""
+    return Superseded(
+        "another driver has taken over this job's journal",
+        where=where,
+        remedy="if you did not expect that, see who started it; this driver has ended, and "
+        "nothing is lost",
+    )
+
+
 def _name(number: int) -> str:
     return f"{number:012d}"

@@ -26,7 +26,7 @@ from clonos.storage.files import Info, Lock, Locked, Tail
 from clonos.storage.objects.chain import Chain
 from clonos.storage.objects.stores import Objects
 from clonos.storage.objects.tree import Change, Tree
-from clonos.storage.terms import Superseded
+from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")
 
@@ -122,12 +122,7 @@ class ObjectDisk:
 
     def _require_ours(self) -> None:
         if self._has_begun and not self._chain.is_ours and self._held is not None:
-            raise Superseded(
-                "another driver has taken over this job's journal",
-                where=self.place,
-                remedy="if you did not expect that, see who started it; this driver has ended, and "
-                "nothing is lost",
-            )
+            raise taken_over(self.place)
 
     # --- files -----------------------------------------------------------------------------------
 
