@@ -14,7 +14,7 @@ from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import CannotRewind
 from clonos.replay.reread import reread
-from clonos.upgrade.switch import beginning
+from clonos.upgrade.sealed import beginning
 
 
 def batch(*numbers):

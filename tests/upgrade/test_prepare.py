@@ -23,9 +23,8 @@ from clonos.state.kept import kept_of
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.prepare import NOTHING, Prepared, layers_since, prepare
-from clonos.upgrade.sealed import Sealed
+from clonos.upgrade.sealed import Sealed, beginning
 from clonos.upgrade.shape import Shape
-from clonos.upgrade.switch import beginning
 
 LIFE = Incarnation(1, 0)
 

@@ -10,19 +10,24 @@ last: what comes twice, since layers have been merged meanwhile, does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
-from clonos.columns.keys import owner_of_group
+import numpy as np
+
 from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.operators.shares import Heir
 from clonos.state.deltas import merge_deltas, of_runs, open_delta
 from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.storage.opened import ScratchFile
 from clonos.upgrade.flow import Flow
+from clonos.upgrade.layers import owned
+from clonos.upgrade.sealed import beginning
 from clonos.upgrade.shape import Shape
 
 Chains = Mapping[int, Sequence[LayerRef]]
@@ -108,7 +113,10 @@ def prepare(
     rounds, layers = so_far.rounds + 1, dict(so_far.layers)
     for task, one in made.items():
         if one.runs:
-            layer = _beneath(task, rounds, maker, one.delta(now.chains[task]))
+            # Others lie upon it, which say where the task stands.
+            first = beginning(now.plan.tasks[task])
+            delta = one.delta(now.chains[task])
+            layer = replace(first, incarnation=maker, epoch=rounds, delta=delta)
             layers[task] = (*so_far.below(task), put_whole(store, layer))
     upto = {task: chain[-1].epoch for task, chain in chains.items()}
     return Prepared(upto, so_far.operators | names, layers, rounds)
@@ -138,6 +146,10 @@ class _Owner:
     def end(self, operator: int) -> None:
         if (index := self._writer.index()).rows:
             self._made.runs.append((operator, index))
+
+
+_Heir = tuple[int, Callable[[Any], Any]]
+"""A task, and which of some key groups it owns."""
 
 
 class _Owners:
@@ -178,45 +190,20 @@ class _Values:
             for (task, _), owner in zip(heirs, owners, strict=True):
                 owner.end(self._now.chains[task].index(name))
 
-    def _heirs(
-        self, name: str
-    ) -> Iterator[tuple[Sequence[int], list[tuple[int, Callable[[Any], Any]]]]]:
+    def _heirs(self, name: str) -> Iterator[tuple[Sequence[int], list[_Heir]]]:
         """Former tasks, and who goes on with their state."""
-        homes, shared = self._now.homes[name], []
+        homes, shared = self._now.homes[name], list[_Heir]()
         for index, task in enumerate(homes):
             if self._flow.predecessor(name, index) is not None:
                 yield self._flow.former(name, index), [(task, _all)]
             else:
-                shared.append((task, _owns(index, len(homes))))
+                shared.append((task, partial(owned, heir=Heir(index, len(homes)))))
         if shared:
             yield self._flow.all_former(name), shared
 
 
 def _all(groups: Any) -> Any:
-    return groups == groups  # noqa: PLR0124 - every one of them
-
-
-def _owns(index: int, parallelism: int) -> Callable[[Any], Any]:
-    return lambda groups: owner_of_group(groups, parallelism) == index
-
-
-def _beneath(task: int, number: int, maker: Incarnation, delta: Any) -> Layer:
-    """A layer that others lie upon, which say where the task stands."""
-    return Layer(
-        task=task,
-        incarnation=maker,
-        epoch=number,
-        position=0,
-        ins={},
-        outs={},
-        ended=(),
-        dep={},
-        clock_ms=0,
-        wake_ms=None,
-        source_rows=0,
-        source_ended=False,
-        delta=delta,
-    )
+    return np.ones(len(groups), np.bool_)
 
 
 def layers_since(

@@ -22,18 +22,16 @@ import msgpack
 
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.layer import merge_layers
 from clonos.core.messages import Item, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
-from clonos.state.deltas import merge_deltas
-from clonos.storage.layers import LayerStore, get_layers, put_whole
+from clonos.storage.layers import LayerStore, put_whole
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.sealed import Discarded, Sealed
 from clonos.upgrade.section import borders, with_section_back
 from clonos.upgrade.shape import Shape
-from clonos.upgrade.switch import Journal, beginning
+from clonos.upgrade.switch import Journal, as_one
 
 _NUMBERS_APART: Final = 1 << 40
 """More calls than an operator has asked since any point."""
@@ -110,10 +108,7 @@ class Rewind:
 
     def _layer(self, task: int) -> Layer:
         chains = self.point.layers if task in self.section else self._keeper.layers
-        layers = get_layers(self.store, chains[task])
-        if not layers:
-            return beginning(self._plan.tasks[task])
-        return merge_layers(layers, merge_deltas, is_base=True)
+        return as_one(self._plan.tasks[task], chains[task], self.store)
 
     def _require_rest(self) -> None:
         """See that those who stay have nothing to replay."""

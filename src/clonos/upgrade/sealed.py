@@ -1,11 +1,12 @@
-"""How the first layers of another plan, or of another time, are named."""
+"""First layers: where a task begins, and how those of another plan, or another time, are named."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clonos.core.plan import Incarnation
+from clonos.core.messages import Layer
+from clonos.core.plan import Incarnation, TaskSpec
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,22 @@ class Sealed:
     epoch: int
     generation: int
     discarded: Discarded | None = None
+
+
+def beginning(task: TaskSpec) -> Layer:
+    """Where a task begins."""
+    return Layer(
+        task=task.id,
+        incarnation=Incarnation(0, 0),
+        epoch=0,
+        position=0,
+        ins=dict.fromkeys(task.inputs, (0, 0)),
+        outs=dict.fromkeys(task.outputs, (0, 0)),
+        ended=(),
+        dep={},
+        clock_ms=0,
+        wake_ms=None,
+        source_rows=0,
+        source_ended=False,
+        delta=b"",
+    )

@@ -13,7 +13,7 @@ from typing import Final
 
 from clonos.core.digest import chain
 from clonos.core.messages import Dependency, Item, Kind, Layer
-from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
+from clonos.core.plan import Plan, TaskSpec
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.make import make_operator
@@ -63,12 +63,8 @@ def section_of(compiled: CompiledJob, operator: str) -> frozenset[int]:
 
 def downstream(plan: Plan, tasks: Collection[int]) -> frozenset[int]:
     """These tasks, and all that hear of them."""
-    found, new = set(tasks), set(tasks)
-    while new:
-        heard = {c.receiver for c in plan.channels if c.sender in new} - {HOUSE_KEEPER}
-        new = heard - found
-        found |= new
-    return frozenset(found)
+    origins = plan.distances
+    return frozenset(task for task in origins if not origins[task].keys().isdisjoint(tasks))
 
 
 def borders(plan: Plan, section: Collection[int]) -> list[int]:

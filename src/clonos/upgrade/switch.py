@@ -27,7 +27,7 @@ from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.prepare import NOTHING, Prepared, layers_since
-from clonos.upgrade.sealed import Sealed
+from clonos.upgrade.sealed import Sealed, beginning
 from clonos.upgrade.shape import Shape
 
 
@@ -106,7 +106,7 @@ class Switch:
         how = (self._drop_state, self._numbers, prepared.operators)
         shared = Redistribution(self._before, last, self._compiled, sealed, *how)
         stored = {
-            task: (layer, (*prepared.below(task), _put(store, layer)))
+            task: (layer, (*prepared.below(task), put_whole(store, layer)))
             for task, layer in shared.layers().items()
         }
         announce(shared.asked())
@@ -144,14 +144,13 @@ class Switch:
 
 def last_layers(plan: Plan, keeper: HouseKeeper, store: LayerStore) -> dict[int, Layer]:
     """Of each task, what all its layers have, as one."""
-    found = {}
-    for task in plan.tasks:
-        layers = get_layers(store, keeper.layers[task.id])
-        if layers:
-            found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
-        else:  # it has stopped before its first checkpoint
-            found[task.id] = beginning(task)
-    return found
+    return {task.id: as_one(task, keeper.layers[task.id], store) for task in plan.tasks}
+
+
+def as_one(task: TaskSpec, chain: Sequence[LayerRef], store: LayerStore) -> Layer:
+    """What these layers of a task have; of none: where it begins, before its first checkpoint."""
+    layers = get_layers(store, chain)
+    return merge_layers(layers, merge_deltas, is_base=True) if layers else beginning(task)
 
 
 def require_stored(plan: Plan) -> None:
@@ -169,26 +168,3 @@ def not_stored(task: str, level: str) -> CannotUpgrade:
         where=task,
         remedy="keep it with persistence='store', or start the new job in another checkpoint_dir",
     )
-
-
-def beginning(task: TaskSpec) -> Layer:
-    """Where a task begins."""
-    return Layer(
-        task=task.id,
-        incarnation=Incarnation(0, 0),
-        epoch=0,
-        position=0,
-        ins=dict.fromkeys(task.inputs, (0, 0)),
-        outs=dict.fromkeys(task.outputs, (0, 0)),
-        ended=(),
-        dep={},
-        clock_ms=0,
-        wake_ms=None,
-        source_rows=0,
-        source_ended=False,
-        delta=b"",
-    )
-
-
-def _put(store: LayerStore, layer: Layer) -> LayerRef:
-    return put_whole(store, layer)
