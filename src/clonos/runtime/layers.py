@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from clonos.nodes.events import (
     WorkFailed,
 )
 from clonos.state.deltas import merge_into
-from clonos.storage.files import Durability
+from clonos.storage.files import Durability, UnusableStore
 from clonos.storage.layers import LayerStore
 from clonos.storage.leveled import LeveledLayers
 from clonos.storage.opened import ScratchFile
@@ -43,10 +44,25 @@ NAME: Final = "disk"
 
 def local_folder(uri: str, local_dir: str | None) -> Path:
     """Where on this machine's disk a job has layers: the same folder for all its processes, and
-    when it is started again."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    base = Path(local_dir or Path(tempfile.gettempdir()) / f"clonos-{user}")
-    return base / Path(uri.rstrip("/")).name
+    when it is started again.
+
+    Raises
+    ------
+    UnusableStore
+        Among the temporary files, where everybody may write, somebody else has that folder.
+    """
+    name = Path(uri.rstrip("/")).name
+    if local_dir is not None:
+        return Path(local_dir) / name
+    base = Path(tempfile.gettempdir()) / f"clonos-{os.getuid()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UnusableStore(
+            f"{base} belongs to somebody else, who could read and replace the state of the job",
+            remedy="give clonos.Job(local_dir=...), a folder that is only yours",
+        )
+    return base / name
 
 
 def disk_of(folder: Path) -> str:
