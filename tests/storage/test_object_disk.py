@@ -1,24 +1,17 @@
-"""A journal of objects: who may write, and what happens when the store is away.
-
-The stores are a folder, obstore's own store in memory, and S3 itself, or what speaks like it, if
-CLONOS_S3 has the URI of a place that may be filled (keys and endpoint are in the environment, as
-obstore reads them).
-"""
+"""A disk of objects: what is put together, and what happens when the store is away."""
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 
 import pytest
 
-from clonos.storage.files import Locked, UnusableStore
-from clonos.storage.journal import Journal, JournalBroken, JournalInUse
+from clonos.storage.files import UnusableStore
+from clonos.storage.journal import Journal, JournalBroken
 from clonos.storage.objects import disk as module
 from clonos.storage.objects.disk import ObjectDisk
-from clonos.storage.objects.stores import FolderObjects, Objects, RemoteObjects, objects_of
-from clonos.storage.terms import Superseded
+from clonos.storage.objects.stores import Objects, RemoteObjects, objects_of
+from tests.storage.conftest import PLACES, objects_in
 
 LEASE_S = 1.0
 BEAT_S = 0.05
@@ -28,16 +21,10 @@ ROOT = "/job"
 Drivers = Callable[..., ObjectDisk]
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=PLACES)
 def objects(request, tmp_path) -> Objects:
     """Where objects are."""
-    if request.param == "folder":
-        return FolderObjects(f"file://{tmp_path}/objects")
-    if request.param == "memory":
-        return RemoteObjects("memory:///")
-    if "CLONOS_S3" not in os.environ:
-        pytest.skip("CLONOS_S3 names no place")
-    return RemoteObjects(f"{os.environ['CLONOS_S3'].rstrip('/')}/{secrets.token_hex(8)}")
+    return objects_in(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -64,52 +51,6 @@ def test_objects(objects):
     assert objects.names("changes") == ["changes/2"]
     with pytest.raises(FileNotFoundError):
         objects.read("changes/1")
-
-
-def test_a_journal_of_objects(driver):
-    disk = driver()
-    with Journal(ROOT, disk=disk) as journal:
-        journal.append([b"one", b"two"])
-        journal.commit()
-        journal.append([b"never committed"])
-    with Journal(ROOT, disk=disk) as journal:
-        assert list(journal.replay()) == [b"one", b"two"]
-        journal.rotate([b"head"])
-        journal.append([b"three"])
-        journal.commit()
-        with pytest.raises(JournalInUse, match="on "):
-            Journal(ROOT, disk=driver())
-    with Journal(ROOT, disk=driver()) as journal:
-        assert list(journal.replay()) == [b"head", b"three"]
-
-
-def test_a_frozen_driver_writes_nothing_after_another_one_took_over(driver):
-    frozen = driver(is_frozen=True)
-    old = Journal(ROOT, disk=frozen)
-    old.append([b"one"])
-    old.commit()
-    with Journal(ROOT, disk=driver()) as new:
-        assert list(new.replay()) == [b"one"]
-        old.append([b"late"])
-        for change in (
-            old.commit,
-            lambda: old.rotate([b"late"]),
-            lambda: frozen.write(f"{ROOT}/late", b""),
-            lambda: frozen.delete(f"{ROOT}/000000000001.journal"),
-            lambda: frozen.make_folder(f"{ROOT}/late"),
-        ):
-            with pytest.raises(Superseded, match="another driver"):
-                change()
-        assert list(new.replay()) == [b"one"]
-
-
-def test_a_holder_who_lives_keeps_the_lock(driver):
-    lock = driver().lock(f"{ROOT}/lock", "me")
-    for _ in range(3):  # each try watches for longer than the lease, if nobody beats
-        with pytest.raises(Locked, match="me"):
-            driver().lock(f"{ROOT}/lock", "another")
-    lock.close()
-    driver().lock(f"{ROOT}/lock", "another").close()
 
 
 def test_nobody_writes_beside_the_holder(driver):

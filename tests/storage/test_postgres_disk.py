@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from clonos.storage.files import Locked, UnusableStore
-from clonos.storage.journal import Journal, JournalBroken, JournalInUse
+from clonos.storage.journal import Journal, JournalBroken
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Superseded
 
@@ -52,44 +52,6 @@ def driver(postgres, root) -> Iterator[Drivers]:
         one.close()
 
 
-def test_a_journal_in_a_database(driver, root):
-    disk = driver()
-    with Journal(root, disk=disk) as journal:
-        journal.append([b"one", b"two"])
-        journal.commit()
-        journal.append([b"never committed"])
-    with Journal(root, disk=disk) as journal:
-        assert list(journal.replay()) == [b"one", b"two"]
-        journal.rotate([b"head"])
-        journal.append([b"three"])
-        journal.commit()
-        with pytest.raises(JournalInUse, match="on "):
-            Journal(root, disk=driver())
-    with Journal(root, disk=driver()) as journal:
-        assert list(journal.replay()) == [b"head", b"three"]
-
-
-def test_a_frozen_driver_writes_nothing_after_another_one_took_over(driver, root):
-    frozen = driver(is_frozen=True)
-    old = Journal(root, disk=frozen)
-    old.append([b"one"])
-    old.commit()
-    with Journal(root, disk=driver()) as new:
-        assert list(new.replay()) == [b"one"]
-        old.append([b"late"])
-        for change in (
-            old.commit,
-            lambda: old.rotate([b"late"]),
-            lambda: frozen.write(f"{root}/late", b""),
-            lambda: frozen.delete(f"{root}/000000000001.journal"),
-            lambda: frozen.make_folder(f"{root}/late"),
-        ):
-            with pytest.raises(Superseded, match="another driver"):
-                change()
-        assert list(new.replay()) == [b"one"]
-    frozen.close()
-
-
 def test_a_group_is_there_before_the_new_driver_reads_or_never(driver, root):
     """One appends as fast as it can, while another one takes over again and again."""
     with Journal(root, disk=driver()) as journal:
@@ -116,15 +78,6 @@ def test_a_group_is_there_before_the_new_driver_reads_or_never(driver, root):
             writer.join()
             assert is_superseded.is_set()
             assert len(list(new.replay())) == seen == committed
-
-
-def test_a_holder_who_lives_keeps_the_lock(driver, root):
-    lock = driver().lock(f"{root}/lock", "me")
-    for _ in range(3):  # each try watches for longer than the lease, if nobody beats
-        with pytest.raises(Locked, match="me"):
-            driver().lock(f"{root}/lock", "another")
-    lock.close()
-    driver().lock(f"{root}/lock", "another").close()
 
 
 def test_a_server_that_is_away_for_a_while(postgres_server, driver, root):

@@ -88,9 +88,6 @@ class ObjectDisk:
         """Where the objects are, without secrets."""
         return self._objects.place
 
-    def close(self) -> None:
-        """Nothing is open. A lock is given up by closing it."""
-
     # --- changes ---------------------------------------------------------------------------------
 
     def _change(self, make: Callable[[Tree], Change | None]) -> None:
