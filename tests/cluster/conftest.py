@@ -274,9 +274,15 @@ class Kit:
         assert recovered(), "the job ended too soon"
 
     def pids(self, job: RunningJob, *tasks: str) -> list[int]:
-        """Of the processes that run these tasks, each once."""
-        by_name = {name: slot.pid for slot in job.slots() for name in slot.runs}
-        return list(dict.fromkeys(by_name[task] for task in tasks))
+        """Of the processes that run these tasks, each once; as soon as each of them has one."""
+        found: dict[str, int] = {}
+
+        def have_come() -> bool:
+            found.update((name, slot.pid) for slot in job.slots() for name in slot.runs)
+            return not job.is_running or found.keys() >= set(tasks)
+
+        self.wait_for(have_come)
+        return list(dict.fromkeys(found[task] for task in tasks))
 
     def kill(self, job: RunningJob, *tasks: str) -> None:
         self.kill_processes(*self.pids(job, *tasks))
