@@ -15,6 +15,7 @@ from clonos.core.levels import (
     Discard,
     Held,
     Hold,
+    Lacks,
     LayerRef,
     LayersMerged,
     MergeLayers,
@@ -259,3 +260,65 @@ def test_layers_are_merged_where_the_task_is_and_count_when_copies_have_them(mon
         assert {r for d in job.told(slot, Discard) for r in d.layers} == set(refs)
     job.seals(0)
     assert not job.failure
+
+
+def test_what_cannot_be_read_any_more_is_had_no_more_and_fetched_again():
+    job = world(LOCAL)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    assert job.told(0, Hold)[-1] == Hold(0, ref.incarnation, (ref,), ("slot1",))
+    second = job.seals(0)
+    job.has(1, second)
+    assert job.floor == 1, "what lies below it is not safe"
+    job.coordinator.check()
+    job.has(0, ref)
+    assert job.floor == 2
+    job.coordinator.check()
+
+
+def test_what_nobody_can_read_is_lost_after_a_while():
+    job = world(LOCAL, standbys=0, slots=1)
+    ref = job.seals(0)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    assert not job.failure
+    job.tick(900)
+    job.tick(200)
+    assert job.failure.startswith("StateLost: ")
+
+
+def test_a_driver_that_slept_has_not_waited():
+    job = world(LOCAL)
+    job.has(1, job.seals(0))
+    job.dies(0)
+    job.dies(1)
+    job.now_ms += 3_600_000
+    job.joins(4)
+    job.joins(5, disk="disk1")
+    assert not job.failure
+    assert job.told(2, Activate)
+
+
+def test_what_counts_stays_on_a_disk_that_another_slot_may_be_told_to_use():
+    """A slot that is slow to hear would delete it when others rely on it again."""
+    job = world(LOCAL, slots=2)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.coordinator.slots[1].leaves = True  # its copy is to be elsewhere
+    job.coordinator.slots[1].standbys.clear()
+    job.joins(2)
+    job.has(2, ref)
+    assert job.floor == 1
+    assert not job.told(1, Discard)
+
+
+def test_who_has_no_copy_any_more_is_told_to_fetch_no_more():
+    job = world(LOCAL, slots=2)
+    first = job.seals(0)
+    job.has(1, first)
+    second = job.seals(0)
+    assert job.told(1, Hold)[-1].layers == (first, second)
+    job.coordinator.slots[1].leaves = True  # its copy is to be elsewhere
+    job.coordinator.slots[1].standbys.clear()
+    job.joins(2)
+    assert job.told(1, Hold)[-1] == Hold(0, first.incarnation, (first,), ())

@@ -138,6 +138,7 @@ class Coordinator:
             msg.Yielded: self.moves.yielded,
             msg.Claim: self._on_claim,
             levels.Held: self._on_held,
+            levels.Lacks: self.holdings.lacks,
             levels.LayersMerged: self.holdings.merged,
         }
 

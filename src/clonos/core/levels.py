@@ -118,6 +118,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Lacks:
+    """Layers of `task` that were here, and cannot be read any more. They are fetched again."""
+
+    task: int
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LayersMerged:
     """A :class:`MergeLayers` is done; None: it cannot be, now."""
 
