@@ -171,6 +171,9 @@ def test_state_in_memory_is_lost_with_the_last_process_that_has_it():
     job.dies(1)
     assert not job.failure
     job.dies(0)
+    job.tick(900)
+    assert not job.failure, "a slot may be about to say that it has got it"
+    job.tick(200)
     assert job.failure.startswith("StateLost: ")
     assert "step 1 (100 bytes in 1 layers, persistence='memory') is lost" in job.failure
 
@@ -227,6 +230,8 @@ def test_what_was_in_memory_the_next_driver_does_not_look_for():
     job = world(MEMORY)
     job.has(1, job.seals(0))
     again = World(MEMORY, keeper=job.keeper)
+    again.tick(900)
+    again.tick(200)
     assert again.failure.startswith("StateLost: ")
 
 
@@ -275,6 +280,32 @@ def test_what_cannot_be_read_any_more_is_had_no_more_and_fetched_again():
     job.has(0, ref)
     assert job.floor == 2
     job.coordinator.check()
+
+
+def test_who_has_the_same_disk_is_asked_again_when_another_slot_does_not_find_it():
+    """What that one looked for may have been written meanwhile."""
+    job = world(LOCAL, slots=2)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.joins(2, disk="disk1")
+    asked = len(job.told(1, Hold))
+    job.hear(Reported(2, Lacks(0, (ref.path,))))
+    assert len(job.told(1, Hold)) == asked + 1
+    job.has(1, ref)
+    job.has(1, job.seals(0))
+    assert job.floor == 2
+
+
+def test_a_slot_that_gets_the_last_copy_is_heard_though_all_others_have_died():
+    job = world(MEMORY)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.dies(1)
+    job.dies(0)
+    job.has(2, ref)
+    assert job.told(2, Activate)[-1].layers == (ref,)
+    job.tick(5000)
+    assert not job.failure
 
 
 def test_what_nobody_can_read_is_lost_after_a_while():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import (
+    LOCAL,
     MEMORY,
     SHELF,
     Discard,
@@ -247,10 +249,10 @@ def test_what_cannot_be_read_here_comes_from_others(world):
     assert world.asked == [("fetch", 40, [one, two])]
     assert world.keeping.fetch_failed(FetchFailed(40, UnreadableLayer("a bit is another one")))
     assert looked(world, one) == (one, two)
-    assert world.said == [Lacks(0, (two.path,))]
+    assert world.said == [Lacks(0, (two.path,)), Held(0, (one.path,))]
     world.says(LayersHere(), LayerPart(two.path, 0, 2, b"ab"))
     world.kept()
-    assert world.said[1:] == [Held(0, (two.path,))]
+    assert world.said[2:] == [Held(0, (two.path,))]
     assert world.asked[-1] == ("fetch", 40, [one, two])
     world.keeping.fetched(40)
     assert not world.in_vain
@@ -303,3 +305,19 @@ def test_nobody_is_asked_as_long_as_nobody_is_named(world):
     world.tick(3600.0)
     world.hold(ref(1), sources=("a",))
     assert [line.address for line in world.lines] == ["a"]
+
+
+def test_what_a_disk_should_have_and_has_not_is_told(world):
+    one = replace(ref(1), level=LOCAL)
+    world.hold(one)
+    assert world.said == [Lacks(0, (one.path,))]
+
+
+def test_who_is_told_the_same_again_is_asked_what_is_here(world):
+    one = ref(1)
+    world.keeping.stored(one, is_over=False)
+    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    assert not world.asked
+    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    assert looked(world, one) == (one,)
+    assert world.said == [Held(0, (one.path,))]

@@ -13,8 +13,8 @@ to give up what others do not have as safely.
 
 A disk outlives the processes of its machine. What only disks have on whose machines no slot lives
 is missing until one does: for a while, then it counts as lost. What was in the memories of
-processes is lost with the last of them. Lost is lost: nobody can make it again, for what led to it
-was given up. The job ends then (:class:`~clonos.errors.StateLost`).
+processes is lost with the last of them, unless one that lives says soon that it has got it. Lost is
+lost: nobody can make it again, for what led to it was given up. The job ends then (:class:`~clonos.errors.StateLost`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from clonos.core.roster import RUNNING, Roster
 
 LOST_MS: Final = 60_000
 """How long a machine may be away that alone has a layer on its disk."""
+HEARD_MS: Final = 2000
+"""In memory, what a slot has got may be on its way to be told for this long."""
 AWAKE_MS: Final = 1000
 """Of the time from one look to the next no more counts: a driver that slept has not waited."""
 AGAIN_MS: Final = 1000
@@ -116,13 +118,20 @@ class Holdings:
                 self._note(slot, known[path])
 
     def lacks(self, slot: int, report: Lacks) -> None:
-        """A slot has found a layer damaged, or gone."""
-        for path in report.paths:
-            if path in (of_task := self._where[report.task]):
-                ref, places = of_task[path]
-                places.discard(_place(self._roster.slots[slot], ref))
-                self._unread.add(report.task)
-                self._changed.add(report.task)
+        """A slot does not find what it should have: it is damaged, or gone. Another slot with that
+        disk may have put it there meanwhile, and is asked again."""
+        of_task, here = self._where[report.task], self._roster.slots[slot]
+        gone = [path for path in report.paths if path in of_task]
+        gone = [path for path in gone if _place(here, of_task[path][0]) in of_task[path][1]]
+        for path in gone:
+            ref, places = of_task[path]
+            places.discard(_place(here, ref))
+            for other in self._roster.slots.values():
+                if other is not here and _place(other, ref) == _place(here, ref):
+                    self._told.pop((other.id, report.task), None)
+        if gone:
+            self._unread.add(report.task)
+            self._changed.add(report.task)
 
     def _told_of(self, slot: int, task: int) -> Sequence[LayerRef]:
         return self._told[slot, task].layers if (slot, task) in self._told else ()
@@ -213,7 +222,8 @@ class Holdings:
                 self._missing.pop(task, None)
                 continue
             waited_ms = self._missing[task] = self._missing.get(task, -passed_ms) + passed_ms
-            if any(ref.level == MEMORY for ref in without) or waited_ms > self._lost_ms:
+            is_memory = any(ref.level == MEMORY for ref in without)
+            if waited_ms > (min(HEARD_MS, self._lost_ms) if is_memory else self._lost_ms):
                 self._give_up(task, without)
                 return True
         return False

@@ -71,7 +71,8 @@ class LayerRef:
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Keep these layers of `task`, all that count of it; the newest Hold of a task is the one that
-    is meant. What is not there yet, the slots at these addresses may have (none: do not ask).
+    is meant. What is not there yet, the slots at these addresses may have (none: do not ask). If it
+    says the same as the one before, the coordinator asks what is there.
 
     ``life``: the task's newest one. What earlier ones have sealed here counts only if it is named.
     """
@@ -119,7 +120,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Lacks:
-    """Layers of `task` that were here, and cannot be read any more. They are fetched again."""
+    """Layers of `task` that a :class:`Hold` has named, and that are not here, or cannot be read any
+    more. They are fetched."""
 
     task: int
     paths: tuple[str, ...]

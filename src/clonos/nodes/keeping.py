@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import (
+    LOCAL,
     SHELF,
     STORE,
     Discard,
@@ -103,6 +104,7 @@ class Keeping:
 
     def hold(self, command: Hold) -> None:
         """These layers are to be here, and of this task no others that earlier lives have made."""
+        is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
         named = {ref.path for ref in command.layers}
         self._drop_sealed(command.task, command.life, named)
@@ -113,7 +115,7 @@ class Keeping:
         unknown = tuple(
             ref
             for ref in command.layers
-            if ref.path not in self._here
+            if (ref.path not in self._here or is_asked_again)
             and ref.path not in self._transfers
             and ref.path not in looked_for
         )
@@ -135,11 +137,11 @@ class Keeping:
         refs, found = self._looking.pop(event.ticket), list[LayerRef]()
         for ref in refs:
             if ref.path in event.found:
-                if ref.path not in self._here and self._is_named(ref):
+                if self._is_named(ref):
                     found.append(ref)
                     self._here[ref.path] = ref
                 continue
-            if self._here.pop(ref.path, None) is not None:
+            if self._here.pop(ref.path, None) is not None or ref.level == LOCAL:
                 self._send(Lacks(ref.task, (ref.path,)))
             if self._is_named(ref) and ref.path not in self._transfers:
                 self._transfers[ref.path] = _Transfer(ref)
