@@ -276,12 +276,11 @@ def test_a_full_disk_hinders_neither_what_makes_room_nor_other_levels(world):
     old, other = put(world, sealed(0, 1), sealed(0, 2), level=LOCAL)
     world.fill_local()
     world.port.put(1, sealed(0, 3), LOCAL)
-    world.port.keep(2, other, b"not it")
     world.port.put(3, sealed(1, 3), MEMORY)
     world.port.put(4, sealed(2, 3), STORE)
     world.port.look(5, [old, other])
     world.until(lambda: len(world.heard) == 3)
     assert {type(event) for event in world.heard} == {Stored, Looked}
     world.port.drop([old])
-    world.until(lambda: len(world.heard) == 5)
+    world.until(lambda: len(world.heard) == 4)
     assert {event.life for event in world.heard if type(event) is Stored} == {1, 3, 4}

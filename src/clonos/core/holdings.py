@@ -14,7 +14,8 @@ to give up what others do not have as safely.
 A disk outlives the processes of its machine. What only disks have on whose machines no slot lives
 is missing until one does: for a while, then it counts as lost. What was in the memories of
 processes is lost with the last of them, unless one that lives says soon that it has got it. Lost is
-lost: nobody can make it again, for what led to it was given up. The job ends then (:class:`~clonos.errors.StateLost`).
+lost: nobody can make it again, for what led to it was given up. The job ends then
+(:class:`~clonos.errors.StateLost`).
 """
 
 from __future__ import annotations
