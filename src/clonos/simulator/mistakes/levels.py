@@ -37,11 +37,12 @@ def whoever_has_it(original: Any) -> Any:
 
 
 def with_its_process(original: Any) -> Any:
-    """What a task had counts as lost with it, whoever else has it."""
+    """What a task had counts as lost with it, at once, whoever else has it."""
 
     def without(self: Any, task: int) -> Any:
         home = self._roster.tasks[task].slot
         if home is None and self._roster.tasks[task].incarnation.n:
+            self._lost_ms = -1
             return [r for r in self._roster.keeper.layers[task] if r.level != "store"]
         return original(self, task)
 

@@ -65,7 +65,7 @@ LOSSES = (
     ("kill", 12), ("kill standby", 12), ("kill copies", 8), ("kill executor", 6),
     ("lose machine", 3), ("break stream", 6), ("late stream", 3), ("kill in turn", 6),
     ("rot on a machine", 8), ("machine's disk full", 4), ("machine's disk fails", 4),
-    ("driver sleeps", 3), ("stall", 4),
+    ("driver sleeps", 4), ("stall", 4),
 )  # fmt: skip
 """Who has layers that are in no store."""
 
@@ -408,13 +408,12 @@ class Faults:
         self.cluster.kill_driver()
 
     def _driver_sleeps(self) -> None:
-        """For longer than a disk is waited for, and has just heard that many processes are gone."""
+        """For longer than a disk is waited for, and has just heard that all processes are gone."""
         cluster, random = self.cluster, self.cluster.random
         for slot in cluster.alive():
-            if random.random() < 0.7:
-                cluster.kill(slot, "killed before the driver sleeps")
+            cluster.kill(slot, "killed before the driver sleeps")
         asleep_ms = cluster.options.lost_ms * random.choice((1.1, 1.5))
-        cluster.scheduler.after(random.random() * 60, self._sleep, asleep_ms)
+        cluster.scheduler.after(10 + random.random() * 20, self._sleep, asleep_ms)
 
     def _sleep(self, asleep_ms: float) -> None:
         self.cluster.driver.paused_until = self.cluster.scheduler.now + asleep_ms
