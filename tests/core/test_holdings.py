@@ -353,3 +353,16 @@ def test_who_has_no_copy_any_more_is_told_to_fetch_no_more():
     job.coordinator.slots[1].standbys.clear()
     job.joins(2)
     assert job.told(1, Hold)[-1] == Hold(0, first.incarnation, (first,), ())
+
+
+def test_a_task_seals_again_what_nobody_can_read_and_is_in_no_floor():
+    """Deltas build on each other: no floor would ever move."""
+    job = world(LOCAL)
+    job.has(1, job.seals(0))
+    life = job.coordinator.tasks[0].incarnation
+    ref = job.seals(0)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    assert job.coordinator.tasks[0].incarnation.n == life.n + 1
+    assert not job.coordinator.checkpoints.sealed[0]
+    assert job.floor == 1
+    assert not job.failure

@@ -61,6 +61,12 @@ class InFolder:
 
         self._patch.setattr(LocalFiles, "write", refuse)
 
+    def damage_local(self, path: str) -> None:
+        (file,) = (f for f in self._local() if str(f).endswith(path))
+        content = bytearray(file.read_bytes())
+        content[20] ^= 1
+        file.write_bytes(content)
+
     def fill_local(self) -> None:
         """The local disk is full until a file of it is deleted."""
         write, before = LocalFiles.write, self._local()
@@ -107,6 +113,9 @@ class InSimulation(Simulated):
             return errno.ENOSPC if call == "write" and left[0] >= 0 else 0
 
         self._disk.faults = refuse
+
+    def damage_local(self, path: str) -> None:
+        self.cluster.disks.of_machine("machine")[1].flip(f"/layers/{path}", 8 * 20)
 
     def fill_local(self) -> None:
         """The local disk is full until a file of it is deleted."""
@@ -284,3 +293,10 @@ def test_a_full_disk_hinders_neither_what_makes_room_nor_other_levels(world):
     world.port.drop([old])
     world.until(lambda: len(world.heard) == 4)
     assert {event.life for event in world.heard if type(event) is Stored} == {1, 3, 4}
+
+
+def test_who_is_asked_for_a_damaged_layer_does_not_give_it_away(world):
+    (ref,) = put(world, sealed(0, 1), level=LOCAL)
+    world.damage_local(ref.path)
+    world.port.read(3, ref, 0)
+    assert answer(world, PartRead).part.nbytes == -1

@@ -196,6 +196,11 @@ class Holdings:
         of_task, there = self._where[task], self._roster.slots[slot]
         return all(r.path in of_task and _place(there, r) in of_task[r.path][1] for r in chain)
 
+    def is_void(self, task: int) -> bool:
+        """Whether a layer beyond a task's floor is nowhere any more."""
+        refs = (one.ref for one in self.beyond[task] if one.ref.level != STORE)
+        return any(not self._where[task].get(ref.path, (ref, ()))[1] for ref in refs)
+
     def can_restore(self, task: int) -> bool:
         """Whether for each layer of a task's floor there is a slot that has it."""
         return not self._without(task)
