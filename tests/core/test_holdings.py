@@ -318,18 +318,6 @@ def test_what_nobody_can_read_is_lost_after_a_while():
     assert job.failure.startswith("StateLost: ")
 
 
-def test_a_driver_that_slept_has_not_waited():
-    job = world(LOCAL)
-    job.has(1, job.seals(0))
-    job.dies(0)
-    job.dies(1)
-    job.now_ms += 3_600_000
-    job.joins(4)
-    job.joins(5, disk="disk1")
-    assert not job.failure
-    assert job.told(2, Activate)
-
-
 def test_what_counts_stays_on_a_disk_that_another_slot_may_be_told_to_use():
     """A slot that is slow to hear would delete it when others rely on it again."""
     job = world(LOCAL, slots=2)

@@ -46,8 +46,6 @@ LOST_MS: Final = 60_000
 """How long a machine may be away that alone has a layer on its disk."""
 HEARD_MS: Final = 2000
 """In memory, what a slot has got may be on its way to be told for this long."""
-AWAKE_MS: Final = 1000
-"""Of the time from one look to the next no more counts: a driver that slept has not waited."""
 AGAIN_MS: Final = 1000
 """How long a merge that has failed waits for the next attempt."""
 
@@ -86,8 +84,7 @@ class Holdings:
         self._merging: dict[int, tuple[LayerRef, ...]] = {}  # by task: what is to be replaced
         self._merged: dict[int, tuple[LayerRef, tuple[LayerRef, ...]]] = {}  # safe yet or not
         self._not_before: dict[int, int] = {}  # by task: a merge
-        self._missing: dict[int, int] = {}  # by task: how long a layer has been on no machine
-        self._looked_ms = 0  # when
+        self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
         self._unread: set[int] = set()  # tasks of which somebody could not read a layer
         self._changed: set[int] = set(self.tasks)
 
@@ -221,15 +218,15 @@ class Holdings:
         if not self._changed and not self._missing:
             return False
         now_ms = self._roster.now_ms
-        passed_ms, self._looked_ms = min(now_ms - self._looked_ms, AWAKE_MS), now_ms
         for task in self.tasks:
             without = self._without(task)
             if not without:
                 self._missing.pop(task, None)
                 continue
-            waited_ms = self._missing[task] = self._missing.get(task, -passed_ms) + passed_ms
+            since_ms = self._missing.setdefault(task, now_ms)
             is_memory = any(ref.level == MEMORY for ref in without)
-            if waited_ms > (min(HEARD_MS, self._lost_ms) if is_memory else self._lost_ms):
+            patience_ms = min(HEARD_MS, self._lost_ms) if is_memory else self._lost_ms
+            if now_ms - since_ms > patience_ms:
                 self._give_up(task, without)
                 return True
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from clonos.core.holdings import Holdings
-from clonos.core.levels import LOCAL, Held, Hold
+from clonos.core.levels import Held, Hold
 from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
 
@@ -59,47 +59,9 @@ def where_it_lives(original: Any) -> Any:
     return held
 
 
-def from_disks_too(original: Any) -> Any:
-    """What counts is deleted from disks that other slots may be told to use again."""
-
-    def release(self: Any, task: int) -> None:
-        original(self, task)
-        roster, wanted = self._roster, {ref.path for ref in self._wanted(task)}
-        home = roster.tasks[task].slot
-        if not self._are_safe(home, task, self._named(task)):
-            return
-        stay = [s for s in roster.slots.values() if task in s.standbys or s.id == home]
-        disks = {("disk", slot.disk) for slot in stay}
-        for path, (ref, places) in self._where[task].items():
-            if path in wanted and ref.level == LOCAL:
-                for slot in roster.slots.values():
-                    if ("disk", slot.disk) in places - disks:
-                        places.discard(("disk", slot.disk))
-                        self._discard(slot.id, task, [ref])
-
-    return release
-
-
 def for_good(_: Any) -> Any:
     """What a disk had it has, whatever is read there."""
     return lambda *_: None
-
-
-def here_or_nowhere(_: Any) -> Any:
-    """What cannot be read here is not sought elsewhere."""
-    return lambda *_: False
-
-
-def asleep(original: Any) -> Any:
-    """A driver that slept takes that for time in which nobody came."""
-
-    def tick(self: Holdings) -> bool:
-        slept_ms = self._roster.now_ms - self._looked_ms
-        for task in self._missing if slept_ms > 1000 else ():
-            self._missing[task] += slept_ms - 1000
-        return bool(original(self))
-
-    return tick
 
 
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
@@ -115,17 +77,8 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "state is lost with its process": mutation(
         "lost for a reason", (Holdings, "_without", with_its_process), kind=LEVELS
     ),
-    "a layer that counts is deleted from a disk that others may use": mutation(
-        "safe enough", (Holdings, "_release", from_disks_too), kind=LEVELS
-    ),
     "a layer that was found damaged counts": mutation(
         "safe enough", (Holdings, "lacks", for_good), kind=LEVELS
-    ),
-    "a layer that cannot be read here is not sought elsewhere": mutation(
-        "durable", (Keeping, "fetch_failed", here_or_nowhere), kind=LEVELS
-    ),
-    "a driver that slept has waited for a disk": mutation(
-        "lost for a reason", (Holdings, "tick", asleep), kind=LEVELS
     ),
     "nobody knows what a restored task has": mutation(
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
