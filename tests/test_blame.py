@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 import clonos
@@ -214,9 +215,31 @@ def test_what_a_slot_tells_is_what_the_driver_raises():
     assert isinstance(again, OperatorError)
     assert (again.what, again.where, again.remedy) == (error.what, error.where, error.remedy)
     assert str(again).strip().startswith("Traceback of your code")
-    assert str(again).endswith("op[1] in task rows[1]: it broke To do: mend it")
+    assert str(again).endswith("op[1] in task rows[1]: it broke. To do: mend it")
     unnamed = failure_of(Fail("InternalError", "KeyError: 'x'", 3), "rows[1]")
     assert str(unnamed) == "rows[1]: InternalError: KeyError: 'x'"
+
+
+def _through(package: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """A function in a file of a package, which calls another one."""
+    space: dict[str, Any] = {"call": call}
+    path = Path(str(package), "between.py")
+    exec(compile("def between():\n    return call()", str(path), "exec"), space)
+    between: Callable[[], Any] = space["between"]
+    return between
+
+
+def test_sparks_daemon_between_our_own_lines_is_not_the_users():
+    def fails() -> None:
+        raise ValueError("no")  # the user's line
+
+    spark = str(Path(pyspark.__file__).parent)
+    slot = _through(OURS, fails)
+    with pytest.raises(ValueError, match="no") as raised:
+        _through(OURS, _through(spark, slot))()
+    text = users_traceback(raised.value)
+    assert "the user's line" in text
+    assert "between.py" not in text
 
 
 def test_where_a_thread_hangs_is_said_in_the_users_lines():

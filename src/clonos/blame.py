@@ -165,7 +165,14 @@ def _without_ours(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
     """What we have called, and not who has called us: that is a slot, or a test."""
     is_ours = [frame.filename.startswith(_OURS) for frame in frames]
     first = is_ours.index(True) if True in is_ours else 0
-    return [frame for i, frame in enumerate(frames) if i >= first and not is_ours[i]]
+    last = len(frames) - 1 - is_ours[::-1].index(True) if True in is_ours else 0
+    return [
+        frame
+        for i, frame in enumerate(frames)
+        if i >= first
+        and not is_ours[i]
+        and (i > last or not frame.filename.startswith(_LIBRARIES))  # Spark's daemon may be ours
+    ]
 
 
 def _is_users(frame: FrameSummary) -> bool:

@@ -51,7 +51,8 @@ class ClonosError(Exception):
     def __str__(self) -> str:
         trace = f"\n{self.trace}\n" if self.trace else ""
         place = f"{self.where}: " if self.where else ""
-        advice = f" To do: {self.remedy}" if self.remedy else ""
+        ends = "" if self.what.endswith((".", "?", "!")) else "."
+        advice = f"{ends} To do: {self.remedy}" if self.remedy else ""
         return f"{trace}{place}{self.what}{advice}"
 
     def __reduce__(self) -> tuple[Any, ...]:

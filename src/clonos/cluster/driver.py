@@ -481,6 +481,9 @@ class RunningJob(RunningPast):
         page = self._setup.page
         return page.url if page is not None else None
 
+    def __repr__(self) -> str:
+        return f"<RunningJob {self.compiled.name!r}, {self.status.message}>"
+
     def _repr_html_(self) -> str:
         """A picture of the job at this moment, for notebooks."""
         return in_notebook(self._setup.snapshot())
