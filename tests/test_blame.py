@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,32 @@ def test_sparks_daemon_between_our_own_lines_is_not_the_users():
     text = users_traceback(raised.value)
     assert "the user's line" in text
     assert "between.py" not in text
+
+
+def test_a_thread_that_runs_the_users_function_is_not_the_users():
+    def fails() -> None:
+        raise ValueError("no")  # the user's line
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="no") as raised:
+        pool.submit(fails).result()
+    lines = users_traceback(raised.value.with_traceback(_in_the_thread(raised.value))).splitlines()
+    assert "in fails" in lines[1]
+
+
+def _in_the_thread(error: BaseException) -> Any:
+    """Its traceback from where the thread began."""
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.endswith("thread.py"):
+        trace = trace.tb_next
+    assert trace is not None
+    return trace
+
+
+def test_lines_of_compiled_libraries_are_not_the_users():
+    with pytest.raises(pa.ArrowInvalid) as raised:
+        pa.array([{"a": 1}], pa.float64())
+    only = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # below this line
+    assert users_traceback(only) == ""
 
 
 def test_where_a_thread_hangs_is_said_in_the_users_lines():

@@ -111,6 +111,10 @@ class WrongType(DefinitionError):
     """A value or column has a type that cannot be used there."""
 
 
+class NotPicklable(DefinitionError):
+    """A function, or what it uses, cannot be sent to the slots; raised when the job starts."""
+
+
 class BadSchema(DefinitionError):
     """A DDL string or schema object cannot be understood."""
 
