@@ -354,3 +354,14 @@ def test_a_task_seals_again_what_nobody_can_read_and_is_in_no_floor():
     assert not job.coordinator.checkpoints.sealed[0]
     assert job.floor == 1
     assert not job.failure
+
+
+def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
+    job = world(LOCAL)
+    job.has(1, job.seals(0))
+    ref = job.seals(0)
+    job.dies(0)
+    job.lives(1)
+    assert not job.told(7, Discard)
+    job.joins(7, disk="disk0")
+    assert [command.layers for command in job.told(7, Discard)] == [(ref,)]

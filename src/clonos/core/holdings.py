@@ -339,7 +339,7 @@ class Holdings:
                     leave.discard(place)
                     kept_at.discard(place)
                     going[slot.id].append(ref)
-            if path not in wanted:
+            if path not in wanted and not kept_at:  # else a disk is away, and may come back
                 del self._where[task][path]
         for slot_id, refs in going.items():
             self._discard(slot_id, task, refs)
