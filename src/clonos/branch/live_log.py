@@ -12,7 +12,7 @@ from clonos.errors import OtherJob
 from clonos.graph.compile import CompiledJob
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
-from clonos.replay.past import Past, keeper_now, read
+from clonos.replay.past import LiveKeeper, Past, read
 from clonos.storage.layers import LayerStore
 
 WHOLE = 1 << 62
@@ -32,6 +32,7 @@ class LiveLog:
         self.compiled = compiled
         self._where = checkpoint_dir, journal
         self._version: int | None = None
+        self._live = LiveKeeper(compiled, checkpoint_dir, journal)
         self.is_over = False
         """Whether nothing more will come: the job is complete."""
 
@@ -69,7 +70,7 @@ class LiveLog:
         ]
 
     def _now(self) -> tuple[HouseKeeper, LayerStore]:
-        keeper, store, version = keeper_now(self.compiled, *self._where)
+        keeper, store, version = self._live.now()
         if self._version is None:
             self._version = version
         if version != self._version:
