@@ -107,6 +107,11 @@ class Followed(Recording):
         """Questions that nobody has answered."""
         return dict(self._open)
 
+    @property
+    def left(self) -> int:
+        """Steps that the log knows, and that were not done."""
+        return sum(task.log_ends_at - task.position for task in self._tasks.values())
+
     def positions(self) -> dict[int, int]:
         """How far the log is known."""
         return {number: task.log_ends_at for number, task in self._tasks.items()}
@@ -311,7 +316,7 @@ class Follower:
         """How it is doing."""
         return Report(
             self._steps,
-            len(self._waiting),
+            len(self._waiting) + self._followed.left,
             self._looks,
             {name: tally.comparison() for name, tally in self._tallies.items()},
             self._answers.bill(),

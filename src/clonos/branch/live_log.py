@@ -60,14 +60,7 @@ class LiveLog:
         """The entries behind these positions, of all tasks, in order."""
         keeper, store = self._now()
         self.is_over = keeper.complete
-        keeper.committed()  # now it knows what can never be cut
-        point = newest(keeper.history, heard, self.compiled.name)
-        runs = since(keeper, point, store)
-        return [
-            part
-            for run in runs
-            if (part := part_of(run, heard[run.task], keeper.stable[run.task])) is not None
-        ]
+        return entries_behind(keeper, store, heard, self.compiled.name)
 
     def _now(self) -> tuple[HouseKeeper, LayerStore]:
         keeper, store, version = self._live.now()
@@ -80,6 +73,25 @@ class LiveLog:
                 remedy="begin another canary",
             )
         return keeper, store
+
+
+def entries_behind(
+    keeper: HouseKeeper, store: LayerStore, heard: Mapping[int, int], job: str
+) -> list[Run]:
+    """What a house-keeper knows behind these positions that can never be cut any more.
+
+    Raises
+    ------
+    NothingToReplay
+        See :func:`newest`.
+    """
+    keeper.committed()  # now it knows what is stable
+    runs = since(keeper, newest(keeper.history, heard, job), store)
+    return [
+        part
+        for run in runs
+        if (part := part_of(run, heard[run.task], keeper.stable[run.task])) is not None
+    ]
 
 
 def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point:
@@ -107,8 +119,12 @@ def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point
 
 
 def without_log(past: Past) -> Past:
-    """The same, as it was when it began, for who is told all the rest."""
-    lives = {task: replace(life, log=()) for task, life in past.activations.items()}
+    """The same, as it was when it began, for who is told all the rest.
+
+    A restart would let nothing in that these lives make from now on. But they go on, and of what
+    they make only that is told that can never be cut: so nothing is fenced.
+    """
+    lives = {task: replace(life, log=(), fences=()) for task, life in past.activations.items()}
     return replace(past, activations=lives, failed={}, opened_bytes=WHOLE)
 
 
