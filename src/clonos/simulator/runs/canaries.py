@@ -17,7 +17,7 @@ from clonos import sinks, sources
 from clonos.api.job import Job
 from clonos.branch import Branch
 from clonos.branch.answers import Answers
-from clonos.branch.follow import Follower, Report
+from clonos.branch.follow import ANEW_AFTER, Follower, Report
 from clonos.branch.live_log import entries_behind, newest, without_log
 from clonos.core.history import Keep, Point
 from clonos.core.housekeeper import HouseKeeper
@@ -182,6 +182,7 @@ class Canary:
             if self._follower is None:
                 answers = Answers((), "stub", None, (), (), None)
                 self._follower = Follower(self.log, self._code, answers, self._keys)
+                self._follower.anew_after = self._random.choice((5, 40, ANEW_AFTER))
             report = self._follower.go_on(to_the_end=to_the_end)
         except NothingToReplay:
             raise
