@@ -69,6 +69,12 @@ def test_what_dataframes_have_and_streams_have_not_is_said():
         assert instead in str(raised.value)
     with pytest.raises(AttributeError, match=r"no 'selec'$"):
         _ = rows.selec
+    with pytest.raises(AttributeError, match=r"for the column write F.col\('word'\)"):
+        _ = rows.word
+    with pytest.raises(TypeError, match=r"write F.col\('word'\)"):
+        _ = rows["word"]
+    with pytest.raises(TypeError, match=r"write .select"):
+        _ = list(rows)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from clonos_bench import call_kills
-from clonos_bench.call_kills import Found, Outs
+from clonos_bench import call_jobs, call_kills
+from clonos_bench.call_jobs import Outs
+from clonos_bench.call_kills import Found
 
 KILLED, NEXT = 11, 12
 CALL = [("key", "<i8"), ("at", "<f8"), ("answered", "?")]
@@ -59,3 +60,12 @@ def test_what_is_done_twice(folder, is_known, told, twice):
 def test_a_delivered_row_is_known_by_its_id():
     two = outs((10.0, [1, 2]), (10.5, [3]))
     assert two.after_ms(np.array([2, 3]), 9.5).tolist() == [500.0, 1000.0]
+
+
+def test_the_oldest_row_of_an_output_is_split_into_before_in_and_behind_its_call(tmp_path):
+    books = [(4, 1.0, False), (3, 1.1, False), (4, 1.2, True), (3, 1.4, True)]
+    np.array(books, CALL).tofile(tmp_path / f"{KILLED}.calls")
+    keys, came_s = outs((0.9, [1]), (1.5, [4, 3]), (1.6, [4]), (2.0, [5])).oldest(1.0, 2.0)
+    assert (keys.tolist(), came_s.tolist()) == ([3, 4], [1.5, 1.6])
+    asked_s, answered_s = call_jobs.asked_and_answered(str(tmp_path), keys)
+    assert (asked_s.tolist(), answered_s.tolist()) == ([1.1, 1.0], [1.4, 1.2])

@@ -188,6 +188,9 @@ def test_a_process_says_that_it_has_effects():
         def open(self, ctx):
             self.pay = ctx.service("pay", clonos.effect(check=find)(pay))
 
+        def on_row(self, row, ctx):
+            raise AssertionError("no row comes")
+
     stream = orders()
     stream.key_by("order").process(Shop(), "order long").sink(clonos.sinks.collect())
     with pytest.raises(WrongType, match="the service 'pay' is an effect") as caught:

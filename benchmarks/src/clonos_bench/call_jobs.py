@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 import clonos
+from clonos.core.housekeeper import Deliver
+from clonos.core.messages import Kind
 from clonos_bench import jobs
+
+Keys = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
 
 _EVENT: Final = struct.Struct("<qd?").pack
 _NAMED: Final = struct.Struct("<q24s").pack
@@ -84,6 +90,47 @@ def events(folder: str) -> dict[int, np.ndarray[Any, Any]]:
     """By process, what was asked and answered."""
     kind = np.dtype([("key", "<i8"), ("at", "<f8"), ("answered", "?")])
     return {int(p.stem): np.fromfile(p, kind) for p in Path(folder).glob("*.calls")}
+
+
+class Outs:
+    """When the row of each key was delivered."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[float, pa.RecordBatch]] = []
+
+    def delivered(self, operator: str, output: Deliver) -> None:
+        """Hears of each output."""
+        del operator
+        batch = output.item.batch
+        if output.item.kind is Kind.BATCH and batch is not None:
+            self.came.append((time.time(), batch.payload))
+
+    @property
+    def ids(self) -> Keys:
+        """All rows, as they came."""
+        return np.concatenate([rows.column("id").to_numpy() for _, rows in self.came])
+
+    def after_ms(self, keys: Keys, at_s: float) -> Times:
+        """How long after a moment these were."""
+        rows = [rows.num_rows for _, rows in self.came]
+        times = np.repeat([came_s for came_s, _ in self.came], rows)
+        return 1000 * (times[np.isin(self.ids, keys)] - at_s)
+
+    def oldest(self, begin_s: float, end_s: float) -> tuple[Keys, Times]:
+        """Of each output that came in this time its first row by number, and when it came."""
+        came = [(at_s, rows) for at_s, rows in self.came if begin_s <= at_s < end_s]
+        ids = [int(rows.column("id").to_numpy().min()) for _, rows in came]
+        return np.array(ids, np.int64), np.array([at_s for at_s, _ in came])
+
+
+def asked_and_answered(folder: str, keys: Keys) -> tuple[Times, Times]:
+    """When each of these was asked, and answered; for jobs in which nothing is asked twice."""
+    every = np.concatenate(list(events(folder).values()))
+    of_all = {
+        said: np.sort(every[every["answered"] == said], order="key") for said in (False, True)
+    }
+    asked, answered = (e["at"][np.searchsorted(e["key"], keys)] for e in of_all.values())
+    return asked, answered
 
 
 def add_key(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,13 +16,9 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 import clonos
 from clonos.cluster.driver import RunningJob
-from clonos.core.housekeeper import Deliver
-from clonos.core.messages import Kind
 from clonos_bench import call_jobs, jobs, run
 from clonos_bench.kills import kill_workers
 from clonos_bench.report import Aim, Report
@@ -36,7 +32,6 @@ AHEAD: Final = 2.0
 """So much more comes than can be asked, so that as many calls are open as may be."""
 END_S: Final = 120.0
 
-Keys = npt.NDArray[np.int64]
 Blow = tuple[float, tuple[int, ...]]
 """When, and which processes."""
 
@@ -137,31 +132,6 @@ class Found:
         return 100 * self.answered_again / max(self.open, 1)
 
 
-class Outs:
-    """When the row of each key was delivered."""
-
-    def __init__(self) -> None:
-        self.came: list[tuple[float, pa.RecordBatch]] = []
-
-    def delivered(self, operator: str, output: Deliver) -> None:
-        """Hears of each output."""
-        del operator
-        batch = output.item.batch
-        if output.item.kind is Kind.BATCH and batch is not None:
-            self.came.append((time.time(), batch.payload))
-
-    @property
-    def ids(self) -> Keys:
-        """All rows, as they came."""
-        return np.concatenate([rows.column("id").to_numpy() for _, rows in self.came])
-
-    def after_ms(self, keys: Keys, at_s: float) -> npt.NDArray[np.float64]:
-        """How long after a moment these were."""
-        rows = [rows.num_rows for _, rows in self.came]
-        times = np.repeat([came_s for came_s, _ in self.came], rows)
-        return 1000 * (times[np.isin(self.ids, keys)] - at_s)
-
-
 def _kind(arguments: argparse.Namespace, made: Callable[[str, float], Any]) -> Found:
     call_s = arguments.call_ms / 1000
     with run.paced(AHEAD * arguments.open / call_s) as schedule:
@@ -176,7 +146,7 @@ def _kind(arguments: argparse.Namespace, made: Callable[[str, float], Any]) -> F
             run.session(f"local[{job.cores()}]") as spark,
             run.running(job, spark) as (started, watch),
         ):
-            outs = Outs()
+            outs = call_jobs.Outs()
             started.consumers.watch(outs.delivered)
             blows: list[Blow] = []
             for _ in range(arguments.kills):
@@ -216,7 +186,7 @@ def _strike(job: RunningJob, watch: Watch, folder: str, wanted: int, before: lis
     return time.time(), victims
 
 
-def _open(events: dict[int, Any], pids: tuple[int, ...]) -> Keys:
+def _open(events: dict[int, Any], pids: tuple[int, ...]) -> call_jobs.Keys:
     """What these processes have asked and not been answered."""
     found = [np.empty(0, np.int64)]
     for pid in pids:
@@ -226,7 +196,7 @@ def _open(events: dict[int, Any], pids: tuple[int, ...]) -> Keys:
     return np.concatenate(found)
 
 
-def count_calls(found: Found, folder: str, blows: list[Blow], outs: Outs) -> None:
+def count_calls(found: Found, folder: str, blows: list[Blow], outs: call_jobs.Outs) -> None:
     """What was open at the kills, and what was asked again."""
     events = call_jobs.events(folder)
     for at_s, pids in blows:
@@ -242,7 +212,7 @@ def count_calls(found: Found, folder: str, blows: list[Blow], outs: Outs) -> Non
     found.open_again = int((again & ~answered[:-1]).sum())
 
 
-def count_effects(found: Found, folder: str, outs: Outs, *, is_known: bool) -> None:
+def count_effects(found: Found, folder: str, outs: call_jobs.Outs, *, is_known: bool) -> None:
     """A service that knows names does what it is told under a new name; others, whatever."""
     told = call_jobs.names(folder)
     done = np.unique(told) if is_known else told

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pairs", type=int, default=5, help="runs of each kind there")
     add("--rate", type=float, default=1000.0, help="rows per second, where latency is measured")
     add("--call-ms", type=float, default=200.0, help="how long a call takes there")
+    add("--linger-ms", type=float, default=2.0, help="how long a source collects a batch there")
     add("--seconds", type=float, default=30.0, help="how long is measured")
     add("--kills", type=int, default=5, help="how often workers are killed")
     add("--open", type=int, default=500, help="calls that are open then, in all tasks together")
@@ -118,35 +119,50 @@ def _latency(arguments: argparse.Namespace) -> Report:
         "effects": (clonos.effect, False),
     }
     for kind, (made, ordered) in kinds.items():
-        late = _late_ms(arguments, made, ordered=ordered)
-        report.summary(f"beyond the call, {kind} (ms)", summarize(late - arguments.call_ms), **LATE)
-    report.notes.append("from when the oldest row of an output was due to its durable delivery")
+        before, within, behind = _late_ms(arguments, made, ordered=ordered)
+        late = before + within + behind - arguments.call_ms
+        report.summary(f"beyond the call, {kind} (ms)", summarize(late), **LATE)
+        report.summary("... until it is asked", summarize(before))
+        report.summary("... the service's clock is late", summarize(within - arguments.call_ms))
+        report.summary("... from its answer on", summarize(behind))
+    report.notes.append(
+        "from when the oldest row of an output was due to its durable delivery; it may wait "
+        f"{arguments.linger_ms:g} ms before it is read"
+    )
     return report
 
 
 def _late_ms(
     arguments: argparse.Namespace, made: Callable[[Any], Any], *, ordered: bool
-) -> np.ndarray[Any, Any]:
-    """One run: how long after they were due the outputs came."""
+) -> tuple[call_jobs.Times, call_jobs.Times, call_jobs.Times]:
+    """One run: of the oldest row of each output, how long before, in, and behind its call."""
     with run.paced(arguments.rate) as schedule:
         fn = made(partial(call_jobs.slow, schedule.folder, arguments.call_ms / 1000))
         job = call_jobs.define(arguments, jobs.paced(schedule), fn, in_flight=400, ordered=ordered)
         with (
             run.session(f"local[{job.cores()}]") as spark,
-            run.running(job, spark, schedule) as (started, watch),
+            run.running(job, spark, schedule, linger_ms=arguments.linger_ms) as (started, watch),
         ):
+            outs = call_jobs.Outs()
+            started.consumers.watch(outs.delivered)
             begun = lambda: watch.ledger.rows >= 5 * arguments.rate  # noqa: E731
             run.until(started, watch, begun, FILL_S, "five seconds of rows are through")
-            began = time.monotonic()
-            over = lambda: time.monotonic() >= began + arguments.seconds  # noqa: E731
+            began = time.time()
+            over = lambda: time.time() >= began + arguments.seconds  # noqa: E731
             run.until(started, watch, over, arguments.seconds + 10, "measuring")
-            ended = time.monotonic()
+            ended = time.time()
             schedule.stop.touch()
             started.wait(60)
             watch.drain()
-    watch.require_right(arguments.parallelism)
-    series = [watch.series(task) for task in watch.tasks()]
-    return np.concatenate([ms[(times >= began) & (times < ended)] for times, ms in series])
+        watch.require_right(arguments.parallelism)
+        keys, came_s = outs.oldest(began, ended)
+        asked_s, answered_s = call_jobs.asked_and_answered(schedule.folder, keys)
+        due_s = (schedule.began_s() or 0.0) + keys / arguments.rate
+        return (
+            1000 * (asked_s - due_s),
+            1000 * (answered_s - asked_s),
+            1000 * (came_s - answered_s),
+        )
 
 
 def _hanging(arguments: argparse.Namespace) -> Report:

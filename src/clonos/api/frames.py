@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
     from clonos.api.streams import Stream
 
-_RESULT: Final = "a job runs as a whole: .sink(clonos.sinks.collect()), job.run(spark).table()"
+_RESULT: Final = ".sink(clonos.sinks.collect()), and then job.run(spark).table()"
 _ORDER: Final = 'key_by(...).in_order("time"), or .window(...).top(10, "price")'
 INSTEAD: Final = {
     **dict.fromkeys(["collect", "show", "take", "first", "head", "toPandas", "toArrow", "count"],
         _RESULT),
     **dict.fromkeys(["cache", "persist", "checkpoint", "localCheckpoint"],
-        "a stream may go to several sinks: it is computed once"),
+        "nothing: a stream that goes to several sinks is computed once"),
     **dict.fromkeys(["orderBy", "sort"], _ORDER),
     **dict.fromkeys(["write", "writeStream"],
         '.sink(clonos.sinks.spark("delta", "/data/out")), or .to_dataframe(spark)'),
@@ -40,6 +40,9 @@ INSTEAD: Final = {
     "limit": '.window(...).top(n, "column")',
     "repartition": ".rebalance() or .key_by(...)",
     "rdd": ".map(fn, schema)",
+    **dict.fromkeys(["deduplicate", "in_order", "keys", "last", "process"],
+        ".key_by(...) before it"),
+    **dict.fromkeys(["agg", "avg", "max", "min", "sum"], ".key_by(...).window(...).agg(...)"),
     "createOrReplaceTempView": ".to_dataframe(spark)",
 }  # fmt: skip
 """What DataFrames have and streams have not, and what to write instead."""
@@ -59,7 +62,13 @@ class FrameOperations(ColumnOperations):
         def __getattr__(self, name: str) -> Any:
             instead = INSTEAD.get(name)
             told = f"; write {instead}" if instead else ""
+            if not name.startswith("_") and name in self.columns:
+                told = f"; for the column write F.col({name!r})"
             raise AttributeError(f"a stream has no {name!r}{told}", name=name, obj=self)
+
+        def __getitem__(self, item: Any) -> Any:
+            wanted = f"F.col({item!r})" if isinstance(item, str) else ".select(...) or .where(...)"
+            raise TypeError(f"a stream cannot be indexed; write {wanted}")
 
     def groupBy(self, *columns: Any) -> GroupedStream:  # noqa: N802 - as PySpark spells it
         """Group rows by columns and one window of ``F.window`` or ``F.session_window``.

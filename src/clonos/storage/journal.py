@@ -414,7 +414,7 @@ def _lock(disk: Disk, root: str) -> Lock:
         return disk.lock(f"{root}/lock", f"{os.getpid()} on {socket.gethostname()}")
     except Locked as error:
         raise JournalInUse(
-            f"another journal has it open (process {error})",
+            f"another driver has it open (process {error})",
             where=root,
             remedy="stop the other driver, or give this job a directory of its own",
         ) from error
