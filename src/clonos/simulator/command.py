@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rewind", action="store_true", help="jobs go back to points of their past"
     )
+    parser.add_argument("--canary", action="store_true", help="changed code follows jobs")
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
     parser.add_argument("--levels", action="store_true", help="slots keep layers themselves")
