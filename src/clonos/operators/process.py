@@ -165,11 +165,14 @@ class Timers:
         self._operator = operator
 
     def processing_time(self, due: int | datetime) -> None:
-        """Call ``on_timer`` when the clock reaches `due`."""
+        """Call ``on_timer`` when the clock reaches `due`; never, if the input ends before."""
         self._set(PROCESSING_TIME, due)
 
     def event_time(self, due: int | datetime) -> None:
-        """Call ``on_timer`` when the watermark reaches `due` (or the input ends)."""
+        """Call ``on_timer`` when the watermark reaches `due`, or when the input ends.
+
+        Without :meth:`Stream.with_watermark` before it, there is no watermark.
+        """
         self._set(EVENT_TIME, due)
 
     def delete(self, due: int | datetime) -> None:
