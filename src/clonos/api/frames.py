@@ -62,8 +62,9 @@ INSTEAD: Final = {
         "createOrReplaceGlobalTempView", "registerTempTable"], ".to_dataframe(spark)"),
     **dict.fromkeys(["approxQuantile", "asTable", "colRegex", "corr", "cov", "crosstab", "describe",
         "executionInfo", "exists", "freqItems", "hint", "inputFiles", "isLocal", "isStreaming",
-        "metadataColumn", "observe", "pandas_api", "plot", "sameSemantics", "scalar", "semanticHash",
-        "sparkSession", "stat", "storageLevel", "summary", "to", "transpose", "withMetadata"],
+        "metadataColumn", "observe", "pandas_api", "plot", "sameSemantics", "scalar",
+        "semanticHash", "sparkSession", "stat", "storageLevel", "summary", "to", "transpose",
+        "withMetadata"],
         "it on the DataFrame before job.source(df), or on that of .to_dataframe(spark)"),
 }  # fmt: skip
 """What DataFrames have and streams have not, and what to write instead."""
