@@ -194,13 +194,17 @@ class Canary:
         self.looks += 1
         return report
 
+    def close(self) -> None:
+        """Let go of its files, however the job has ended."""
+        if self._follower is not None:
+            self._follower.close()
+
     def end(self, replace: Mapping[str, Any]) -> None:
         """The job is done: see that it has said what there was to say."""
         if self._follower is None:
             return
         self._go_on()
         said = self._go_on(to_the_end=True)
-        self._follower.close()
         branch = Branch(self.log.past(self.log.began_at), replace)
         require(said.behind == 0, "canary", f"{said.behind} steps are left")
         require(said.calls == 0, "canary", f"{said.calls} calls were made")
@@ -226,6 +230,11 @@ class Canaries:
     def looks(self) -> int:
         """How often they have looked."""
         return sum(canary.looks for canary in self.canaries)
+
+    def close(self) -> None:
+        """See :meth:`Canary.close`."""
+        for canary in self.canaries:
+            canary.close()
 
     def end(self) -> None:
         """See :meth:`Canary.end`."""

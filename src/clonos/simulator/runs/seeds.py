@@ -435,12 +435,16 @@ def _simulate_canary(seed: int, *, trace: bool, checks_state: bool) -> Result:
 
     harsh = seed % 2 == 0
     options.slots += 3 * harsh
-    result, _ = simulate_job(
-        seed, job, options, random, prepare, trace=trace, harsh=harsh, checks_state=checks_state
-    )
-    if result.verdict == "ok":
-        with judging(result, trace=trace):
-            found[0].end()
+    try:
+        result, _ = simulate_job(
+            seed, job, options, random, prepare, trace=trace, harsh=harsh, checks_state=checks_state
+        )
+        if result.verdict == "ok":
+            with judging(result, trace=trace):
+                found[0].end()
+    finally:
+        for canaries in found:
+            canaries.close()
     result.coverage["looks", "running"] = found[0].looks
     return result
 
