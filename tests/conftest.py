@@ -31,10 +31,29 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
+class Jvm:
+    """The virtual machine of this process's Spark sessions; to start one takes seconds."""
+
+    def __init__(self) -> None:
+        self._of: str | None = None
+
+    def need(self, of: str | None = None) -> None:
+        """End the one that runs, unless it is that of the modules `of`, who leave nothing."""
+        if of is None or of != self._of:
+            end_jvm()
+        self._of = of
+
+
+@pytest.fixture(scope="session")
+def jvm() -> Jvm:
+    """Keeps it for modules that make the same session."""
+    return Jvm()
+
+
 @pytest.fixture(scope="module")
-def new_jvm() -> None:
+def new_jvm(jvm: Jvm) -> None:
     """A module that makes a session gets a JVM of its own: nothing is left of another's."""
-    end_jvm()
+    jvm.need()
 
 
 # --- a PostgreSQL server of the tests' own -------------------------------------------------------

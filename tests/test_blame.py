@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 import clonos
@@ -214,9 +216,57 @@ def test_what_a_slot_tells_is_what_the_driver_raises():
     assert isinstance(again, OperatorError)
     assert (again.what, again.where, again.remedy) == (error.what, error.where, error.remedy)
     assert str(again).strip().startswith("Traceback of your code")
-    assert str(again).endswith("op[1] in task rows[1]: it broke To do: mend it")
+    assert str(again).endswith("op[1] in task rows[1]: it broke. To do: mend it")
     unnamed = failure_of(Fail("InternalError", "KeyError: 'x'", 3), "rows[1]")
     assert str(unnamed) == "rows[1]: InternalError: KeyError: 'x'"
+
+
+def _through(package: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """A function in a file of a package, which calls another one."""
+    space: dict[str, Any] = {"call": call}
+    path = Path(str(package), "between.py")
+    exec(compile("def between():\n    return call()", str(path), "exec"), space)
+    between: Callable[[], Any] = space["between"]
+    return between
+
+
+def test_sparks_daemon_between_our_own_lines_is_not_the_users():
+    def fails() -> None:
+        raise ValueError("no")  # the user's line
+
+    spark = str(Path(pyspark.__file__).parent)
+    slot = _through(OURS, fails)
+    with pytest.raises(ValueError, match="no") as raised:
+        _through(OURS, _through(spark, slot))()
+    text = users_traceback(raised.value)
+    assert "the user's line" in text
+    assert "between.py" not in text
+
+
+def test_a_thread_that_runs_the_users_function_is_not_the_users():
+    def fails() -> None:
+        raise ValueError("no")  # the user's line
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="no") as raised:
+        pool.submit(fails).result()
+    lines = users_traceback(raised.value.with_traceback(_in_the_thread(raised.value))).splitlines()
+    assert "in fails" in lines[1]
+
+
+def _in_the_thread(error: BaseException) -> Any:
+    """Its traceback from where the thread began."""
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.endswith("thread.py"):
+        trace = trace.tb_next
+    assert trace is not None
+    return trace
+
+
+def test_lines_of_compiled_libraries_are_not_the_users():
+    with pytest.raises(pa.ArrowInvalid) as raised:
+        pa.array([{"a": 1}], pa.float64())
+    only = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # below this line
+    assert users_traceback(only) == ""
 
 
 def test_where_a_thread_hangs_is_said_in_the_users_lines():

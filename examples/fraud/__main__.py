@@ -95,7 +95,7 @@ def run(spark: Any, folder: Path, options: Options, say: Callable[[str], Any]) -
         job = pipeline.build(hooks, world, str(folder / "checkpoint"))
         running = job.start(spark)
         watch = Watch(running)
-        sending = Day(payments, port, options.seconds, (ADOPTED, DOUBLED, KILLED))
+        sending = Day(payments, port, options.seconds, (ADOPTED, DOUBLED, KILL, KILLED))
         try:
             wait_until(running, lambda: is_quiet(running) and keeps_past(running))
             sending.start()
@@ -159,8 +159,12 @@ def conduct(
     say(f"the job has {tasks} tasks that judge payments")
     sending.allow(DOUBLED)
     sending.wait(KILL)
-    wait_until(running, lambda: is_quiet(running) and asked(world)["open"])
-    kill("a worker that waits for answers", worker(running))
+    wait_until(running, lambda: is_quiet(running))
+    world.post("/hold", {"holds": True})  # however slow the job is, somebody will wait
+    sending.allow(KILL)
+    wait_until(running, lambda: waiting(world))
+    kill("a worker that waits for answers", waiting(world)[0])
+    world.post("/hold", {"holds": False})
     wait_until(running, lambda: is_quiet(running))
     sending.allow(KILLED)
     return branch, kills, marks
@@ -224,11 +228,11 @@ def keeps_past(running: clonos.RunningJob) -> bool:
     return progress is not None and progress.history.points > 0
 
 
-def asked(world: pipeline.World) -> dict[str, int]:
-    """How many requests have no answer yet."""
+def waiting(world: pipeline.World) -> list[int]:
+    """The workers that wait for answers."""
     with urllib.request.urlopen(world.url, timeout=10) as response:  # noqa: S310 - ours
-        answer: dict[str, int] = json.load(response)
-        return answer
+        found: list[int] = json.load(response)["wait"]
+        return found
 
 
 def wait_until(running: clonos.RunningJob, condition: Callable[[], Any]) -> None:

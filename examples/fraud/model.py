@@ -37,21 +37,31 @@ class World:
         self._requests = itertools.count(1)
         self._blocked: set[str] = set()
         self._lock = threading.Lock()
-        self.open = 0
+        self._answers = threading.Event()
+        self._answers.set()
+        self.open: dict[int, int] = {}  # who asks, by the number of a request without an answer
 
     def _note(self, kind: str, **what: Any) -> None:
         entry = {"kind": kind, "at": time.time(), **what}
         self._journal.write(json.dumps(entry).encode() + b"\n")
 
+    def hold(self, *, holds: bool) -> None:
+        """Give no answer, or give answers again."""
+        if holds:
+            self._answers.clear()
+        else:
+            self._answers.set()
+
     def answer(self, path: str, body: dict[str, Any], asker: int, key: str) -> dict[str, Any]:
         """One request; its answer has its number."""
         with self._lock:
             number = next(self._requests)
-            self.open += 1
+            self.open[number] = asker
             self._note("asked", number=number, path=path, body=body, asker=asker, key=key)
         time.sleep(self._latency_s * random.uniform(0.5, 1.5))
+        self._answers.wait()
         with self._lock:
-            self.open -= 1
+            del self.open[number]
             answer: dict[str, Any] = {"request": number}
             if path == "/score":
                 tokens = len(body["prompt"]) // 4 + random.randint(20, 60)
@@ -106,10 +116,14 @@ class Handler(JsonHandler):
     server: Server
 
     def get(self) -> None:
-        """How many requests have no answer yet."""
-        self.send({"open": self.server.world.open})
+        """Which processes wait for answers of the model."""
+        self.send({"wait": sorted(set(self.server.world.open.copy().values()))})
 
     def post(self, body: dict[str, Any]) -> None:
+        if self.path == "/hold":
+            self.server.world.hold(**body)
+            self.send({})
+            return
         asker, key = int(self.headers["Asker"]), self.headers["Idempotency-Key"]
         self.send(self.server.world.answer(self.path, body, asker, key))
 

@@ -165,7 +165,16 @@ def _without_ours(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
     """What we have called, and not who has called us: that is a slot, or a test."""
     is_ours = [frame.filename.startswith(_OURS) for frame in frames]
     first = is_ours.index(True) if True in is_ours else 0
-    return [frame for i, frame in enumerate(frames) if i >= first and not is_ours[i]]
+    last = len(frames) - 1 - is_ours[::-1].index(True) if True in is_ours else 0
+    found = [
+        frame
+        for i, frame in enumerate(frames)
+        if i >= first
+        and not is_ours[i]
+        and (i > last or not frame.filename.startswith(_LIBRARIES))  # Spark's daemon may be ours
+    ]
+    users = [_is_users(frame) for frame in found]
+    return found[users.index(True) :] if True in users else found  # a thread is not called by us
 
 
 def _is_users(frame: FrameSummary) -> bool:
@@ -174,7 +183,7 @@ def _is_users(frame: FrameSummary) -> bool:
 
 def is_users_file(name: str) -> bool:
     """Whether a file is the user's, not a library's. The user's packages may be installed, too."""
-    if name.startswith(_OURS):
+    if name.startswith(_OURS) or name.endswith((".pxi", ".pyx")):  # compiled: a library's
         return False
     if name.startswith(_SITE):
         return not name.startswith(_LIBRARIES)

@@ -51,7 +51,8 @@ class ClonosError(Exception):
     def __str__(self) -> str:
         trace = f"\n{self.trace}\n" if self.trace else ""
         place = f"{self.where}: " if self.where else ""
-        advice = f" To do: {self.remedy}" if self.remedy else ""
+        ends = "" if self.what.endswith((".", "?", "!")) else "."
+        advice = f"{ends} To do: {self.remedy}" if self.remedy else ""
         return f"{trace}{place}{self.what}{advice}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,6 +109,10 @@ class UnknownColumn(DefinitionError):
 
 class WrongType(DefinitionError):
     """A value or column has a type that cannot be used there."""
+
+
+class NotPicklable(DefinitionError):
+    """A function, or what it uses, cannot be sent to the slots; raised when the job starts."""
 
 
 class BadSchema(DefinitionError):

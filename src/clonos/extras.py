@@ -30,8 +30,8 @@ def imported(package: str, *, extra: str, where: str) -> Any:
     >>> imported("no_such_package", extra="postgres", where="sinks.postgres")
     Traceback (most recent call last):
     ...
-    clonos.errors.DefinitionError: sinks.postgres: the package no_such_package is not there To do: \
-pip install "clonos[postgres]", for the driver and all executors
+    clonos.errors.DefinitionError: sinks.postgres: the package no_such_package is not there. \
+To do: pip install "clonos[postgres]", for the driver and all executors
     """
     try:
         return import_module(package)

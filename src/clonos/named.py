@@ -32,8 +32,8 @@ def named(name: str, default: str = "") -> Any:
     >>> named("fraud.py:job")
     Traceback (most recent call last):
     ...
-    clonos.named.NotFound: 'fraud.py' is not the name of a module To do: give MODULE:NAME, such as \
-my_package.fraud:job
+    clonos.named.NotFound: 'fraud.py' is not the name of a module. To do: give MODULE:NAME, such \
+as my_package.fraud:job
     """
     module, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:

@@ -56,6 +56,15 @@ def _union_of_two_schemas():
     stream.union(stream.map(lambda r: r.n, "n long"))
 
 
+async def _asks(row):
+    return (row.word,)
+
+
+class _Idle(clonos.Process):
+    def on_timer(self, key, due, ctx):
+        yield (key,)
+
+
 def _second_name():
     stream = words()
     stream.filter(bool, name="f")
@@ -77,6 +86,8 @@ def _second_name():
         (lambda: words().map(5, "word string"), WrongType, "not a function"),
         (lambda: words().map(lambda: 1, "word string"), WrongType, "takes 0 arguments"),
         (lambda: words().map(lambda a, b, c: 1, "n int"), WrongType, "takes 3 arguments"),
+        (lambda: words().map(_asks, "word string"), WrongType, "use map_async"),
+        (lambda: words().key_by("word").process(_Idle(), "w string"), WrongType, "has no on_row"),
         (lambda: words().with_watermark("n", "1 s"), WrongType, "not a time"),
         (lambda: words().with_watermark("t", "soon"), BadDuration, "soon"),
         (lambda: words().key_by("word").window("5 s"), WrongType, "not a window"),
@@ -108,6 +119,8 @@ def _second_name():
          "cannot be shared out"),
         (lambda: clonos.sources.from_batches([[(1, 2)]], schema="n int"), WrongType, "not rows"),
         (lambda: clonos.sources.from_batches([[("a",)]], schema="n int"), WrongType, "column 'n'"),
+        (lambda: clonos.sources.from_batches([("a", 1)], schema="s string, n int"), WrongType,
+         "list of batches"),
         (lambda: clonos.sources.from_batches([[("a",)]]), BadSchema, "without a schema"),
         (lambda: clonos.sources.rate(0), WrongType, "rate"),
         (lambda: clonos.Job().compile(), BadGraph, "no sink"),
@@ -117,6 +130,24 @@ def test_mistakes_are_found_where_they_are_made(define, error, text):
     with pytest.raises(error, match=text) as caught:
         define()
     assert isinstance(caught.value, DefinitionError)
+
+
+def test_what_is_printed_says_what_it_is():
+    job = clonos.Job("shop", parallelism=2)
+    assert repr(job) == "<Job 'shop', parallelism 2: nothing yet>"
+    stream = job.source(clonos.sources.from_batches([], schema="word string, n long"))
+    assert repr(stream) == "Stream[word: string, n: bigint]"
+    assert repr(stream.key_by("word")) == "KeyedStream[word: string, n: bigint] by word"
+    assert repr(job) == "<Job 'shop', parallelism 2: batches>"
+
+
+def test_what_to_do_is_a_sentence_of_its_own():
+    with pytest.raises(UnknownColumn) as raised:
+        words().key_by("wrod")
+    assert str(raised.value) == (
+        "key_by: there is no column 'wrod'. To do: did you mean 'word'? the columns are word, n, t"
+    )
+    assert str(WrongType("Is it there?", remedy="look")) == "Is it there? To do: look"
 
 
 def test_schemas():

@@ -8,11 +8,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.functions import udf
 from pyspark.sql.pandas import functions
 from pyspark.sql.types import LongType, StringType
 
 import clonos
+from clonos.api import grouped
 from clonos.api.frames import INSTEAD
 from clonos.errors import BadGraph, OperatorError, UnknownColumn, WrongType
 from clonos.testing import InMemoryRun
@@ -63,12 +65,44 @@ def test_union_by_name():
 
 def test_what_dataframes_have_and_streams_have_not_is_said():
     rows = stream()
-    for name, instead in INSTEAD.items():
-        with pytest.raises(AttributeError, match=name) as raised:
-            getattr(rows, name)
-        assert instead in str(raised.value)
     with pytest.raises(AttributeError, match=r"no 'selec'$"):
         _ = rows.selec
+    with pytest.raises(AttributeError, match=r"for the column write F.col\('word'\)"):
+        _ = rows.word
+    with pytest.raises(TypeError, match=r"write F.col\('word'\)"):
+        _ = rows["word"]
+    with pytest.raises(TypeError, match=r"write .select"):
+        _ = list(rows)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "instead"),
+    [
+        (DataFrame, stream, INSTEAD),
+        (GroupedData, lambda: stream().groupBy("id"), grouped.INSTEAD),
+    ],
+)
+def test_whatever_a_dataframe_has_is_there_or_it_is_said_what_to_write(theirs, ours, instead):
+    rows = ours()
+    names = {name for name in dir(theirs) if not name.startswith("_")}
+    assert not {name for name in names if not hasattr(rows, name)} - instead.keys()
+    assert not [name for name in instead if hasattr(rows, name)]
+    for name, told in instead.items():
+        with pytest.raises(AttributeError, match=name) as raised:
+            getattr(rows, name)
+        assert told in str(raised.value)
+
+
+def test_names_that_are_short_for_others():
+    rows = stream()
+    assert rows.toDF("a", "b", "c").columns == ["a", "b", "c"]
+    with pytest.raises(WrongType, match=r"2 names for 3 columns.*id, word, at"):
+        rows.toDF("a", "b")
+    again = rows.select("id").transform(lambda ids, n: ids.filter(lambda row: row.id != n), 2)
+    both = again.unionAll(rows.select("id")).distinct()
+    both.sink(clonos.sinks.collect(), name="out")
+    found = InMemoryRun(both._job.compile()).run()["out"]
+    assert sorted(found["id"].to_pylist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from clonos.branch.follow import Follower
 from clonos.branch.live_log import newest, part_of, without_log
 from clonos.branch.tally import Tally
 from clonos.core.history import Point
+from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import CannotReplace, OperatorError
 from clonos.graph.changed import changed
 from clonos.replay import NothingToReplay
@@ -102,6 +103,33 @@ def test_unchanged_code_does_the_same_without_a_call(seed, anew_every):
     assert any(one.rows_a for one in report.differences.values())
     assert report.calls == 0
     assert report.steps == sum(len(dict(log.whole.records(t.id))) for t in job.plan.tasks)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_journal_that_is_read_in_pieces_says_at_each_moment_what_it_says_as_a_whole(seed):
+    """Kills, markers or none: what can be followed is the same."""
+    random = Random(seed)
+    job = random_arrow_job(random, has_markers=seed % 2 == 0)
+    cluster = simulated(job, seed)
+    records, at = list(cluster.disks.journal()), 0
+    pieces = HouseKeeper(job.plan, job.encode, job.decode)
+
+    def known(keeper):
+        keeper.committed()
+        history = keeper.history
+        runs = [keeper.book.runs(task, 1) for task in keeper.positions]
+        return (keeper.stable, keeper.positions, runs, keeper.complete, history.points,
+                history.closed, history.open, history.segments, history.going)  # fmt: skip
+
+    while at < len(records):
+        until = at + random.randint(1, 1 + len(records) // 10)
+        pieces.recover(records[at:until])
+        whole = HouseKeeper(job.plan, job.encode, job.decode)
+        whole.recover(records[:until])
+        assert known(pieces) == known(whole)
+        pieces.take_records()
+        at = until
+    assert pieces.complete
 
 
 @pytest.fixture(scope="module")

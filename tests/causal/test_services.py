@@ -405,7 +405,7 @@ def test_wrong_definitions(options):
     with pytest.raises(DefinitionError):
         causal.service(dict, **options)
     with pytest.raises(DefinitionError):
-        causal.service(3)  # type: ignore[arg-type]
+        causal.service(3)  # type: ignore[call-overload]
 
 
 def test_causal_itself_is_the_decorator():

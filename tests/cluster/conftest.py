@@ -314,7 +314,9 @@ def _no_job_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[SparkSession]:
+def spark(jvm: Any) -> Iterator[SparkSession]:
+    """A context of the module's own, in a JVM that these modules share."""
+    jvm.need("cluster tests")
     session = get_or_create("local[18]", "cluster tests")
     yield session
     session.stop()

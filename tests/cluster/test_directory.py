@@ -208,6 +208,12 @@ def test_a_folder_that_cannot_be_used_is_a_typed_error(tmp_path):
         directory(tmp_path).begin_term(position=0, before=0)
 
 
+def test_a_file_in_its_place_is_a_typed_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadDirectory, match="is no folder"):
+        directory(tmp_path / "file").read()
+
+
 def test_what_is_no_journal_is_said_without_its_password(tmp_path):
     with pytest.raises(BadDirectory, match="cannot be kept in") as caught:
         JobDirectory(str(tmp_path), "postgresql+psycopg://me:secret@host/db", on_one_machine=True)

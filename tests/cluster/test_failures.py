@@ -21,7 +21,7 @@ import clonos
 from clonos import errors
 from clonos.cluster.errors import BadDirectory, NothingKept
 from clonos.core.layer import UnreadableLayer
-from clonos.errors import OtherJob
+from clonos.errors import NotPicklable, OtherJob, WrongType
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal
@@ -238,9 +238,25 @@ def test_two_drivers_of_one_folder(spark, tmp_path):
         mapped(lambda row: row.n, checkpoint_dir=str(tmp_path), on_bad_record="drop").start(spark)
 
 
+def test_what_cannot_be_sent_is_named_and_leaves_nothing_locked(spark, tmp_path):
+    def counted(row):
+        return spark.range(row.n).count()
+
+    for _ in range(2):
+        with pytest.raises(NotPicklable, match=r"'spark' \(SparkSession\).*; counted uses it"):
+            mapped(counted, checkpoint_dir=str(tmp_path)).start(spark)
+
+
+def test_what_is_no_session_is_said():
+    with pytest.raises(WrongType, match=r"'local\[4\]' is not a Spark session"):
+        mapped(lambda row: row.n).start("local[4]")
+
+
 def test_folders_are_checked_first(spark, tmp_path):
     with pytest.raises(BadDirectory, match="give journal="):
         mapped(lambda row: row.n, checkpoint_dir="s3://bucket/job").start(spark)
+    with pytest.raises(BadDirectory, match="the journal cannot be opened"):
+        mapped(lambda row: row.n, checkpoint_dir="/proc/clonos").start(spark)
     out = tmp_path / "out"
     job = clonos.Job("parquet")
     job.source(numbers()).sink(clonos.sinks.parquet(str(out)), name="out")

@@ -181,6 +181,14 @@ def test_a_query_that_fails(kit, cluster, tmp_path):
     with pytest.raises(FeedFailed, match="no seven") as caught:
         job.wait(600)
     assert caught.value.where == "windows: events"
+
+    @sf.udf("long")
+    def checked(n):
+        raise ValueError("no number is good")
+
+    udf = stream(kit, cluster, tmp_path).withColumn("n", checked("n"))
+    with pytest.raises(FeedFailed, match="ValueError: no number is good"):
+        kit.build(udf, rate=None, parallelism=1).start(cluster).wait(600)
     totals = stream(kit, cluster, tmp_path).groupBy("key").agg(sf.sum("n").alias("n"))
     grouped = clonos.Job("grouped", standbys=0)
     grouped.source(totals).sink(clonos.sinks.collect())

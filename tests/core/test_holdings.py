@@ -15,6 +15,7 @@ from clonos.core.levels import (
     Discard,
     Held,
     Hold,
+    Lacks,
     LayerRef,
     LayersMerged,
     MergeLayers,
@@ -170,6 +171,9 @@ def test_state_in_memory_is_lost_with_the_last_process_that_has_it():
     job.dies(1)
     assert not job.failure
     job.dies(0)
+    job.tick(900)
+    assert not job.failure, "a slot may be about to say that it has got it"
+    job.tick(200)
     assert job.failure.startswith("StateLost: ")
     assert "step 1 (100 bytes in 1 layers, persistence='memory') is lost" in job.failure
 
@@ -226,6 +230,8 @@ def test_what_was_in_memory_the_next_driver_does_not_look_for():
     job = world(MEMORY)
     job.has(1, job.seals(0))
     again = World(MEMORY, keeper=job.keeper)
+    again.tick(900)
+    again.tick(200)
     assert again.failure.startswith("StateLost: ")
 
 
@@ -259,3 +265,103 @@ def test_layers_are_merged_where_the_task_is_and_count_when_copies_have_them(mon
         assert {r for d in job.told(slot, Discard) for r in d.layers} == set(refs)
     job.seals(0)
     assert not job.failure
+
+
+def test_what_cannot_be_read_any_more_is_had_no_more_and_fetched_again():
+    job = world(LOCAL)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    assert job.told(0, Hold)[-1] == Hold(0, ref.incarnation, (ref,), ("slot1",))
+    second = job.seals(0)
+    job.has(1, second)
+    assert job.floor == 1, "what lies below it is not safe"
+    job.coordinator.check()
+    job.has(0, ref)
+    assert job.floor == 2
+    job.coordinator.check()
+
+
+def test_who_has_the_same_disk_is_asked_again_when_another_slot_does_not_find_it():
+    """What that one looked for may have been written meanwhile."""
+    job = world(LOCAL, slots=2)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.joins(2, disk="disk1")
+    asked = len(job.told(1, Hold))
+    job.hear(Reported(2, Lacks(0, (ref.path,))))
+    assert len(job.told(1, Hold)) == asked + 1
+    job.has(1, ref)
+    job.has(1, job.seals(0))
+    assert job.floor == 2
+
+
+def test_a_slot_that_gets_the_last_copy_is_heard_though_all_others_have_died():
+    job = world(MEMORY)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.dies(1)
+    job.dies(0)
+    job.has(2, ref)
+    assert job.told(2, Activate)[-1].layers == (ref,)
+    job.tick(5000)
+    assert not job.failure
+
+
+def test_what_nobody_can_read_is_lost_after_a_while():
+    job = world(LOCAL, standbys=0, slots=1)
+    ref = job.seals(0)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    assert not job.failure
+    job.tick(900)
+    job.tick(200)
+    assert job.failure.startswith("StateLost: ")
+
+
+def test_what_counts_stays_on_a_disk_that_another_slot_may_be_told_to_use():
+    """A slot that is slow to hear would delete it when others rely on it again."""
+    job = world(LOCAL, slots=2)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.coordinator.slots[1].leaves = True  # its copy is to be elsewhere
+    job.coordinator.slots[1].standbys.clear()
+    job.joins(2)
+    job.has(2, ref)
+    assert job.floor == 1
+    assert not job.told(1, Discard)
+
+
+def test_who_has_no_copy_any_more_is_told_to_fetch_no_more():
+    job = world(LOCAL, slots=2)
+    first = job.seals(0)
+    job.has(1, first)
+    second = job.seals(0)
+    assert job.told(1, Hold)[-1].layers == (first, second)
+    job.coordinator.slots[1].leaves = True  # its copy is to be elsewhere
+    job.coordinator.slots[1].standbys.clear()
+    job.joins(2)
+    assert job.told(1, Hold)[-1] == Hold(0, first.incarnation, (first,), ())
+
+
+def test_a_task_seals_again_what_nobody_can_read_and_is_in_no_floor():
+    """Deltas build on each other: no floor would ever move."""
+    job = world(LOCAL)
+    job.has(1, job.seals(0))
+    life = job.coordinator.tasks[0].incarnation
+    ref = job.seals(0)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    assert job.coordinator.tasks[0].incarnation.n == life.n + 1
+    assert not job.coordinator.checkpoints.sealed[0]
+    assert job.floor == 1
+    assert not job.failure
+
+
+def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
+    job = world(LOCAL)
+    job.has(1, job.seals(0))
+    ref = job.seals(0)
+    job.dies(0)
+    job.lives(1)
+    assert not job.told(7, Discard)
+    job.joins(7, disk="disk0")
+    assert [command.layers for command in job.told(7, Discard)] == [(ref,)]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 
+from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import (
+    LOCAL,
     MEMORY,
     SHELF,
     Discard,
     Held,
     Hold,
+    Lacks,
     LayerPart,
     LayerRef,
     LayersHere,
     LayerWanted,
+    MergeLayers,
 )
 from clonos.core.plan import Incarnation
-from clonos.nodes.events import FetchFailed, Kept, Looked, PartRead
+from clonos.nodes.events import FetchFailed, Kept, Looked, MergedHere, PartRead
 from clonos.nodes.keeping import AGAIN_S, ANSWER_S, Keeping
 from clonos.transport.events import ChannelClosed, ChannelOpened
 
@@ -224,3 +229,95 @@ def test_a_layer_of_an_earlier_life_stays_that_counts_whatever_else_is_discarded
     world.hold(floor, passed, n=1)
     world.keeping.discard(Discard(0, Incarnation(1, 1), (passed,)))
     assert [asked for asked in world.asked if asked[0] == "drop"] == [("drop", (passed,))]
+
+
+def looked(world: World, *found: LayerRef) -> tuple[LayerRef, ...]:
+    """It looks; return at what."""
+    name, ticket, refs = world.asked[-1]
+    assert name == "look"
+    world.keeping.looked(Looked(ticket, tuple(ref.path for ref in found)))
+    world.tick()
+    return tuple(refs)
+
+
+def test_what_cannot_be_read_here_comes_from_others(world):
+    one, two = ref(1), ref(2)
+    for layer in one, two:
+        world.keeping.stored(layer, is_over=False)
+    world.keeping.hold(Hold(0, LIFE, (one, two), ("a",)))
+    world.keeping.fetch(40, [one, two], [one, two])
+    assert world.asked == [("fetch", 40, [one, two])]
+    assert world.keeping.fetch_failed(FetchFailed(40, UnreadableLayer("a bit is another one")))
+    assert looked(world, one) == (one, two)
+    assert world.said == [Lacks(0, (two.path,)), Held(0, (one.path,))]
+    world.says(LayersHere(), LayerPart(two.path, 0, 2, b"ab"))
+    world.kept()
+    assert world.said[2:] == [Held(0, (two.path,))]
+    assert world.asked[-1] == ("fetch", 40, [one, two])
+    world.keeping.fetched(40)
+    assert not world.in_vain
+
+
+def test_what_fails_for_another_reason_is_not_tried_again(world):
+    one = ref(1)
+    world.keeping.stored(one, is_over=False)
+    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    world.keeping.fetch(40, [one], [one])
+    assert not world.keeping.fetch_failed(FetchFailed(40, ValueError("no program")))
+    world.keeping.fetch(41, [one], [one])
+    event = FetchFailed(41, UnreadableLayer("of the checkpoint store"))
+    assert world.keeping.fetch_failed(event)
+    looked(world, one)
+    assert world.in_vain == [event]
+    assert not world.keeping.fetch_failed(event), "the node hears it again"
+
+
+@pytest.mark.parametrize("how", ["asked", "merged"])
+def test_who_finds_that_something_is_not_here_any_more_says_so(world, how):
+    one = ref(1)
+    world.keeping.stored(one, is_over=False)
+    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    if how == "asked":
+        world.keeping.opened(ChannelOpened(SHELF, 77, LIFE, LIFE, Line(77)))
+        world.keeping.heard(77, LayerWanted(one, 0))
+        world.keeping.read(PartRead(world.asked[-1][1], LayerPart(one.path, 0, -1, b"")))
+    else:
+        world.keeping.merge(MergeLayers(0, (one,), True, MEMORY, "0/merged"))
+        world.keeping.merged(MergedHere(world.asked[-1][1], None))
+    looked(world)
+    assert Lacks(0, (one.path,)) in world.said
+    assert [line.address for line in world.lines] == ["a"]
+
+
+def test_what_is_written_when_nobody_wants_it_any_more_goes(world):
+    world.hold(ref(1))
+    world.says(LayersHere(), LayerPart(ref(1).path, 0, 2, b"ab"))
+    (_, ticket, _, _) = world.asked[-1]
+    world.keeping.discard(Discard(0, LIFE, (ref(1),)))
+    world.asked.clear()
+    world.keeping.kept(Kept(ticket))
+    assert world.asked == [("drop", [ref(1)])]
+
+
+def test_nobody_is_asked_as_long_as_nobody_is_named(world):
+    world.hold(ref(1), sources=())
+    assert world.keeping.wait_s is None
+    world.tick(3600.0)
+    world.hold(ref(1), sources=("a",))
+    assert [line.address for line in world.lines] == ["a"]
+
+
+def test_what_a_disk_should_have_and_has_not_is_told(world):
+    one = replace(ref(1), level=LOCAL)
+    world.hold(one)
+    assert world.said == [Lacks(0, (one.path,))]
+
+
+def test_who_is_told_the_same_again_is_asked_what_is_here(world):
+    one = ref(1)
+    world.keeping.stored(one, is_over=False)
+    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    assert not world.asked
+    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    assert looked(world, one) == (one,)
+    assert world.said == [Held(0, (one.path,))]

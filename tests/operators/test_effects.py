@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import clonos
 from clonos.errors import BadGraph, EffectUnknown, StateMismatch, UnknownColumn, WrongType
 from clonos.operators.chain import ChainProgram
 from clonos.operators.effects import effect_key
+from clonos.operators.shares import REWOUND
+from clonos.state.kept import nothing_kept
 from clonos.testing import Answers, StepHarness, rows
 from clonos.testing.harness import answered
+from clonos.upgrade.section import gone_back
 
 
 async def pay(order, *, call):
@@ -183,6 +188,9 @@ def test_a_process_says_that_it_has_effects():
         def open(self, ctx):
             self.pay = ctx.service("pay", clonos.effect(check=find)(pay))
 
+        def on_row(self, row, ctx):
+            raise AssertionError("no row comes")
+
     stream = orders()
     stream.key_by("order").process(Shop(), "order long").sink(clonos.sinks.collect())
     with pytest.raises(WrongType, match="the service 'pay' is an effect") as caught:
@@ -231,6 +239,38 @@ def test_a_process_hears_that_nobody_knows_only_if_the_policy_says_so(on_unknown
     else:
         (batch,) = harness.answer(call, EffectUnknown("the effect")).batches.values()
         assert rows(batch) == [(7, "unknown")]
+
+
+@pytest.mark.parametrize(
+    ("how", "named", "is_found_out"),
+    [
+        ({"check": find}, {}, True),
+        ({}, {}, True),  # nobody can be asked: that it is unknown is said, and it is not made again
+        ({"idempotent": True}, {}, False),  # a name that nobody knows
+        ({"idempotent": True}, {"identity": "order"}, True),
+    ],
+)
+def test_what_may_have_been_made_before_the_job_went_back_is_found_out(how, named, is_found_out):
+    stream = orders(parallelism=1)
+    declared = clonos.effect(**how)(pay)
+    stream.with_column_async("key string", declared, "order", name="pay", **named).sink(
+        clonos.sinks.collect()
+    )
+    shops = StepHarness(program_of(stream)), shop(clonos.effect(**how)(pay))
+    for harness in shops[: 1 if named else 2]:
+        feed = harness.source if harness is shops[0] else partial(harness.input, 0)
+        assert isinstance(harness.program, ChainProgram)
+        before = feed(ROWS[:1], SCHEMA).asked
+        for operator in harness.program.operators.values():
+            if "asked" in operator.joins:
+                kept = nothing_kept()._replace(facts=dict(operator.facts.as_dict()))
+                operator.facts.set(REWOUND, gone_back(kept, 1).facts[REWOUND])
+        since = feed(ROWS[1:], SCHEMA).asked
+        assert [request.in_doubt for _, request in before] == [False]
+        assert [request.in_doubt for _, request in since] == [is_found_out] * 2
+        of_then = {call.number for call, request in harness.program.open_calls().items()
+                   if not request.in_doubt}  # fmt: skip
+        assert of_then == ({1} if is_found_out else {1, 2, 3}), "who was open is, for the task, too"
 
 
 def test_an_open_call_does_not_go_on_as_another_kind():

@@ -141,6 +141,17 @@ def test_errors_tell_where():
         harness.watermark(0, 20)
 
 
+def test_a_timer_that_nobody_hears_is_an_error():
+    class Deaf(clonos.Process):
+        def on_row(self, row, ctx):
+            ctx.timers.event_time(row.n)
+
+    with pytest.raises(OperatorError, match="write on_timer") as caught:
+        send(StepHarness(process_code(Deaf()).program()), ("a", "event", 1))
+    assert str(caught.value).count("To do:") == 1
+    assert str(caught.value).count("p[0]") == 1
+
+
 def test_unencodable_state():
     class Bad(clonos.Process):
         def on_row(self, row, ctx):
@@ -154,6 +165,9 @@ def test_state_outside_of_a_key():
     class Early(clonos.Process):
         def open(self, ctx):
             ctx.state("x").set(1)
+
+        def on_row(self, row, ctx):
+            raise AssertionError("no row comes")
 
     with pytest.raises(OperatorError, match="no current key"):
         process_code(Early()).program()

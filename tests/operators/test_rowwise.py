@@ -251,6 +251,9 @@ def test_no_services_outside_of_a_step():
         def open(self, ctx):
             ctx.clock.now()
 
+        def on_row(self, row, ctx):
+            raise AssertionError("no row comes")
+
     job = clonos.Job()
     stream = job.source(clonos.sources.from_batches([], schema="n long"))
     stream.key_by("n").process(Early(), "n long").sink(clonos.sinks.collect())

@@ -61,6 +61,26 @@ class InFolder:
 
         self._patch.setattr(LocalFiles, "write", refuse)
 
+    def damage_local(self, path: str) -> None:
+        (file,) = (f for f in self._local() if str(f).endswith(path))
+        content = bytearray(file.read_bytes())
+        content[20] ^= 1
+        file.write_bytes(content)
+
+    def fill_local(self) -> None:
+        """The local disk is full until a file of it is deleted."""
+        write, before = LocalFiles.write, self._local()
+
+        def refuse(files: LocalFiles, path: str, *rest: Any) -> None:
+            if "/local/" in path and self._local() >= before:
+                raise OSError(errno.ENOSPC, "no space left")
+            write(files, path, *rest)
+
+        self._patch.setattr(LocalFiles, "write", refuse)
+
+    def _local(self) -> set[Path]:
+        return set(self._folder.parent.joinpath("local").rglob("*.layer"))
+
     def files(self) -> list[Path]:
         return [path for path in self._folder.rglob("*") if path.is_file()]
 
@@ -93,6 +113,14 @@ class InSimulation(Simulated):
             return errno.ENOSPC if call == "write" and left[0] >= 0 else 0
 
         self._disk.faults = refuse
+
+    def damage_local(self, path: str) -> None:
+        self.cluster.disks.of_machine("machine")[1].flip(f"/layers/{path}", 8 * 20)
+
+    def fill_local(self) -> None:
+        """The local disk is full until a file of it is deleted."""
+        disk = self.cluster.disks.of_machine("machine")[1]
+        disk.capacity = disk.used
 
     def files(self) -> list[Any]:
         found = self._disk.observe().entries("/layers", recursive=True)
@@ -251,3 +279,24 @@ def test_layers_that_are_not_here_are_not_merged(world, level):
     world.port.drop([two])
     world.port.merge(4, MergeLayers(0, (one, two), True, level, "0/merged.layer"))
     assert answer(world, MergedHere) == MergedHere(4, None)
+
+
+def test_a_full_disk_hinders_neither_what_makes_room_nor_other_levels(world):
+    old, other = put(world, sealed(0, 1), sealed(0, 2), level=LOCAL)
+    world.fill_local()
+    world.port.put(1, sealed(0, 3), LOCAL)
+    world.port.put(3, sealed(1, 3), MEMORY)
+    world.port.put(4, sealed(2, 3), STORE)
+    world.port.look(5, [old, other])
+    world.until(lambda: len(world.heard) == 3)
+    assert {type(event) for event in world.heard} == {Stored, Looked}
+    world.port.drop([old])
+    world.until(lambda: len(world.heard) == 4)
+    assert {event.life for event in world.heard if type(event) is Stored} == {1, 3, 4}
+
+
+def test_who_is_asked_for_a_damaged_layer_does_not_give_it_away(world):
+    (ref,) = put(world, sealed(0, 1), level=LOCAL)
+    world.damage_local(ref.path)
+    world.port.read(3, ref, 0)
+    assert answer(world, PartRead).part.nbytes == -1

@@ -93,7 +93,7 @@ def test_a_slot_that_ends_waits_for_no_store(tmp_path, away):
     layers.put(7, ev.StoreLayer(LAYER, b"state"), STORE)
     away.wait()
     layers.close()
-    layers._putting.shutdown(wait=True)  # it would never return
+    layers._putting[STORE].shutdown(wait=True)  # it would never return
 
 
 def release(seq: int) -> ev.Release:

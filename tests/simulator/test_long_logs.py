@@ -64,9 +64,8 @@ def test_else_it_would_hold_them_all() -> None:
         run(store_ms=2000.0)
 
 
-@pytest.mark.parametrize("first", [0, 1_000_000])
-def test_no_seed_holds_too_much_or_waits_for_ever(first: int) -> None:
-    assert main(8, first, jobs=1, kind=Kind(logs=True)) == 0
+def test_no_seed_holds_too_much_or_waits_for_ever() -> None:
+    assert main(8, 0, jobs=1, kind=Kind(logs=True)) == 0
 
 
 @pytest.mark.soak

@@ -101,6 +101,10 @@ def test_no_seed_violates_an_invariant_where_jobs_keep_their_past():
     assert main(30, jobs=1, kind=Kind(history=True)) == 0
 
 
+def test_canaries_say_what_a_branch_says():
+    assert main(15, jobs=1, kind=Kind(canary=True)) == 0
+
+
 @pytest.mark.parametrize("kind", [{}, {"disk": True}, {"harsh": True}, {"arrow": True}])
 def test_no_seed_violates_an_invariant_where_channels_are_bytes(kind):
     assert main(12, 100, jobs=1, kind=Kind(wire=True, **kind)) == 0

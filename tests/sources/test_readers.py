@@ -119,7 +119,7 @@ def test_json(tmp_path):
     lines = [row[0] for row in read_all(spec.reader(0, 1))]
     assert parse(spec, lines)[0] == [(1, "x"), (None, "y")]
     broken = [b'{"a": 1}', b'{"a":', b"2}", b'{"a": "x"}', b"\xff", None, b"5", b'{"a": 3}{"a": 4}']
-    with pytest.raises(OperatorError, match="a line is not json"):
+    with pytest.raises(OperatorError, match="a line cannot be read as json"):
         parse(spec, broken)
     parsed, program = parse(spec, broken, on_bad_record="drop")
     assert parsed == [(1, None)]

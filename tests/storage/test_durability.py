@@ -30,7 +30,7 @@ from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 from clonos.storage.tables import Table
 
-SEEDS = 6
+SEEDS = 4
 """Of what is lost, for each crash point."""
 
 

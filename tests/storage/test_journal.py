@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from clonos.errors import ProtocolError
 from clonos.storage import journal as journal_module
 from clonos.storage.files import LocalFiles
-from clonos.storage.journal import Journal, JournalBroken, JournalInUse, UnreadableJournal
+from clonos.storage.journal import (
+    Journal,
+    JournalBroken,
+    JournalInUse,
+    JournalReader,
+    UnreadableJournal,
+)
 
 groups = st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=4), max_size=5)
 
@@ -253,3 +259,42 @@ def test_a_closed_journal_says_so(tmp_path, monkeypatch):
     journal.close()
     with pytest.raises(ProtocolError, match="closed"):
         journal.append([b"a"])
+
+
+looks = st.lists(st.sampled_from(["look", "commit", "rotate", "tear", "vouch"]), max_size=30)
+
+
+@settings(max_examples=50, deadline=None)
+@given(looks)
+def test_a_reader_has_at_each_look_what_is_committed_and_reads_nothing_twice(events):
+    with tempfile.TemporaryDirectory() as folder, Journal(folder, "process") as journal:
+        reader, known = JournalReader(), list[bytes]()
+        for n, event in enumerate([*events, "look"]):
+            if event == "commit":
+                journal.append([b"%d" % n] * (n % 3 + 1))
+                journal.commit()
+            elif event == "rotate":
+                journal.rotate([*journal.replay()][-2:])
+            elif event == "vouch":
+                journal.vouch()
+            elif event == "look":
+                begins, more = reader.more(LocalFiles(), folder)
+                known = more if begins else known + more
+                assert known == list(journal.replay())
+                before = reader.read_bytes
+                assert reader.more(LocalFiles(), folder) == (False, [])
+                assert reader.read_bytes == before
+            else:  # a frame that is being written
+                path = segment_of(Path(folder))
+                whole = path.read_bytes()
+                frame = journal_module._frame(journal.next_seq, [b"torn" * 9], journal._salt)
+                path.write_bytes(whole + frame[:-1])
+                begins, more = reader.more(LocalFiles(), folder)
+                known = more if begins else known + more
+                assert known == list(journal.replay())
+                os.truncate(path, len(whole))
+
+
+def test_a_reader_says_that_there_is_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        JournalReader().more(LocalFiles(), str(tmp_path))

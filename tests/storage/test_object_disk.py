@@ -120,3 +120,26 @@ def test_a_server_that_is_not_there():
 def test_a_place_that_is_none(uri):
     with pytest.raises(UnusableStore, match=uri):
         objects_of(uri)
+
+
+@pytest.mark.parametrize("how", ["killed", "away"])
+def test_who_is_killed_while_it_writes_without_the_lock_stops_nobody(objects, driver, how):
+    """Before the journal's first lock its folder is made."""
+
+    class Away:
+        """The store is away after the first object of a change that takes several."""
+
+        def __getattr__(self, name):
+            return getattr(objects, name)
+
+        def create(self, name, content):
+            if not objects.create(name, content):
+                return False
+            raise OSError("no answer") if how == "away" else KeyboardInterrupt
+
+    with pytest.raises((OSError, KeyboardInterrupt)):
+        ObjectDisk(Away()).make_folder(ROOT)
+    another = driver(lease_s=NEVER_S)
+    another.make_folder(ROOT)
+    another.lock(f"{ROOT}/lock", "me").close()
+    assert [info.path for info in driver().entries("")] == [ROOT]

@@ -147,3 +147,13 @@ def flat(events):
         else:
             found.append(event)
     return found
+
+
+def test_what_is_folded_before_a_shuffle_may_depend_on_batches():
+    job = clonos.Job("counted")
+    batches = [[(f"u{n % 2}", n, n)] for n in range(8)]
+    source = clonos.sources.from_batches(batches, "user string, cents long, at long")
+    words = job.source(source, name="payments")
+    windows = words.key_by("user").window(clonos.tumbling("1 hour"))
+    windows.agg(n=clonos.count(), name="counts").sink(clonos.sinks.collect(), name="out")
+    assert check_deterministic(job).operators

@@ -150,9 +150,14 @@ def test_timers_fire_in_the_order_in_which_they_were_set():
         assert sorted(mine, key=lambda g: numbers[timer(g, 50)]) == mine[::-1]
 
 
+class Other(clonos.Process):
+    def on_row(self, row, ctx):
+        raise AssertionError("no row comes")
+
+
 def test_with_as_many_tasks_all_is_as_it_was():
     before = Before(job(2))
-    after = before.upgraded(job(2, process=clonos.Process()))
+    after = before.upgraded(job(2, process=Other()))
     for task, layer in before.layers.items():
         was, now = kept_of(layer.delta), kept_of(after.layers[task].delta)
         for number in was.keys() - {CHAIN}:

@@ -82,6 +82,9 @@ class Remind(clonos.Process):
     def on_row(self, row: Any, ctx: Any) -> None:
         ctx.timers.event_time(row.at + timedelta(hours=1, milliseconds=row.key % 1000))
 
+    def on_timer(self, key: Any, due: int, ctx: Any) -> None:
+        pass
+
 
 def _timers(rows: Any, others: Any) -> Any:
     del others

@@ -40,6 +40,10 @@ class ColumnOperations(Placed):
         ) -> Vertex: ...
         def _like_this(self, vertex: Vertex) -> Stream: ...
 
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {type_}" for name, type_ in self.dtypes)
+        return f"{type(self).__name__}[{columns}]"
+
     @property
     def schema(self) -> pa.Schema:
         """Columns and types, as Arrow's."""

@@ -30,6 +30,16 @@ _KINDS: Final = {"count": "count", "sum": "sum", "min": "min", "max": "max", "av
     "mean": "avg"}  # fmt: skip
 _AGGREGATES: Final = "use F.count, F.sum, F.min, F.max or F.avg; others are for a Process"
 _WINDOW: Final = 'groupBy("user", F.window("time", "10 seconds"))'
+_PLAN: Final = '.to_dataframe(spark, execution="spark").groupBy(...)'
+INSTEAD: Final = {
+    **dict.fromkeys(["apply", "applyInArrow", "applyInPandas"],
+        f".window(...).rows(), or let Spark run it: {_PLAN}"),
+    "applyInPandasWithState": ".key_by(...).process(...)",
+    "transformWithStateInPandas": "transformWithState(...), whose processor has rows",
+    "cogroup": ".key_by(...).join(other.key_by(...), ...)",
+    "pivot": f"{_PLAN}: the columns of a stream are known when it is defined",
+}  # fmt: skip
+"""What grouped DataFrames have and grouped streams have not, and what to write instead."""
 
 
 class GroupedStream:
@@ -43,6 +53,12 @@ class GroupedStream:
         self._window_name = ""
         for column in columns:
             self._group_by(column)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            told = f"; write {INSTEAD[name]}" if name in INSTEAD else ""
+            raise AttributeError(f"a grouped stream has no {name!r}{told}", name=name, obj=self)
 
     # --- what is grouped by ---------------------------------------------------------------------
 

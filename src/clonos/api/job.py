@@ -202,6 +202,10 @@ class Job:
             ),
         )
 
+    def __repr__(self) -> str:
+        operators = ", ".join(vertex.name for vertex in self._graph.vertices)
+        return f"<Job {self.name!r}, parallelism {self.parallelism}: {operators or 'nothing yet'}>"
+
     def source(
         self,
         source: Any,

@@ -25,6 +25,9 @@ from clonos.operators.window_kinds import Window
 class KeyedStream(Stream):
     """Rows with the same key are in the same task, in order."""
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} by {', '.join(self.keys)}"
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns of the key."""
@@ -225,6 +228,12 @@ class KeyedStream(Stream):
                 f"{process!r} is not a Process object",
                 where=name or "process",
                 remedy="derive a class from clonos.Process and give an object of it",
+            )
+        if type(process).on_row is Process.on_row:
+            raise WrongType(
+                f"{type(process).__name__} has no on_row",
+                where=name or "process",
+                remedy="write on_row(self, row, ctx)",
             )
         parsed = parse_schema(schema)
         operation = op.ProcessRows(process, self.keys, parsed, in_flight, effects)

@@ -24,7 +24,6 @@ from clonos.branch.tally import Tally
 from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.calls import CallId
 from clonos.core.messages import Run
-from clonos.core.plan import Incarnation
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.past import Past
 
@@ -106,6 +105,11 @@ class Followed(Recording):
     def open_calls(self) -> dict[tuple[int, CallId], Asked]:
         """Questions that nobody has answered."""
         return dict(self._open)
+
+    @property
+    def left(self) -> int:
+        """Steps that the log knows, and that were not done."""
+        return sum(task.log_ends_at - task.position for task in self._tasks.values())
 
     def positions(self) -> dict[int, int]:
         """How far the log is known."""
@@ -201,8 +205,10 @@ class Follower:
     ) -> None:
         self._log, self._changed, self._answers = log, changed, answers
         self._steps = self._looks = self._heard_since = 0
+        self.anew_after = ANEW_AFTER
         self._waiting: deque[Done] = deque()  # what the changed code has not taken
-        self._lives: dict[int, Incarnation] = {}
+        # By channel, the sender's step up to which the state that we have begun with has its items.
+        self._begins: dict[int, int] | None = None  # not known yet
         self._replay: FollowedReplay | None = None
         with ExitStack() as undo:
             undo.callback(answers.close)
@@ -247,7 +253,6 @@ class Follower:
         replay = self._replay = FollowedReplay(past)
         floors = {task.machine.id: task.position for task in replay}
         self._heard_since = 0
-        self._lives.clear()
         known = {task: done.get(task, floor - 1) for task, floor in floors.items()}
         followed = Followed(past, replay, self._folder, known, open_calls)
         self._answers.add(followed.asked())
@@ -269,6 +274,8 @@ class Follower:
         for done in self._followed.steps():
             self._answers.add(self._followed.asked())
             self._waiting.append(done)
+        if self._begins is None and not self._followed.is_partial:
+            self._begins = dict(self._followed.begins)
         if not self._followed.is_partial:
             for _ in range(len(self._waiting) if to_the_end else ready):
                 self._take(self._waiting.popleft())
@@ -280,10 +287,7 @@ class Follower:
         return self.report()
 
     def _hear(self, runs: Sequence[Run]) -> None:
-        has_new_life = any(
-            self._lives.setdefault(run.task, run.incarnation) != run.incarnation for run in runs
-        )
-        if has_new_life or self._heard_since > ANEW_AFTER:
+        if self._heard_since > self.anew_after and self._begins is not None:
             heard, calls = self._followed.positions(), self._followed.open_calls
             with closing(self._log.begin(heard)) as past:
                 self._end_replay()
@@ -304,14 +308,14 @@ class Follower:
         if channel in self._leaves:
             if made.batch is not None:
                 self._tallies[self._leaves[channel]].add("b", made.batch.payload)
-        elif spec.receiver in self._tasks and made.step > self._followed.begins.get(channel, 0):
+        elif spec.receiver in self._tasks and made.step > (self._begins or {}).get(channel, 0):
             self._tasks[spec.receiver].take(channel, made)
 
     def report(self) -> Report:
         """How it is doing."""
         return Report(
             self._steps,
-            len(self._waiting),
+            len(self._waiting) + self._followed.left,
             self._looks,
             {name: tally.comparison() for name, tally in self._tallies.items()},
             self._answers.bill(),

@@ -12,7 +12,7 @@ from clonos.errors import OtherJob
 from clonos.graph.compile import CompiledJob
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
-from clonos.replay.past import Past, keeper_now, read
+from clonos.replay.past import LiveKeeper, Past, read
 from clonos.storage.layers import LayerStore
 
 WHOLE = 1 << 62
@@ -32,6 +32,7 @@ class LiveLog:
         self.compiled = compiled
         self._where = checkpoint_dir, journal
         self._version: int | None = None
+        self._live = LiveKeeper(compiled, checkpoint_dir, journal)
         self.is_over = False
         """Whether nothing more will come: the job is complete."""
 
@@ -59,17 +60,10 @@ class LiveLog:
         """The entries behind these positions, of all tasks, in order."""
         keeper, store = self._now()
         self.is_over = keeper.complete
-        keeper.committed()  # now it knows what can never be cut
-        point = newest(keeper.history, heard, self.compiled.name)
-        runs = since(keeper, point, store)
-        return [
-            part
-            for run in runs
-            if (part := part_of(run, heard[run.task], keeper.stable[run.task])) is not None
-        ]
+        return entries_behind(keeper, store, heard, self.compiled.name)
 
     def _now(self) -> tuple[HouseKeeper, LayerStore]:
-        keeper, store, version = keeper_now(self.compiled, *self._where)
+        keeper, store, version = self._live.now()
         if self._version is None:
             self._version = version
         if version != self._version:
@@ -79,6 +73,25 @@ class LiveLog:
                 remedy="begin another canary",
             )
         return keeper, store
+
+
+def entries_behind(
+    keeper: HouseKeeper, store: LayerStore, heard: Mapping[int, int], job: str
+) -> list[Run]:
+    """What a house-keeper knows behind these positions that can never be cut any more.
+
+    Raises
+    ------
+    NothingToReplay
+        See :func:`newest`.
+    """
+    keeper.committed()  # now it knows what is stable
+    runs = since(keeper, newest(keeper.history, heard, job), store)
+    return [
+        part
+        for run in runs
+        if (part := part_of(run, heard[run.task], keeper.stable[run.task])) is not None
+    ]
 
 
 def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point:
@@ -106,8 +119,12 @@ def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point
 
 
 def without_log(past: Past) -> Past:
-    """The same, as it was when it began, for who is told all the rest."""
-    lives = {task: replace(life, log=()) for task, life in past.activations.items()}
+    """The same, as it was when it began, for who is told all the rest.
+
+    A restart would let nothing in that these lives make from now on. But they go on, and of what
+    they make only that is told that can never be cut: so nothing is fenced.
+    """
+    lives = {task: replace(life, log=(), fences=()) for task, life in past.activations.items()}
     return replace(past, activations=lives, failed={}, opened_bytes=WHOLE)
 
 

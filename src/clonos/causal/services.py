@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
 from clonos.extras import imported
 from clonos.operators.effects import Effect, EffectCall, effect, effect_key
-from clonos.operators.service import Declared, Policy, PolicyOptions, policy_of
+from clonos.operators.service import Declared, Policy, PolicyOptions, ServiceOptions, policy_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -378,6 +378,10 @@ def _retrying(policy: Policy, *, is_async: bool) -> Any:
     )
 
 
+@overload
+def service(fn: F, /, **how: Unpack[ServiceOptions]) -> Service[F]: ...
+@overload
+def service(**how: Unpack[ServiceOptions]) -> Callable[[F], Service[F]]: ...
 def service(
     fn: F | Effect | None = None,
     /,

@@ -8,17 +8,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clonos.errors import ClonosError
+from clonos.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the ``clonos`` command; returns its exit code, 2 for an error."""
-    parser = argparse.ArgumentParser(prog="clonos", description=__doc__)
-    chooser = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser = argparse.ArgumentParser(
+        prog="clonos", epilog="clonos COMMAND --help lists the options of a command"
+    )
+    parser.add_argument("--version", action="version", version=f"clonos {VERSION}")
+    chooser = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (summary, add, run) in commands().items():
         command = chooser.add_parser(name, help=summary, description=summary)
         add(command)
         command.set_defaults(run=run)
     chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         code: int = chosen.run(chosen)
     except ClonosError as error:

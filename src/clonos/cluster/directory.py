@@ -270,6 +270,12 @@ class JobDirectory:
             if self._folder.entries("journal"):
                 raise self._unreadable("it is missing, but there is a journal") from None
             return
+        except NotADirectoryError:
+            raise BadDirectory(
+                f"{self._folder.root} is no folder",
+                where="checkpoint_dir",
+                remedy="give a folder that only this job uses; it is made if it is not there",
+            ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, OSError) and not self.disk.is_local:
                 raise BadDirectory(
@@ -397,7 +403,7 @@ def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
     local = _local(base)
     if journal is None and local is None:
         raise BadDirectory(
-            f"it is not said where the journal of {masked(base)} is to be kept",
+            f"{masked(base)} is not on a local disk, so the journal needs a place of its own",
             remedy="give journal=: a folder on a disk that outlives the driver; or, for a driver "
             "on another machine to go on, postgresql://user@host/database, s3://bucket/journals, "
             "or another place for objects",

@@ -21,7 +21,7 @@ from clonos.cluster.running_past import RunningPast
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.succession import Succession
 from clonos.columns.durations import parse_duration
-from clonos.errors import CannotUpgrade, OtherJob
+from clonos.errors import CannotUpgrade, OtherJob, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import LogicalGraph
 from clonos.graph.replaced import replaced
@@ -481,6 +481,9 @@ class RunningJob(RunningPast):
         page = self._setup.page
         return page.url if page is not None else None
 
+    def __repr__(self) -> str:
+        return f"<RunningJob {self.compiled.name!r}, {self.status.message}>"
+
     def _repr_html_(self) -> str:
         """A picture of the job at this moment, for notebooks."""
         return in_notebook(self._setup.snapshot())
@@ -555,6 +558,12 @@ def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> Runni
 
         needed = SlotPool.count(compiled, options.get("standby_slots"))
         spark = get_or_create(f"local[{needed}]")
+    if not hasattr(spark, "createDataFrame"):
+        raise WrongType(
+            f"{spark!r} is not a Spark session",
+            where=compiled.name,
+            remedy='give one, such as clonos.spark.session.get_or_create("local[8]")',
+        )
     return RunningJob(compiled, spark, **options).start()
 
 

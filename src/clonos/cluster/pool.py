@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from clonos.cluster.feeds import query_cores
+from clonos.cluster.pickling import require_picklable
 from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken
@@ -83,9 +84,12 @@ class SlotPool:
 
         Raises
         ------
+        NotPicklable
+            A function holds what cannot be sent to them.
         SourceError
             A DataFrame cannot be computed.
         """
+        require_picklable(self._compiled)
         self._launcher.prepare(self._body)
         for code in self._compiled.codes:
             operator = code.task.operator

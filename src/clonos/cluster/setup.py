@@ -18,7 +18,7 @@ from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.datasets import datasets_of
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
-from clonos.cluster.errors import NothingKept
+from clonos.cluster.errors import BadDirectory, NothingKept
 from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.followers import Followers
 from clonos.cluster.journal_thread import JournalThread
@@ -228,7 +228,13 @@ class DriverSetup:
             except (JournalInUse, OSError) as error:
                 # A database may be away for a while. One that never was there is a mistake.
                 if not is_patient or not (waits or isinstance(error, JournalInUse)):
-                    raise
+                    if isinstance(error, JournalInUse):
+                        raise
+                    raise BadDirectory(
+                        f"the journal cannot be opened: {error}",
+                        where=directory.journal_root,
+                        remedy="check that the driver reaches the place and may write to it",
+                    ) from error
                 if isinstance(error, JournalInUse) and not waits:
                     waits = True
                     self._prepare(waiting, standby_slots)

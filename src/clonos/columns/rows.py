@@ -229,9 +229,9 @@ def short(value: object, length: int = 200) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, for the text of another."""
+    """An exception in one line, for the text of another, which says what to do."""
     if isinstance(error, ClonosError):
-        return str(error)
+        return f"{type(error).__name__}: {error.what}"
     return in_short(error)
 
 

@@ -38,7 +38,8 @@ class Request(NamedTuple):
     """What is asked. Only `digest`, of the arguments, means anything to the core; and that `key`,
     the name of an effect, is empty for other calls.
 
-    ``in_doubt``: an earlier life may have made this effect; said when it is handed out.
+    ``in_doubt``: this effect may have been made: by an earlier life, which is said when it is
+    handed out; or in a past that the job went back from, which the program says.
     """
 
     service: Any

@@ -456,6 +456,7 @@ CODEC: Final = Codec(
         59: levels.LayerWanted,
         60: levels.LayerPart,
         61: levels.LayersHere,
+        62: levels.Lacks,
     }
 )
 """Every message of :mod:`clonos.core.messages` and :mod:`clonos.core.levels`. Numbers up to 63 are

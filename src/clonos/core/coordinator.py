@@ -138,6 +138,7 @@ class Coordinator:
             msg.Yielded: self.moves.yielded,
             msg.Claim: self._on_claim,
             levels.Held: self._on_held,
+            levels.Lacks: self._on_lacks,
             levels.LayersMerged: self.holdings.merged,
         }
 
@@ -350,6 +351,11 @@ class Coordinator:
     def _on_held(self, slot: int, report: levels.Held) -> None:
         self.holdings.held(slot, report)
         self.recoveries.activate_waiting()
+
+    def _on_lacks(self, slot: int, report: levels.Lacks) -> None:
+        self.holdings.lacks(slot, report)
+        if self.holdings.is_void(report.task):  # no floor would ever move: it seals once more
+            self.recoveries.again(self.tasks[report.task])
 
     # --- tasks --------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ to give up what others do not have as safely.
 
 A disk outlives the processes of its machine. What only disks have on whose machines no slot lives
 is missing until one does: for a while, then it counts as lost. What was in the memories of
-processes is lost with the last of them. Lost is lost: nobody can make it again, for what led to it
-was given up. The job ends then (:class:`~clonos.errors.StateLost`).
+processes is lost with the last of them, unless one that lives says soon that it has got it. Lost is
+lost: nobody can make it again, for what led to it was given up. The job ends then
+(:class:`~clonos.errors.StateLost`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from clonos.core.levels import (
     Discard,
     Held,
     Hold,
+    Lacks,
     LayerRef,
     LayersMerged,
     MergeLayers,
@@ -42,6 +44,8 @@ from clonos.core.roster import RUNNING, Roster
 
 LOST_MS: Final = 60_000
 """How long a machine may be away that alone has a layer on its disk."""
+HEARD_MS: Final = 2000
+"""In memory, what a slot has got may be on its way to be told for this long."""
 AGAIN_MS: Final = 1000
 """How long a merge that has failed waits for the next attempt."""
 
@@ -81,6 +85,7 @@ class Holdings:
         self._merged: dict[int, tuple[LayerRef, tuple[LayerRef, ...]]] = {}  # safe yet or not
         self._not_before: dict[int, int] = {}  # by task: a merge
         self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
+        self._unread: set[int] = set()  # tasks of which somebody could not read a layer
         self._changed: set[int] = set(self.tasks)
 
     @property
@@ -104,10 +109,27 @@ class Holdings:
 
     def held(self, slot: int, report: Held) -> None:
         """A slot has layers that it was told to keep."""
-        known = {ref.path: ref for ref in self._told_of(slot, report.task)}
+        known = {path: ref for path, (ref, _) in self._where[report.task].items()}
+        known |= {ref.path: ref for ref in self._told_of(slot, report.task)}
         for path in report.paths:
             if path in known:
                 self._note(slot, known[path])
+
+    def lacks(self, slot: int, report: Lacks) -> None:
+        """A slot does not find what it should have: it is damaged, or gone. Another slot with that
+        disk may have put it there meanwhile, and is asked again."""
+        of_task, here = self._where[report.task], self._roster.slots[slot]
+        gone = [path for path in report.paths if path in of_task]
+        gone = [path for path in gone if _place(here, of_task[path][0]) in of_task[path][1]]
+        for path in gone:
+            ref, places = of_task[path]
+            places.discard(_place(here, ref))
+            for other in self._roster.slots.values():
+                if other is not here and _place(other, ref) == _place(here, ref):
+                    self._told.pop((other.id, report.task), None)
+        if gone:
+            self._unread.add(report.task)
+            self._changed.add(report.task)
 
     def _told_of(self, slot: int, task: int) -> Sequence[LayerRef]:
         return self._told[slot, task].layers if (slot, task) in self._told else ()
@@ -171,6 +193,11 @@ class Holdings:
         of_task, there = self._where[task], self._roster.slots[slot]
         return all(r.path in of_task and _place(there, r) in of_task[r.path][1] for r in chain)
 
+    def is_void(self, task: int) -> bool:
+        """Whether a layer beyond a task's floor is nowhere any more."""
+        refs = (one.ref for one in self.beyond[task] if one.ref.level != STORE)
+        return any(not self._where[task].get(ref.path, (ref, ()))[1] for ref in refs)
+
     def can_restore(self, task: int) -> bool:
         """Whether for each layer of a task's floor there is a slot that has it."""
         return not self._without(task)
@@ -197,7 +224,9 @@ class Holdings:
                 self._missing.pop(task, None)
                 continue
             since_ms = self._missing.setdefault(task, now_ms)
-            if any(ref.level == MEMORY for ref in without) or now_ms - since_ms > self._lost_ms:
+            is_memory = any(ref.level == MEMORY for ref in without)
+            patience_ms = min(HEARD_MS, self._lost_ms) if is_memory else self._lost_ms
+            if now_ms - since_ms > patience_ms:
                 self._give_up(task, without)
                 return True
         return False
@@ -212,8 +241,8 @@ class Holdings:
             )
         else:
             where = (
-                "it was on the local disks of its machines, and no process lives on one of them, "
-                f"or none has its disk, for {self._lost_ms / 1000:g} s"
+                "it was on the local disks of its machines, and for "
+                f"{self._lost_ms / 1000:g} s no process has lived on one of them that could read it"
             )
         self._roster.fail(
             "StateLost",
@@ -274,19 +303,35 @@ class Holdings:
                 self._tell(slot.id, task)
             if home is not None and home in self._roster.slots:
                 self._tell(home, task)
+                if self._has(home, task, self._named(task)):
+                    self._unread.discard(task)
+            self._call_off(task)
             self._release(task)
 
+    def _call_off(self, task: int) -> None:
+        """Who has no copy any more keeps what it has, and asks nobody for the rest."""
+        stay = {self._roster.tasks[task].slot, *(slot.id for slot in self._keepers(task))}
+        for (slot, of), told in list(self._told.items()):
+            if of == task and slot not in stay and told.sources:
+                layers = tuple(ref for ref in told.layers if self._has(slot, task, [ref]))
+                hold = Hold(task, self._roster.tasks[task].incarnation, layers, ())
+                self._told[slot, task] = hold
+                self._roster.do(Command(slot, hold))
+
     def _release(self, task: int) -> None:
-        """Have slots give up what does not count any more, and what others have as safely."""
+        """Have slots give up what does not count any more, and what others have as safely.
+
+        What counts stays on a disk: a slot that is slow to hear would delete it after another one
+        with that disk was told to keep it.
+        """
         roster, wanted = self._roster, {ref.path for ref in self._wanted(task)}
         home = roster.tasks[task].slot
         is_safe = self._are_safe(home, task, self._named(task))
         stay = {slot.id for slot in self._keepers(task)} | {home}
         places: set[Place] = {("slot", slot) for slot in stay if slot is not None}
-        places |= {("disk", roster.slots[slot].disk) for slot in stay if slot in roster.slots}
         going: dict[int, list[LayerRef]] = defaultdict(list)
         for path, (ref, kept_at) in list(self._where[task].items()):
-            if path in wanted and not is_safe:
+            if path in wanted and not (is_safe and ref.level == MEMORY):
                 continue
             leave = kept_at - places if path in wanted else set(kept_at)
             for slot in roster.slots.values():
@@ -294,7 +339,7 @@ class Holdings:
                     leave.discard(place)
                     kept_at.discard(place)
                     going[slot.id].append(ref)
-            if path not in wanted:
+            if path not in wanted and not kept_at:  # else a disk is away, and may come back
                 del self._where[task][path]
         for slot_id, refs in going.items():
             self._discard(slot_id, task, refs)
@@ -353,7 +398,7 @@ class Holdings:
         """Assertions over the whole state."""
         for task in self.tasks:
             state = self._roster.tasks[task]
-            if state.phase in RUNNING:
+            if state.phase in RUNNING and task not in self._unread:
                 chain = [r for r in self._roster.keeper.layers[task] if r.level != STORE]
                 assert state.slot is not None
                 assert self._has(state.slot, task, chain)

@@ -269,6 +269,7 @@ class HouseKeeper:
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
         stable = max(start - 1, 0)
         self.book.append(msg.Run(task, Incarnation(term, n), start, tuple(records), stable))
+        self._unstable.add(task)  # for who reads on in a journal that grows
 
     def _read_item(self, channel: int, generation: int, seq: int, *rest: Any) -> None:
         kind, epoch, rows, digest, chain, dep, content = rest

@@ -128,7 +128,8 @@ class InFlightLog:
                 f"the first {seq} items regenerated for a channel differ from those delivered "
                 "before the failure",
                 remedy="move randomness, time and calls into ctx.random, ctx.clock and ctx.call; "
-                "check for iteration over sets or global state",
+                "check for iteration over sets or global state; if you have changed a function, "
+                "start the job as it was, and end it with stop(settle=...) first",
             )
 
     def expect_nothing(self) -> None:

@@ -71,7 +71,8 @@ class LayerRef:
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Keep these layers of `task`, all that count of it; the newest Hold of a task is the one that
-    is meant. What is not there yet, the slots at these addresses may have (none: do not ask).
+    is meant. What is not there yet, the slots at these addresses may have (none: do not ask). If it
+    says the same as the one before, the coordinator asks what is there.
 
     ``life``: the task's newest one. What earlier ones have sealed here counts only if it is named.
     """
@@ -112,6 +113,15 @@ class MergeLayers:
 @dataclass(frozen=True, slots=True)
 class Held:
     """Layers of `task` that were not here when a :class:`Hold` named them, or not known to be."""
+
+    task: int
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lacks:
+    """Layers of `task` that a :class:`Hold` has named, and that are not here, or cannot be read any
+    more. They are fetched."""
 
     task: int
     paths: tuple[str, ...]

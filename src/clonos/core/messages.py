@@ -12,7 +12,15 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from clonos.core.content import Content
-from clonos.core.levels import Discard, Held, Hold, LayerRef, LayersMerged, MergeLayers
+from clonos.core.levels import (
+    Discard,
+    Held,
+    Hold,
+    Lacks,
+    LayerRef,
+    LayersMerged,
+    MergeLayers,
+)
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.suspects import Rows, Suspect
@@ -524,6 +532,7 @@ Report = (
     | Yielded
     | Claim
     | Held
+    | Lacks
     | LayersMerged
 )
 ChannelMessage = Data | Hello | Welcome | Credit

@@ -115,6 +115,11 @@ class Recoveries:
         task = self._tasks[report.task]
         if report.incarnation == task.incarnation and task.phase in ACTIVE:
             self._do(Note("unreadable", task.id, task.incarnation, report.channel))
+            self.again(task)
+
+    def again(self, task: TaskState) -> None:
+        """Let a task that lives do once more what it has done since its floor."""
+        if task.phase in ACTIVE:
             self._begin(task)
             self._advance()
 

@@ -4,20 +4,27 @@ What is to be here the coordinator says (:class:`~clonos.core.levels.Hold`). Wha
 fetched from the slots that it names, a part at a time, on connections of their own; whoever asks
 us is served in the same way. A source that does not answer in time, or has something else, is left
 for the next one; behind the last one comes the first again, until the coordinator says otherwise.
+
+A disk may have lost or changed what was on it. What cannot be read is looked at; if it is not there
+any more, the coordinator hears that, and it is fetched like a layer that has never been here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Final
 
+from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import (
+    LOCAL,
     SHELF,
     STORE,
     Discard,
     Held,
     Hold,
+    Lacks,
     LayerPart,
     LayerRef,
     LayersHere,
@@ -36,6 +43,10 @@ ANSWER_S: Final = 2.0
 AGAIN_S: Final = 0.05
 """When no source had a layer, they are asked again after this time."""
 NOBODY: Final = Incarnation(0, 0)
+
+
+_Wanted = tuple[Sequence[LayerRef], Sequence[LayerRef]]
+"""Layers that have to be here, and those of them that are read."""
 
 
 @dataclass
@@ -81,16 +92,19 @@ class Keeping:
         self._sealed: dict[str, LayerRef] = {}  # by lives in this process
         self._looking: dict[int, tuple[LayerRef, ...]] = {}  # by ticket
         self._transfers: dict[str, _Transfer] = {}
-        self._keeping: dict[int, str] = {}  # by ticket
-        self._waiting: dict[int, tuple[Sequence[LayerRef], Sequence[LayerRef]]] = {}  # by ticket
+        self._keeping: dict[int, LayerRef] = {}  # by ticket
+        self._waiting: dict[int, _Wanted] = {}  # by ticket
+        self._fetching: dict[int, _Wanted] = {}  # by ticket
+        self._failed: dict[int, tuple[FetchFailed, _Wanted]] = {}  # by ticket of the look at it
         self._guests: dict[int, Connection] = {}
-        self._reading: dict[int, int] = {}  # by ticket: whose connection
+        self._reading: dict[int, tuple[int, LayerRef]] = {}  # by ticket: whose connection, and what
         self._merging: dict[int, MergeLayers] = {}  # by ticket
 
     # --- what is to be here ---------------------------------------------------------------------
 
     def hold(self, command: Hold) -> None:
         """These layers are to be here, and of this task no others that earlier lives have made."""
+        is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
         named = {ref.path for ref in command.layers}
         self._drop_sealed(command.task, command.life, named)
@@ -101,29 +115,49 @@ class Keeping:
         unknown = tuple(
             ref
             for ref in command.layers
-            if ref.path not in self._here
+            if (ref.path not in self._here or is_asked_again)
             and ref.path not in self._transfers
             and ref.path not in looked_for
         )
         if unknown:
-            ticket = next(self._tickets)
-            self._looking[ticket] = unknown
-            self._ports.store.look(ticket, unknown)
+            self._look(unknown)
         for transfer in self._transfers.values():
             if transfer.ref.task == command.task and transfer.connection is None:
                 transfer.due_s = 0.0  # there may be a new source
         self._give_up_in_vain(command.task)
 
+    def _look(self, refs: tuple[LayerRef, ...]) -> int:
+        ticket = next(self._tickets)
+        self._looking[ticket] = refs
+        self._ports.store.look(ticket, refs)
+        return ticket
+
     def looked(self, event: Looked) -> None:
         """What is here already the coordinator hears; the rest has to come."""
-        refs = self._looking.pop(event.ticket)
-        found = [ref for ref in refs if ref.path in event.found and self._is_named(ref)]
+        refs, found = self._looking.pop(event.ticket), list[LayerRef]()
         for ref in refs:
-            if ref in found:
-                self._here[ref.path] = ref
-            elif self._is_named(ref):
+            if ref.path in event.found:
+                if self._is_named(ref):
+                    found.append(ref)
+                    self._here[ref.path] = ref
+                continue
+            if self._here.pop(ref.path, None) is not None or ref.level == LOCAL:
+                self._send(Lacks(ref.task, (ref.path,)))
+            if self._is_named(ref) and ref.path not in self._transfers:
                 self._transfers[ref.path] = _Transfer(ref)
+        if (failed := self._failed.pop(event.ticket, None)) is not None:
+            error, wanted = failed
+            if {ref.path for ref in refs} <= set(event.found):
+                self._fetch_failed(error)  # it is something else
+            else:
+                self._waiting[error.ticket] = wanted
+                self._give_up_in_vain(refs[0].task)
         self._tell(found)
+
+    def _doubt(self, refs: Sequence[LayerRef]) -> None:
+        """Some of these may not be here any more."""
+        if doubtful := tuple(ref for ref in refs if ref.path in self._here):
+            self._look(doubtful)
 
     def _is_named(self, ref: LayerRef) -> bool:
         hold = self._holds.get(ref.task)
@@ -180,8 +214,21 @@ class Keeping:
     def _fetch_waiting(self) -> None:
         for ticket, (chain, wanted) in list(self._waiting.items()):
             if all(ref.path in self._here for ref in chain):
-                del self._waiting[ticket]
+                self._fetching[ticket] = self._waiting.pop(ticket)
                 self._ports.store.fetch(ticket, wanted)
+
+    def fetched(self, ticket: int) -> None:
+        """That is done."""
+        self._fetching.pop(ticket, None)
+
+    def fetch_failed(self, event: FetchFailed) -> bool:
+        """Whether it is tried again: others may have what cannot be read here."""
+        chain, wanted = self._fetching.pop(event.ticket, ((), ()))
+        doubtful = tuple(ref for ref in wanted if ref.level != STORE)
+        if not doubtful or not isinstance(event.error, UnreadableLayer):
+            return False
+        self._failed[self._look(doubtful)] = event, (chain, wanted)
+        return True
 
     def _give_up_in_vain(self, task: int) -> None:
         """Who waits for layers that do not count any more waits in vain."""
@@ -205,7 +252,7 @@ class Keeping:
     @property
     def wait_s(self) -> float | None:
         """How long until there is something to do, if nothing comes."""
-        due = [t.due_s for t in self._transfers.values() if not t.is_kept]
+        due = [t.due_s for t in self._transfers.values() if not t.is_kept and t.due_s < inf]
         return max(0.0, min(due) - self._ports.clock.ticks_s()) if due else None
 
     def _ask_next(self, transfer: _Transfer, now: float) -> None:
@@ -213,7 +260,7 @@ class Keeping:
         sources = self._holds[transfer.ref.task].sources
         transfer.parts.clear()
         if not sources:
-            transfer.due_s = now + AGAIN_S
+            transfer.due_s = inf  # until others are named
             return
         address = sources[transfer.turn % len(sources)]
         transfer.turn += 1
@@ -247,7 +294,7 @@ class Keeping:
         self._hang_up(transfer)
         transfer.is_kept = True
         ticket = next(self._tickets)
-        self._keeping[ticket] = transfer.ref.path
+        self._keeping[ticket] = transfer.ref
         self._ports.store.keep(ticket, transfer.ref, b"".join(transfer.parts))
         transfer.parts.clear()
 
@@ -260,9 +307,11 @@ class Keeping:
 
     def kept(self, event: Kept) -> None:
         """It is here, or it was not what was meant."""
-        path = self._keeping.pop(event.ticket)
-        transfer = self._transfers.get(path)
+        ref = self._keeping.pop(event.ticket)
+        path, transfer = ref.path, self._transfers.get(ref.path)
         if transfer is None or not transfer.is_kept:
+            if event.error is None and not self._is_named(ref):
+                self._ports.store.drop([ref])  # nobody waits for it any more
             return
         transfer.is_kept = False
         if event.error is not None:
@@ -292,7 +341,7 @@ class Keeping:
         if isinstance(message, LayerWanted):
             if conn in self._guests:
                 ticket = next(self._tickets)
-                self._reading[ticket] = conn
+                self._reading[ticket] = conn, message.ref
                 self._ports.store.read(ticket, message.ref, message.start)
             return True
         if not isinstance(message, LayersHere | LayerPart):
@@ -307,9 +356,11 @@ class Keeping:
 
     def read(self, event: PartRead) -> None:
         """What another slot has asked for."""
-        guest = self._guests.get(self._reading.pop(event.ticket))
-        if guest is not None:
+        conn, ref = self._reading.pop(event.ticket)
+        if (guest := self._guests.get(conn)) is not None:
             guest.send(event.part)
+        if event.part.nbytes < 0:
+            self._doubt([ref])
 
     # --- merging --------------------------------------------------------------------------------
 
@@ -324,4 +375,6 @@ class Keeping:
         command, merged = self._merging.pop(event.ticket), event.merged
         if merged is not None and merged.level != STORE:
             self._here[merged.path] = merged
+        elif merged is None:
+            self._doubt(command.layers)
         self._send(LayersMerged(command.task, command.layers, merged))

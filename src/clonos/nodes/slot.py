@@ -366,6 +366,7 @@ class SlotNode:
         """Nothing to do: every turn checks for rows."""
 
     def _on_fetched(self, event: node_events.Fetched) -> None:
+        self._keeping.fetched(event.ticket)
         if not self._ports.track.is_free:  # only the thread of user code makes programs
             self._layers.append(event)
             return
@@ -376,6 +377,8 @@ class SlotNode:
             self._let(resident, resident.begin, event.layers)
 
     def _on_fetch_failed(self, event: node_events.FetchFailed) -> None:
+        if self._keeping.fetch_failed(event):
+            return
         resident = self._restoring.pop(event.ticket, None)
         if resident is None:
             self._copies.fetch_failed(event.ticket)

@@ -17,7 +17,7 @@ from clonos.operators.base import OperatorInfo
 from clonos.operators.budget import Usage
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy, columns_of
-from clonos.operators.shares import REWOUND
+from clonos.operators.shares import REWOUND, may_be_made
 from clonos.state.deltas import WHOLE_TASK
 from clonos.state.stores import Facts, KeyedStore
 
@@ -360,11 +360,14 @@ class CallTable:
             if call.kind != policy.fingerprint:
                 now = f"now it would be {policy.fingerprint}"
                 raise self._is_other(number, service, call.kind, now)
-        key = ""
+        key, in_doubt = "", False
         if policy.effect:
-            key = self._info.numbered_effect_key(number, self._facts.get(REWOUND, ()))
+            rewound = self._facts.get(REWOUND, ())
+            key = self._info.numbered_effect_key(number, rewound)
+            in_doubt = not policy.effect.idempotent and may_be_made(number, rewound)
         payer = self._purses[service].policy(under_way)
-        return Request(payer, arguments, arguments_digest([service, *arguments], {}), key)
+        digest = arguments_digest([service, *arguments], {})
+        return Request(payer, arguments, digest, key, in_doubt)
 
     def _is_other(self, number: int, service: str, kind: str, now: str) -> StateMismatch:
         return StateMismatch(

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.blame import in_short, last_of_users
+from clonos.blame import last_of_users
 from clonos.columns.instants import from_ms
-from clonos.columns.rows import Row
+from clonos.columns.rows import Row, describe
 
 BAD_RECORDS: Final = pa.schema(
     [
@@ -45,7 +45,7 @@ class BadRecords:
 
     def keep(self, now_ms: int, operator: str, error: Exception, record: Any) -> None:
         """One more; of a batch, all of its rows."""
-        told, place = _clean(in_short(error)), _place(error)
+        told, place = _clean(describe(error)), _place(error)
         is_batch = isinstance(record, pa.RecordBatch)
         for each in _rows_of(record) if is_batch else [record]:
             self._rows.append((from_ms(now_ms), operator, as_text(each), told, place))

@@ -11,7 +11,14 @@ import pyarrow as pa
 from clonos.columns.rows import describe, rows_of, short
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.layer import UnreadableLayer
-from clonos.errors import BudgetSpent, Divergence, ExpressionFailed, OperatorError, ProtocolError
+from clonos.errors import (
+    BudgetSpent,
+    ClonosError,
+    Divergence,
+    ExpressionFailed,
+    OperatorError,
+    ProtocolError,
+)
 from clonos.operators.bad_records import BadRecords
 from clonos.operators.budget import Usage
 from clonos.operators.effects import effect_key
@@ -252,13 +259,16 @@ class Operator:
             if isinstance(error, BudgetSpent):
                 what = f"{error.what} (for {_shown(record, columns)})"
                 raise BudgetSpent(what, where=self.info.where) from error
-            is_ours = isinstance(error, ExpressionFailed)
-            what = "expression" if is_ours else "function"
-            raise (ExpressionFailed if is_ours else OperatorError)(
-                f"{describe(error)} (for {_shown(record, columns)})",
+            kind, what, remedy = OperatorError, describe(error), "correct the function"
+            if isinstance(error, ExpressionFailed):
+                kind, what, remedy = ExpressionFailed, error.what, "correct the expression"
+            if isinstance(error, ClonosError):
+                remedy = error.remedy or remedy
+            raise kind(
+                f"{what} (for {_shown(record, columns)})",
                 where=self.info.where,
-                remedy=f'correct the {what}, or set on_bad_record="drop" to skip such records, or '
-                '"keep" to have them as a stream, job.bad_records',
+                remedy=f'{remedy}, or set on_bad_record="drop" to skip such records, or "keep" to '
+                "have them as a stream, job.bad_records",
             ) from error
         if self.info.on_bad_record == "keep":
             step = self.services.step

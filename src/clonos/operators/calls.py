@@ -32,6 +32,7 @@ from clonos.operators.shares import (
     Share,
     as_of_the_newest,
     highest,
+    may_be_made,
     nothing,
     require_answered,
     shared_out,
@@ -176,10 +177,18 @@ class CallOperator(Operator):
             each = iter(given)
             sizes = (self._cuts.last(call) - call + 1 for call in calls)
             given = [columns_of(list(islice(each, n))) for n in sizes]
-        keys = self._keys_of_effects(calls, rows) if self._policy.effect else [""] * len(calls)
+        effect, doubtful = self._policy.effect, set[int]()
+        keys = [""] * len(calls)
+        if effect is not None:
+            keys = self._keys_of_effects(calls, rows)
+            rewound = self.facts.get(REWOUND, ())
+            if self._identity or not effect.idempotent:  # else under a name that nobody knows
+                doubtful = {number for number in calls if may_be_made(number, rewound)}
         asked = zip(calls, given, keys, strict=True)
         return {
-            number: Request(self._policy, given, arguments_digest(given, {}), key)
+            number: Request(
+                self._policy, given, arguments_digest(given, {}), key, number in doubtful
+            )
             for number, given, key in asked
         }
 

@@ -137,6 +137,12 @@ def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("
     if not callable(fn):
         raise WrongType(f"{fn!r} is not a function", where=where, remedy="pass a function")
     require_no_effect(fn, where)
+    if inspect.iscoroutinefunction(fn):
+        raise WrongType(
+            "a coroutine function is given, and a step awaits nothing",
+            where=where,
+            remedy="use map_async or with_column_async, or write a plain function",
+        )
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except ValueError:

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, overload
 
 from clonos.columns.durations import parse_duration
 from clonos.core.canonical import encode
 from clonos.errors import WrongType
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OnUnknown = Literal["fail", "on_error", "retry"]
 _POLICIES: Final = ("fail", "on_error", "retry")
@@ -119,6 +122,20 @@ class Effect:
         return self.fn(*arguments, **named)
 
 
+class EffectOptions(TypedDict, total=False):
+    """What :func:`effect` takes."""
+
+    idempotent: bool
+    check: Callable[..., Any] | None
+    check_for: str | timedelta
+    on_unknown: OnUnknown
+    refused: type[Exception] | tuple[type[Exception], ...]
+
+
+@overload
+def effect(fn: object, /, **how: Unpack[EffectOptions]) -> Effect: ...
+@overload
+def effect(**how: Unpack[EffectOptions]) -> Callable[[Callable[..., Any]], Effect]: ...
 def effect(
     fn: Any = None,
     /,

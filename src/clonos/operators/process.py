@@ -107,7 +107,7 @@ class Process:
 
     def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any] | None:
         """A row of the current key (``ctx.key``); returns rows of the declared schema."""
-        raise NotImplementedError
+        raise NotImplementedError  # a job whose process lacks it is refused
 
     def on_timer(self, key: Any, due: int, ctx: ProcessContext) -> Iterable[Any] | None:
         """A timer of this key is due (`due` in ms since the epoch)."""
@@ -165,11 +165,14 @@ class Timers:
         self._operator = operator
 
     def processing_time(self, due: int | datetime) -> None:
-        """Call ``on_timer`` when the clock reaches `due`."""
+        """Call ``on_timer`` when the clock reaches `due`; never, if the input ends before."""
         self._set(PROCESSING_TIME, due)
 
     def event_time(self, due: int | datetime) -> None:
-        """Call ``on_timer`` when the watermark reaches `due` (or the input ends)."""
+        """Call ``on_timer`` when the watermark reaches `due`, or when the input ends.
+
+        Without :meth:`Stream.with_watermark` before it, there is no watermark.
+        """
         self._set(EVENT_TIME, due)
 
     def delete(self, due: int | datetime) -> None:
@@ -180,6 +183,12 @@ class Timers:
 
     def _set(self, kind: bytes, due: int | datetime) -> None:
         operator = self._operator
+        if not operator.hears_timers:
+            raise WrongType(
+                "a timer is set, and nothing would happen when it is due",
+                where=operator.info.where,
+                remedy="write on_timer(self, key, due, ctx)",
+            )
         operator.timers.set(kind, to_ms(due), operator.encoded_key, operator.key_group)
 
 
@@ -269,6 +278,7 @@ class ProcessOperator(Operator):
         self._may_have_effects = effects
         # Programs are made several times from one definition; each has an object of its own.
         self._process = copy.deepcopy(process)
+        self.hears_timers = type(process).on_timer is not Process.on_timer
         self._keys = tuple(keys)
         self._builder = RowBuilder(schema)
         self._ctx: ProcessContext

@@ -256,6 +256,14 @@ class PolicyOptions(TypedDict, total=False):
     cache: Cache | None
 
 
+class ServiceOptions(PolicyOptions, total=False):
+    """What ``clonos.service`` takes."""
+
+    name: str | None
+    idempotent: bool
+    check: Callable[..., Any] | None
+
+
 def policy_of(
     fn: Callable[..., Any] | Service | Effect,
     where: str,

@@ -66,6 +66,18 @@ REWOUND = "rewound"
 by then, and the generation that began."""
 
 
+def may_be_made(number: int, rewound: Sequence[Sequence[int]]) -> bool:
+    """Whether a call was asked after the job went back in time: what it is about may have come
+    before, in the past that the job went back from.
+
+    Examples
+    --------
+    >>> may_be_made(4, [[4, 1]]), may_be_made(5, [[4, 1]]), may_be_made(5, [])
+    (False, True, False)
+    """
+    return any(number > asked for asked, _ in rewound)
+
+
 def as_of_the_newest(values: Sequence[Any], heir: Heir) -> list[list[int]] | None:
     """All calls to come have names of the newest generation.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import Disk, folder_name
-from clonos.storage.journal import Journal
+from clonos.storage.journal import Journal, JournalReader
 from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers
 
 COPIES_MAX: Final = 20
@@ -260,21 +260,49 @@ def _read(
     )
 
 
-def keeper_now(
-    compiled: CompiledJob, checkpoint_dir: str, journal: str | Path | None
-) -> tuple[HouseKeeper, LayerStore, int]:
-    """What the house-keeper of a job knows at this moment, which may run; where layers are; and
-    which of the job's graphs it is.
+class LiveKeeper:
+    """What the house-keeper of a job knows, which may run; looked at again and again.
 
-    Raises
-    ------
-    OtherJob
-        The job has another plan by now.
+    The journal is read on from where it was read the last time, until the job begins another
+    segment.
     """
-    with closing(JobDirectory(checkpoint_dir, journal, on_one_machine=True)) as directory:
-        directory.check(compiled)
-        keeper, version = _keeper(compiled, directory)
-        return keeper, LayerStore(directory.layers_uri), version
+
+    def __init__(
+        self, compiled: CompiledJob, checkpoint_dir: str, journal: str | Path | None
+    ) -> None:
+        self._compiled, self._where = compiled, (checkpoint_dir, journal)
+        self.reader = JournalReader()
+        self._keeper, self._version = house_keeper(compiled.plan), 0
+
+    def now(self) -> tuple[HouseKeeper, LayerStore, int]:
+        """What it knows at this moment; where layers are; and which of the job's graphs it is.
+
+        Raises
+        ------
+        NothingToReplay
+            There is no journal, or another segment begins whenever it is looked at.
+        OtherJob
+            The job has another plan by now.
+        """
+        with closing(JobDirectory(*self._where, on_one_machine=True)) as directory:
+            directory.check(self._compiled)
+            begins, records = self._more(directory)
+            if begins:
+                self._keeper, self._version = house_keeper(self._compiled.plan), version_of(records)
+            directory.require(self._compiled, self._version)
+            self._keeper.recover(records)
+            self._keeper.take_records()  # nobody writes them
+            return self._keeper, LayerStore(directory.layers_uri), self._version
+
+    def _more(self, directory: JobDirectory) -> tuple[bool, list[bytes]]:
+        for _ in range(COPIES_MAX):
+            with suppress(FileNotFoundError):
+                return self.reader.more(directory.disk, directory.journal_root)
+        raise NothingToReplay(
+            "there is no journal, or it changes faster than it can be read",
+            where=directory.journal_root,
+            remedy="give the checkpoint_dir of a job that has been started, and its journal",
+        )
 
 
 def _keeper(compiled: CompiledJob, directory: JobDirectory) -> tuple[HouseKeeper, int]:

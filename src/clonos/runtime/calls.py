@@ -256,6 +256,7 @@ class _Life:
         late: Late,
         sharing: Callable[[Cache], SharedAnswers],
     ) -> None:
+        self.began_s = asyncio.get_running_loop().time()  # by now, earlier lives are over
         self.is_over = False
         self.pulse, self.late, self.sharing = pulse, late, sharing
         self.limits: dict[asyncio.Task[Any] | None, Any] = {}
@@ -424,14 +425,14 @@ class _Asker:
             await asyncio.sleep(policy.pause_s(attempts))
 
     async def _make(self, call: CallId, request: Request) -> Outcome:
-        """Make an effect."""
+        """Make an effect. What an earlier life has begun was attempted there."""
         policy, life, began_s = self._policy, self._life, self._clock()
         assert policy.effect is not None
         if self._checker is None and policy.effect.check is not None:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
-        run = EffectRun(policy, request, self.attempt, check, life.late, lambda: life.is_over)
-        # What an earlier life has begun was attempted there.
+        of_life = life.late, lambda: life.is_over, life.began_s
+        run = EffectRun(policy, request, self.attempt, check, *of_life)
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code

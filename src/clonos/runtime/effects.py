@@ -96,6 +96,8 @@ class EffectRun:
     is_over
         Whether the life of the task is: then nothing more is begun, whatever user code makes of a
         cancellation.
+    began_s
+        When that life began, and all others had ended.
 
     Attributes
     ----------
@@ -111,13 +113,17 @@ class EffectRun:
         check: Attempt,
         late: Late,
         is_over: Callable[[], bool],
+        began_s: float,
     ) -> None:
         assert policy.effect is not None
         self._effect: Effect = policy.effect
         self._policy, self._request = policy, request
         self._attempt, self._check, self._late, self._is_over = attempt, check, late, is_over
-        self._quiet_at_s = 0.0  # nothing of earlier attempts is on its way any more
-        self._cause: Exception = RuntimeError("an earlier life of the task may have made it")
+        # Nothing of earlier attempts is on its way any more: at first, of those of earlier lives.
+        self._quiet_at_s = began_s + policy.timeout_s + CUT_OFF_S
+        self._cause: Exception = RuntimeError(
+            "an earlier life of the task may have made it, or a past that the job went back from"
+        )
         self.attempts = 0
 
     async def run(self) -> Any:
@@ -139,7 +145,6 @@ class EffectRun:
     async def _run(self) -> Any:
         effect, clock = self._effect, asyncio.get_running_loop().time
         in_doubt = self._request.in_doubt
-        self._quiet_at_s = clock() + self._policy.timeout_s + CUT_OFF_S  # of that life's attempts
         while True:
             is_last = self.attempts >= self._policy.attempts
             pause_s = self._policy.pause_s(self.attempts) if self.attempts else 0.0

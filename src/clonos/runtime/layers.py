@@ -19,7 +19,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from clonos.core import events as ev
-from clonos.core.levels import LOCAL, LayerPart, LayerRef, MergeLayers
+from clonos.core.levels import LEVELS, LOCAL, LayerPart, LayerRef, MergeLayers
 from clonos.nodes.events import (
     Fetched,
     FetchFailed,
@@ -113,8 +113,13 @@ class Layers:
             local = LayerStore(folder / "layers", "process", retry=retry)
         self._layers = LeveledLayers(LayerStore(uri, durability, retry=retry), local)
         self._inbox = inbox
+        # Each waits until it works; none may wait for another one's disk, or for its store. What is
+        # dropped makes room for what is put.
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="clonos-fetch")
-        self._putting = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
+        self._putting = {
+            level: ThreadPoolExecutor(1, thread_name_prefix=f"clonos-{level}") for level in LEVELS
+        }
+        self._shelf = ThreadPoolExecutor(1, thread_name_prefix="clonos-shelf")
         self._merging = ThreadPoolExecutor(1, thread_name_prefix="clonos-join")
 
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
@@ -130,14 +135,14 @@ class Layers:
 
     def put(self, life: int, sealed: ev.StoreLayer, level: str) -> None:
         self._do(
-            self._putting,
+            self._putting[level],
             lambda: Stored(life, self._layers.put(sealed, level)),
             lambda error: WorkFailed(life, error),
         )
 
     def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         self._do(
-            self._putting,
+            self._shelf,
             lambda: Looked(ticket, self._layers.look(refs)),
             lambda _: Looked(ticket, ()),
         )
@@ -147,11 +152,11 @@ class Layers:
             self._layers.keep(ref, content)
             return Kept(ticket)
 
-        self._do(self._putting, kept, lambda error: Kept(ticket, error))
+        self._do(self._putting[ref.level], kept, lambda error: Kept(ticket, error))
 
     def read(self, ticket: int, ref: LayerRef, start: int) -> None:
         self._do(
-            self._fetching,
+            self._shelf,
             lambda: PartRead(ticket, self._layers.part(ref, start)),
             lambda _: PartRead(ticket, LayerPart(ref.path, start, -1, b"")),
         )
@@ -167,7 +172,7 @@ class Layers:
         )
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
-        self._putting.submit(self._drop, tuple(refs))
+        self._shelf.submit(self._drop, tuple(refs))
 
     def _drop(self, refs: Sequence[LayerRef]) -> None:
         with suppress(Exception):  # it stays, and nobody reads it
@@ -195,7 +200,7 @@ class Layers:
     def close(self) -> None:
         """The slot ends."""
         self._closed.set()
-        for pool in (self._fetching, self._putting, self._merging):
+        for pool in (self._fetching, *self._putting.values(), self._shelf, self._merging):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._is_complete and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # others may be at it, too

@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rewind", action="store_true", help="jobs go back to points of their past"
     )
+    parser.add_argument("--canary", action="store_true", help="changed code follows jobs")
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
     parser.add_argument("--levels", action="store_true", help="slots keep layers themselves")
@@ -194,29 +195,34 @@ def main(
     jobs: int = 1,
     kind: Kind = AS_THE_SEED_SAYS,
 ) -> int:
-    """Run `seeds` simulations, print how it went; 0 if no invariant was violated."""
+    """Run `seeds` simulations, print how it went; 0 if no invariant was violated, 130 if it was
+    interrupted."""
     gc.freeze()  # what is there now stays: a tenth of the time goes into looking at it
     gc.set_threshold(50_000)
     started = time.monotonic()
     coverage: Coverage = Counter()
     verdicts: Counter[str] = Counter()
     failures: list[Result] = []
-    for result in _results(seeds, first_seed, seconds, jobs, kind):
-        coverage.update(result.coverage)
-        verdicts[result.verdict] += 1
-        done = verdicts.total()
-        if result.verdict == "violation":
-            failures.append(result)
-            _say(f"seed {result.seed}: {result.failure}")
-            _say(f"  to see it again: clonos sim{kind.flags()} --seed {result.seed} --trace")
-        elif done % 500 == 0:
-            _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
+    interrupted = False
+    try:
+        for result in _results(seeds, first_seed, seconds, jobs, kind):
+            coverage.update(result.coverage)
+            verdicts[result.verdict] += 1
+            done = verdicts.total()
+            if result.verdict == "violation":
+                failures.append(result)
+                _say(f"seed {result.seed}: {result.failure}")
+                _say(f"  to see it again: clonos sim{kind.flags()} --seed {result.seed} --trace")
+            elif done % 500 == 0:
+                _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
+    except KeyboardInterrupt:  # what there is by then is told, too
+        interrupted = True
     elapsed = time.monotonic() - started
     _say(table(coverage))
     ends = ", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
     rate = verdicts.total() / elapsed
     _say(f"{verdicts.total()} seeds in {elapsed:.1f} s ({rate:.0f} seeds/s); {ends}")
-    return 1 if failures else 0
+    return 130 if interrupted else 1 if failures else 0
 
 
 def _results(

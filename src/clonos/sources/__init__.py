@@ -522,7 +522,11 @@ def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:
         built = builder.build([builder.as_tuple(row) for row in batch], _refuse)
         return empty(schema) if built is None else built
     except (TypeError, ValueError) as error:
-        raise WrongType(f"not rows of {', '.join(schema.names)}: {describe(error)}") from error
+        raise WrongType(
+            f"not rows of {', '.join(schema.names)}: {describe(error)}",
+            where="from_batches",
+            remedy='give a list of batches, each a list of rows: [[("a", 1), ("b", 2)]]',
+        ) from error
 
 
 def _parquet(found: FileList, rows: pa.Schema) -> SourceSpec:

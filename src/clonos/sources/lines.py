@@ -57,7 +57,7 @@ class ParseLinesOperator(Operator):
                 try:
                     parsed.append(self._parse(lines.slice(i, 1), self._schema))
                 except (pa.ArrowException, ValueError) as error:
-                    problem = BrokenLine(f"a line is not {self._format}: {error}")
+                    problem = BrokenLine(f"a line cannot be read as {self._format}: {error}")
                     self.reject(problem, lines[i].as_py())
             return concat(parsed) if parsed else None
 

@@ -75,6 +75,7 @@ class FeedingQuery:
         self._query: Any = None
         self._synced: set[Path] = set()
         self._error: ClonosError | None = None
+        self._told = ""  # by Spark, of a micro-batch that it could not compute
         self._closed = False
         self._stopper: threading.Thread | None = None
         self._watcher = threading.Thread(
@@ -122,6 +123,9 @@ class FeedingQuery:
         except ClonosError as error:
             self._error = error
             raise
+        except SPARK_ERRORS as error:
+            self._told = in_short(error)  # the query's own error says where, and not what
+            raise
 
     def _watch(self) -> None:
         """Wait for the query's end and say what it means."""
@@ -146,7 +150,7 @@ class FeedingQuery:
         if CANCELLED in str(error):  # the query was, or all jobs of the application
             return cancelled(self._name, error)
         return FeedFailed(
-            f"the streaming query that feeds the job has failed: {in_short(error)}",
+            f"the streaming query that feeds the job has failed: {self._told or in_short(error)}",
             where=self._name,
             remedy="correct what it says and start the job again: with a checkpoint_dir both go on "
             "where they were",

@@ -347,6 +347,57 @@ class Journal:
         self.close()
 
 
+class JournalReader:
+    """Reads a journal that somebody else writes, again and again: each time what is new.
+
+    It takes no lock and changes nothing. A segment is read once, and only its end is looked at
+    again; with a new segment the reader begins anew.
+
+    Attributes
+    ----------
+    read_bytes
+        So much of all segments was read until now.
+    """
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._salt = self._at = self._seq = 0
+        self.read_bytes = 0
+
+    def more(self, disk: Disk, directory: str) -> tuple[bool, list[bytes]]:
+        """Whether a segment begins, whose head stands for all before it; and what is new.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no journal, or another segment has just begun: look again.
+        """
+        names = (Path(info.name) for info in disk.entries(directory))
+        number = max((int(n.stem) for n in names if n.suffix == _SUFFIX), default=None)
+        if number is None:
+            raise FileNotFoundError(directory)
+        path = f"{directory}/{_name(number)}"
+        with memoryview(disk.read(path)) as view:
+            if number == self._number:
+                return False, self._frames(view)
+            segment = check(path, view)
+            first = segment.frames[0]
+            head = list(_split(bytes(view[first.body_at : first.end]), first.records))
+            self._number, self._salt = number, segment.salt
+            self._at, self._seq = first.end, first.seq + first.records
+            self.read_bytes += first.end
+            return True, head + self._frames(view)
+
+    def _frames(self, view: memoryview) -> list[bytes]:
+        """The records of all whole frames from here on."""
+        found: list[bytes] = []
+        while (frame := _frame_at(view, self._at, self._salt)) and frame.seq == self._seq:
+            found += _split(bytes(view[frame.body_at : frame.end]), frame.records)
+            self.read_bytes += frame.end - self._at
+            self._at, self._seq = frame.end, frame.seq + frame.records
+        return found
+
+
 def _acknowledged(content: pa.Buffer, segment: Segment) -> bytes:
     """What counts of a segment's file: all but a torn tail."""
     found: bytes = content[: segment.end].to_pybytes()
@@ -363,7 +414,7 @@ def _lock(disk: Disk, root: str) -> Lock:
         return disk.lock(f"{root}/lock", f"{os.getpid()} on {socket.gethostname()}")
     except Locked as error:
         raise JournalInUse(
-            f"another journal has it open (process {error})",
+            f"another driver has it open (process {error})",
             where=root,
             remedy="stop the other driver, or give this job a directory of its own",
         ) from error

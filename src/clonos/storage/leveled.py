@@ -136,7 +136,12 @@ class LeveledLayers:
         self._at[ref.level].put(ref.path, content)
 
     def part(self, ref: LayerRef, start: int) -> LayerPart:
-        """A part of a layer, for another process; without one if it is not here."""
+        """A part of a layer, for another process; without one if it is not here.
+
+        Who is given something else would ask for it again and again, so it is looked at before.
+        """
+        if not start and not self._is_here(ref):
+            return LayerPart(ref.path, start, -1, b"")
         try:
             whole = content_of(self._at[ref.level].open(ref.path))
             return LayerPart(ref.path, start, len(whole), whole.read(start, start + PART_BYTES))

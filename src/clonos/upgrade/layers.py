@@ -21,12 +21,12 @@ from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, names_of
 from clonos.operators.make import make_operator
-from clonos.operators.shares import Heir, Share, calls_are_open
+from clonos.operators.shares import REWOUND, Heir, Share, calls_are_open
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import CHAIN, Changes, Frozen, encode_delta
 from clonos.state.kept import Kept, fact_changes, kept_of, nothing_kept
 from clonos.upgrade.flow import Flow, slowest
-from clonos.upgrade.sealed import Sealed
+from clonos.upgrade.sealed import NUMBERS_APART, Sealed
 from clonos.upgrade.section import gone_back
 from clonos.upgrade.shape import Shape
 
@@ -348,7 +348,12 @@ class Redistribution:
     def _numbers(self, name: str) -> dict[str, Any]:
         """What an operator begins with whose calls may have the names of calls that were asked."""
         asked = self.asked().get(name, 0)
-        return dict.fromkeys(_NUMBERS, asked) if asked else {}
+        if not asked:
+            return {}
+        facts: dict[str, Any] = dict.fromkeys(_NUMBERS, asked)
+        if asked >= NUMBERS_APART:
+            facts[REWOUND] = [[asked, self._sealed.generation]]
+        return facts
 
     def asked(self) -> dict[str, int]:
         """By name, how many calls an operator has asked, whatever its kind, and whether it is there

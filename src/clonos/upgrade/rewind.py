@@ -16,7 +16,7 @@ A section of the job may go back alone (:mod:`clonos.upgrade.section`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -28,13 +28,10 @@ from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
 from clonos.storage.layers import LayerStore, put_whole
 from clonos.upgrade.layers import Redistribution
-from clonos.upgrade.sealed import Discarded, Sealed
+from clonos.upgrade.sealed import NUMBERS_APART, Discarded, Sealed
 from clonos.upgrade.section import borders, with_section_back
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Journal, as_one
-
-_NUMBERS_APART: Final = 1 << 40
-"""More calls than an operator has asked since any point."""
 
 
 class Lane(NamedTuple):
@@ -205,7 +202,7 @@ class Rewind:
         )
         stored = {task: (layer, (put_whole(self.store, layer),)) for task, layer in first.items()}
         asked = shared.asked()
-        announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})
+        announce({name: asked.get(name, 0) + NUMBERS_APART for name in shape.homes})
         successor.succeed(keeper, stored, keeps_history=True)
         stays = [record for record in records if not self._goes(record, superseded)]
         return journal.rotate(successor.snapshot(stays))

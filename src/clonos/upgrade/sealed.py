@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, TaskSpec
+
+NUMBERS_APART: Final = 1 << 40
+"""More calls than an operator has asked since any point: who begins behind so many may be asked
+what was asked before the job went back in time."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from clonos.core.roster import TaskPhase
 
 KINDS: Final = {
     "live": "live",
-    "busy": "comes back",
-    "away": "runs nowhere",
+    "busy": "recovering",
+    "away": "waiting for a slot",
     "finished": "finished",
 }
 """What a kind is called."""
@@ -22,5 +22,5 @@ _KIND_OF: Final = {
 
 
 def kind_of(phase: str) -> str:
-    """One of "live", "finished", "busy" (it comes back), and "away" (it runs nowhere)."""
+    """One of "live", "finished", "busy" (it recovers), and "away" (no process runs it)."""
     return _KIND_OF.get(phase, "away")

@@ -34,16 +34,23 @@ class Kept:
         self.copies = copies
         self.layers: dict[str, Layer] = {}
         self.lost: set[str] = set()
+        self._rotten: set[tuple[str, Place]] = set()  # by path: nobody can know before it is read
         self._at: dict[str, set[Place]] = defaultdict(set)
 
     def keeps(self, address: str, disk: str, ref: LayerRef, layer: Layer) -> None:
         """A process has a layer now."""
         self.layers[ref.path] = layer
-        self._at[ref.path].add(place(address, disk, ref))
+        where = place(address, disk, ref)
+        self._at[ref.path].add(where)
+        self._rotten.discard((ref.path, where))
 
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
         """... and has it no more."""
         self._at[ref.path].discard(place(address, disk, ref))
+
+    def rots(self, disk: str, path: str) -> None:
+        """A layer on a disk is another one from now on."""
+        self._rotten.add((path, ("disk", disk)))
 
     def loses_disk(self, disk: str) -> None:
         """A machine is gone for good."""
@@ -53,9 +60,15 @@ class Kept:
         """Whether a slot has all of these."""
         return all(place(slot.address, slot.disk, ref) in self._at[ref.path] for ref in refs)
 
+    def can_read(self, slot: Slot, ref: LayerRef) -> bool:
+        """Whether a slot has a layer as it was."""
+        where = place(slot.address, slot.disk, ref)
+        return where in self._at[ref.path] and (ref.path, where) not in self._rotten
+
     def disks(self, ref: LayerRef) -> set[str]:
-        """On which disks a layer is that are there."""
-        return {name for kind, name in self._at[ref.path] if kind == "disk"} - self.lost
+        """On which disks a layer is as it was that are there."""
+        places = (p for p in self._at[ref.path] if (ref.path, p) not in self._rotten)
+        return {name for kind, name in places if kind == "disk"} - self.lost
 
     # --- what is held against it ------------------------------------------------------------------
 
@@ -124,7 +137,7 @@ def lost_for_a_reason(
     Since enough had it, and nobody gave it up, more have died than the level promises to survive.
     """
     there = list(slots)
-    gone = [ref for ref in chain if not any(kept.has(slot, [ref]) for slot in there)]
+    gone = [ref for ref in chain if not any(kept.can_read(slot, ref) for slot in there)]
     lost = [
         ref for ref in gone if ref.level == MEMORY or (ref.level == LOCAL and not kept.disks(ref))
     ]

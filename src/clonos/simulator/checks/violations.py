@@ -38,6 +38,7 @@ INVARIANTS = {
     "rewind": "who goes back gives nothing a name that there was",
     "section": "who goes back takes all along that has heard of it, and nobody else",
     "rows again": "a job goes back if, and only if, its sources have the rows that came since",
+    "canary": "changed code that follows a job says what a branch says, and leaves no trace",
     "calls": "no call is made again whose answer was used",
     "settled calls": "who has settled in time waits for no answer",
     "planned moves": "who moves without a failure asks nothing again",

@@ -13,6 +13,7 @@ from clonos.api.aggregates import count
 from clonos.api.aggregates import sum as total
 from clonos.api.job import Job
 from clonos.api.windows import session, sliding, tumbling
+from clonos.operators.effects import effect
 from clonos.operators.process import Process, ProcessContext
 from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob, look_up
 
@@ -56,8 +57,11 @@ class Counting(Process):
 Rows = Counter[tuple[Any, ...]]
 
 
-def upgrade_job(seed: int, parallelism: int, *, has_markers: bool, extra: bool) -> ArrowJob:
-    """The job of a seed, at some parallelism; `extra`: with an operator that others have not."""
+def upgrade_job(
+    seed: int, parallelism: int, *, has_markers: bool, extra: bool, has_effects: bool = False
+) -> ArrowJob:
+    """The job of a seed, at some parallelism; `extra`: with an operator that others have not;
+    `has_effects`: what it asks are effects."""
     random = Random(f"upgrade {seed}")
     job = Job(
         "upgraded",
@@ -72,7 +76,8 @@ def upgrade_job(seed: int, parallelism: int, *, has_markers: bool, extra: bool) 
     rows = rows.with_watermark("at", delay, name="times")
     if random.random() < 0.3:
         how: dict[str, Any] = {"in_flight": 3, "on_error": lambda *_: 0, "name": "asked"}
-        rows = rows.with_column_async("asked long", look_up, "id", **how).select(*SCHEMA_COLUMNS)
+        asked = effect(look_up, check=look_up) if has_effects else look_up
+        rows = rows.with_column_async("asked long", asked, "id", **how).select(*SCHEMA_COLUMNS)
     if extra:
         rows = rows.key_by("id").process(Passing(), SCHEMA, name="passing")
     keyed = rows.key_by("key")

@@ -37,11 +37,12 @@ def whoever_has_it(original: Any) -> Any:
 
 
 def with_its_process(original: Any) -> Any:
-    """What a task had counts as lost with it, whoever else has it."""
+    """What a task had counts as lost with it, at once, whoever else has it."""
 
     def without(self: Any, task: int) -> Any:
         home = self._roster.tasks[task].slot
         if home is None and self._roster.tasks[task].incarnation.n:
+            self._lost_ms = -1
             return [r for r in self._roster.keeper.layers[task] if r.level != "store"]
         return original(self, task)
 
@@ -58,6 +59,11 @@ def where_it_lives(original: Any) -> Any:
     return held
 
 
+def for_good(_: Any) -> Any:
+    """What a disk had it has, whatever is read there."""
+    return lambda *_: None
+
+
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
@@ -70,6 +76,9 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     ),
     "state is lost with its process": mutation(
         "lost for a reason", (Holdings, "_without", with_its_process), kind=LEVELS
+    ),
+    "a layer that was found damaged counts": mutation(
+        "safe enough", (Holdings, "lacks", for_good), kind=LEVELS
     ),
     "nobody knows what a restored task has": mutation(
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS

@@ -69,6 +69,7 @@ from clonos.simulator.mistakes import (
     wire,
 )
 from clonos.simulator.mistakes import protocol as wrong
+from clonos.simulator.mistakes.canaries import WRONG_CANARIES
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
 from clonos.simulator.mistakes.implied import WRONG_IMPLIED
 from clonos.simulator.mistakes.levels import WRONG_LEVELS
@@ -555,6 +556,7 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", (ValueStore, "_look_up", values.oldest_first), kind=ARROW
     ),
     **wire.MUTATIONS,
+    **WRONG_CANARIES,
     **WRONG_GAPS,
     **WRONG_IMPLIED,
     **WRONG_LEVELS,

@@ -8,6 +8,7 @@ from typing import Any
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Kind
 from clonos.errors import CannotRewind, SourceError
+from clonos.operators import calls as calls_module
 from clonos.replay import reread as reread_module
 from clonos.simulator.mistakes.mutation import REWIND, Mutation, mutation
 from clonos.simulator.runs import rewinds as runs
@@ -96,6 +97,17 @@ def all_at_the_point(original: Any) -> Any:
     return layer
 
 
+def nothing_was_made(original: Any) -> Any:
+    """... in the past that the job went back from."""
+    del original
+
+    def may_be_made(number: int, rewound: Any) -> bool:
+        del number, rewound
+        return False
+
+    return may_be_made
+
+
 def nobody_looks(original: Any) -> Any:
     """Rows of sources are counted, not read."""
     del original
@@ -137,6 +149,9 @@ def from_the_beginning(original: Any) -> Any:
 
 
 WRONG_REWINDS: dict[str, Mutation] = {
+    "who goes back makes effects again unasked": mutation(
+        "effects", (calls_module, "may_be_made", nothing_was_made), kind=REWIND
+    ),
     "who goes back counts outputs as the point did": mutation(
         "rewind", (rewind_module, "Discarded", lanes_of_the_point), kind=REWIND
     ),

@@ -190,6 +190,7 @@ class Cluster:
         self.poisonings = 0
         self.trials = Trials(job.wrap, Random(0))
         self._controls: dict[Slot, Control] = {}
+        self._hears_rest: dict[Slot, bool] = {}
         self._names = self._drivers = 0
         self.is_traced = trace
         self.rot: Rot | None = None
@@ -454,8 +455,15 @@ class Cluster:
         self.scheduler.at(control.order_at, self._ordered, slot, command)
 
     def _ordered(self, slot: Slot, command: msg.Command) -> None:
-        if slot.is_controlled:
+        if slot.is_controlled or self._still_comes(slot):
             slot.command(self.network.carried(command))
+
+    def _still_comes(self, slot: Slot) -> bool:
+        """What was sent to a process that stood still it hears before it hears that it was given
+        up."""
+        if not self.options.has_machines:
+            return False
+        return self._hears_rest.setdefault(slot, self.level_random.random() < 0.5)
 
     def report(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
         if not slot.is_controlled:

@@ -278,8 +278,12 @@ class SlotStore:
         cluster.scheduler.after(delay, self._if_alive, work)
 
     def _if_alive(self, work: Callable[[], object]) -> None:
-        if self._slot.alive:
+        if not self._slot.alive:
+            return
+        try:
             work()
+        except StoreAway:
+            self._later(work)
 
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         delay = sum(self._cluster.store_delay() for _ in refs)
@@ -334,7 +338,14 @@ class SlotStore:
         self._cluster.recorder.holders.keeps(self._slot.address, self.disk, ref, layer)
 
     def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        self._later(lambda: self._slot.post(events.Looked(ticket, self._layers.look(refs))))
+        self._later(lambda: self._look(ticket, refs))
+
+    def _look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        found = self._layers.look(refs)
+        for ref in refs:
+            if ref.path not in found:
+                self._cluster.recorder.holders.drops(self._slot.address, self.disk, ref)
+        self._slot.post(events.Looked(ticket, found))
 
     def keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:
         self._later(lambda: self._keep(ticket, ref, content))
@@ -371,7 +382,11 @@ class SlotStore:
         """All processes do, and end."""
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
-        self._layers.drop(refs)
+        try:
+            self._layers.drop(refs)
+        except StoreAway:
+            self._later(lambda: self.drop(refs))
+            return
         for ref in refs:
             self._cluster.recorder.holders.drops(self._slot.address, self.disk, ref)
 

@@ -64,6 +64,8 @@ who is asked falls silent; logs arrive late at the house-keeper."""
 LOSSES = (
     ("kill", 12), ("kill standby", 12), ("kill copies", 8), ("kill executor", 6),
     ("lose machine", 3), ("break stream", 6), ("late stream", 3), ("kill in turn", 6),
+    ("rot on a machine", 8), ("machine's disk full", 4), ("machine's disk fails", 4),
+    ("driver sleeps", 4), ("stall", 4),
 )  # fmt: skip
 """Who has layers that are in no store."""
 
@@ -405,6 +407,17 @@ class Faults:
     def _kill_driver(self) -> None:
         self.cluster.kill_driver()
 
+    def _driver_sleeps(self) -> None:
+        """For longer than a disk is waited for, and has just heard that all processes are gone."""
+        cluster, random = self.cluster, self.cluster.random
+        for slot in cluster.alive():
+            cluster.kill(slot, "killed before the driver sleeps")
+        asleep_ms = cluster.options.lost_ms * random.choice((1.1, 1.5))
+        cluster.scheduler.after(10 + random.random() * 20, self._sleep, asleep_ms)
+
+    def _sleep(self, asleep_ms: float) -> None:
+        self.cluster.driver.paused_until = self.cluster.scheduler.now + asleep_ms
+
     # --- disks ----------------------------------------------------------------------------------
 
     def _kill_driver_at_a_call(self) -> None:
@@ -443,6 +456,34 @@ class Faults:
         """What was not synced is gone."""
         self.cluster.disks.shared.lose_power()
         self.cluster.recorder.store_is_back()
+
+    def _machine_disk(self) -> tuple[str, Disk] | None:
+        """Of one of the machines that have layers."""
+        machines = list(self.cluster.disks.machines.values())
+        return self.cluster.random.choice(machines) if machines else None
+
+    def _rot_on_a_machine(self) -> None:
+        """A bit of a layer there is another one."""
+        if (found := self._machine_disk()) is None:
+            return
+        (name, disk), random = found, self.cluster.random
+        infos = disk.observe().entries("/", recursive=True)
+        layers = [info for info in infos if info.path.endswith(".layer") and info.nbytes]
+        if layers:
+            path = random.choice(layers).path
+            disk.flip(path, random.randrange(8 * len(disk.file(path).data)))
+            task, file = path.split("/")[-2:]
+            self.cluster.recorder.holders.rots(name, f"{task}/{file}")
+
+    def _machines_disk_full(self) -> None:
+        if (found := self._machine_disk()) is not None:
+            disk = found[1]
+            disk.capacity = disk.used + self.cluster.random.choice((0, 100, 3_000))
+            self.cluster.scheduler.after(self.cluster.random.random() * 200, disk.heal)
+
+    def _machines_disk_fails(self) -> None:
+        if (found := self._machine_disk()) is not None:
+            self._fail(found[1])
 
     def _kill_while_storing(self) -> None:
         slot = self._busy()

@@ -40,6 +40,8 @@ class Kind(NamedTuple):
         wrong.
     rewind
         A job goes back to points of its past, and on from there.
+    canary
+        Changed code follows the log of a job.
     wire
         Channels are bytes on simulated sockets, between the planes of production.
     gaps
@@ -68,6 +70,7 @@ class Kind(NamedTuple):
     moves: bool = False
     rivals: bool = False
     rewind: bool = False
+    canary: bool = False
     wire: bool = False
     gaps: bool = False
     implied: bool = False

@@ -94,7 +94,9 @@ class Rewinds(Upgrades):
 
     def _next_job(self) -> ArrowJob:
         has_markers = self._seed % 5 != 3  # without them, few points have all rows
-        return upgrade_job(self._seed, self._seed % 3 + 1, has_markers=has_markers, extra=False)
+        how: dict[str, Any] = {"has_markers": has_markers, "extra": False}
+        has_effects = Random(f"effects {self._seed}").random() < 0.5
+        return upgrade_job(self._seed, self._seed % 3 + 1, has_effects=has_effects, **how)
 
     def _options(self, job: ArrowJob) -> Options:
         return replace(super()._options(job), keep=KEEP)
@@ -165,7 +167,9 @@ class Rewinds(Upgrades):
         self.forward += life is not self._lives[-1]
         self._before = life.until({(lane.sink, lane.task): lane.kept for lane in made.lanes})
         self._first = maker.newest + 1
+        service = self.cluster.service
         self.cluster = self._begin(self.job, self.cluster, first)
+        self.cluster.service.remember(service)
 
     def _in_journal(self) -> list[Deliver]:
         """Output that is not in files yet."""

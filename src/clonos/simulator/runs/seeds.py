@@ -36,6 +36,8 @@ from clonos.simulator.jobs.programs import (
 )
 from clonos.simulator.jobs.shapes import chain_job, overlap_job
 from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
+from clonos.simulator.runs.canaries import KEEP as CANARY_KEEP
+from clonos.simulator.runs.canaries import Canaries, canary_job
 from clonos.simulator.runs.coverage import Coverage
 from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, LOSSES, OVERLAP, Faults
 from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
@@ -231,6 +233,8 @@ def simulate(
         return _simulate_moves(seed, size, rivals=kind.rivals, **judged)
     if kind.implied:
         return _simulate_implied(seed, size, **judged)
+    if kind.canary:
+        return _simulate_canary(seed, **judged)
     if kind.levels:
         return _simulate_levels(seed, **judged)
     if kind.edge:
@@ -414,6 +418,34 @@ def _simulate_moves(seed: int, size: Size, *, rivals: bool, **judged: bool) -> R
         with judging(result, trace=judged["trace"]):
             nothing_asked_again(cluster.service)
         result.coverage["moved", "nothing failed"] = movers[0].moved
+    return result
+
+
+def _simulate_canary(seed: int, *, trace: bool, checks_state: bool) -> Result:
+    """A job that keeps its past, and two canaries that follow it."""
+    random = Random(f"canary {seed}")
+    job = canary_job(random)
+    options = random_options(random, job)
+    options.keep, options.availability = CANARY_KEEP, False
+    options.epoch_ms = min(options.epoch_ms, 20.0)
+    found: list[Canaries] = []
+
+    def prepare(cluster: Cluster) -> None:
+        found.append(Canaries(cluster, job, Random(f"looks {seed}")))
+
+    harsh = seed % 2 == 0
+    options.slots += 3 * harsh
+    try:
+        result, _ = simulate_job(
+            seed, job, options, random, prepare, trace=trace, harsh=harsh, checks_state=checks_state
+        )
+        if result.verdict == "ok":
+            with judging(result, trace=trace):
+                found[0].end()
+    finally:
+        for canaries in found:
+            canaries.close()
+    result.coverage["looks", "running"] = found[0].looks
     return result
 
 

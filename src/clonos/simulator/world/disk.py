@@ -111,6 +111,14 @@ class _Folder:
             node.settle(random)
 
 
+def _files(folder: _Folder, path: str) -> Iterator[tuple[str, int]]:
+    for name, node in folder.names.items():
+        if isinstance(node, _Folder):
+            yield from _files(node, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}", len(node.data)
+
+
 class Disk:
     """The disk of one machine.
 
@@ -155,6 +163,10 @@ class Disk:
     def observe(self) -> SimulatedFiles:
         """The disk as somebody sees it to whom nothing happens."""
         return SimulatedFiles(self, None, is_exempt=True)
+
+    def content(self) -> dict[str, int]:
+        """All files, and their bytes."""
+        return dict(_files(self._root, ""))
 
     def copy(self) -> Disk:
         """What somebody gets who copies it: what is on it."""

@@ -16,14 +16,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import pyarrow as pa
 
 from clonos.core.canonical import encode
 from clonos.core.content import Content, pieces_of
 from clonos.storage.files import Info, Lock, Locked, Tail
-from clonos.storage.objects.chain import Chain
+from clonos.storage.objects.chain import Chain, Fence
 from clonos.storage.objects.stores import Objects
 from clonos.storage.objects.tree import Change, Tree
 from clonos.storage.terms import taken_over
@@ -111,7 +111,7 @@ class ObjectDisk:
         if self._has_begun and self._chain.is_ours:
             return True
         fence = self._chain.fence
-        if fence is not None and not fence.is_free:
+        if _is_held(fence):
             raise PermissionError(f"{self.place} is in use: {fence.holder}")
         # Whoever writes without the lock gives that right up at once: the next one may take it.
         self._has_begun = self._chain.begin(_NOBODY) and self._chain.end()
@@ -198,7 +198,7 @@ class ObjectDisk:
         while True:
             with self._mutex:
                 has_moved, fence = self._signs() != first, self._chain.fence
-                if fence is not None and not fence.is_free:
+                if _is_held(fence):
                     if has_moved:
                         raise Locked(fence.holder)
                     is_over = time.monotonic() - since_s > self._lease_s
@@ -248,6 +248,11 @@ class ObjectDisk:
                 self._held = None
                 if self._chain.is_ours:
                     self._chain.end()
+
+
+def _is_held(fence: Fence | None) -> TypeGuard[Fence]:
+    """Whether somebody has the lock. Who writes without it may have died before giving that up."""
+    return fence is not None and not fence.is_free and fence.holder != _NOBODY
 
 
 class _Tail:
