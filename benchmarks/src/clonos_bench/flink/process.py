@@ -74,7 +74,7 @@ class Installation:
         ...     Installation.find("no/bin/python")
         ... except ClonosError as error:
         ...     print(error)
-        no Flink at no/bin/python To do: run scripts/setup_flink.sh, or give --flink-python
+        no Flink at no/bin/python. To do: run scripts/setup_flink.sh, or give --flink-python
         """
         venv = Path(python).absolute().parent.parent
         homes = sorted(venv.glob("lib/python3.*/site-packages/pyflink"))
