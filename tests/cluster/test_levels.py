@@ -37,7 +37,8 @@ def test_a_killed_task_is_restored_from_the_nearest_level_that_is_left(kit, spar
     kit.wait_recovered(job, 1)
     wait_current(kit, job)
     (keeper,) = [slot.pid for slot in job.slots() if TASK in slot.keeps]
-    kit.kill_processes(keeper, *kit.pids(job, TASK))
+    # The task first: while it lives, the loss of its copy has another one made.
+    kit.kill_processes(*kit.pids(job, TASK), keeper)
 
     def recoveries():
         return [r for r in job.observer.recoveries if r.name == TASK]
