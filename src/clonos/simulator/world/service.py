@@ -53,6 +53,7 @@ class Service:
         self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
         self.effects: dict[tuple[int, str], Effect] = {}
         self._names: dict[tuple[int, str], int] = {}
+        self._earlier: set[tuple[int, str]] = set()  # effects that an earlier log may tell of
 
     def call(
         self,
@@ -117,6 +118,7 @@ class Service:
     def remember(self, earlier: Service) -> None:
         """All that was done before the job went back in time: out there, it was done."""
         self.effects |= earlier.effects
+        self._earlier = set(earlier.effects)
         self._names |= earlier._names
 
     # --- the end ----------------------------------------------------------------------------------
@@ -158,8 +160,9 @@ class Service:
             if owner == task.id
         }
         is_known = known == made
-        if any(key.startswith(_ABOUT) for key in made):  # of some, an earlier log may tell
-            is_known = set(known.values()) <= set(made.values())
+        if any(key.startswith(_ABOUT) for key in made):  # named by what they are about
+            new = {v for key, v in made.items() if (task.id, key) not in self._earlier}
+            is_known = new <= set(known.values()) <= set(made.values())
         require(is_known, "effects", f"{task.name} knows {known}, what was made is {made}")
 
 
