@@ -350,13 +350,14 @@ class Journal:
 class JournalReader:
     """Reads a journal that somebody else writes, again and again: each time what is new.
 
-    It takes no lock and changes nothing. A segment is read once, and only its end is looked at
-    again; with a new segment the reader begins anew.
+    It takes no lock and changes nothing. A segment is decoded once, and only its end is looked at
+    again; with a new segment the reader begins anew. On a local disk the rest is not even read: it
+    is mapped. A database or a store hands over the whole segment each time.
 
     Attributes
     ----------
     read_bytes
-        So much of all segments was read until now.
+        So much of all segments was decoded until now.
     """
 
     def __init__(self) -> None:
