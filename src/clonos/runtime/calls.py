@@ -425,7 +425,7 @@ class _Asker:
             await asyncio.sleep(policy.pause_s(attempts))
 
     async def _make(self, call: CallId, request: Request) -> Outcome:
-        """Make an effect."""
+        """Make an effect. One that an earlier life has begun counts as attempted there."""
         policy, life, began_s = self._policy, self._life, self._clock()
         assert policy.effect is not None
         if self._checker is None and policy.effect.check is not None:
@@ -433,7 +433,6 @@ class _Asker:
         check = self.attempt if self._checker is None else self._checker.attempt
         of_life = life.late, lambda: life.is_over, life.began_s
         run = EffectRun(policy, request, self.attempt, check, *of_life)
-        # What an earlier life has begun was attempted there: at least one attempt is told.
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
