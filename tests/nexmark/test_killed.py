@@ -39,7 +39,7 @@ MICRO_BATCHES = 6
 IN_STREAMS = (0, 1, 2, 3, 5, 7, 8, 11, 13, 14)
 """Those with a streaming plan. Of 4 and 9 there is a batch plan, of 6 none; 12 has no reference."""
 CASES = [
-    # The row with which event time ends finds no partner in 14's side input: its sessions stay open.
+    # The row that ends event time finds no partner in 14's side input: its sessions stay open.
     *(("streaming plan", query) for query in IN_STREAMS if query != 14),
     *(("batch plan", query) for query in sorted({*IN_STREAMS, 4, 9})),
     *(("tasks", query) for query in sorted({*IN_STREAMS, 4, 6, 9})),
