@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from clonos.cluster.compaction import Compactor, CompactorDied
-from clonos.cluster.layers import BackgroundMerger
+from clonos.cluster.layers import LARGE_BYTES, BackgroundMerger
 from clonos.core.layer import (
     CHAIN_MAX,
     SHARE,
@@ -165,4 +165,28 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (told,) = inbox.take()
     assert isinstance(told, MergeFailed)
     assert (told.task, told.error.what) == (0, "it has died")
+    inbox.close()
+
+
+def test_small_merges_overtake_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain grows while it waits, and whoever is restored reads all of it."""
+    goes_on, small_is_done = threading.Event(), threading.Event()
+
+    def merge(_: Compactor, chain: list[LayerRef], chosen: list[LayerRef]) -> LayerRef:
+        if chain[0].nbytes > LARGE_BYTES:
+            goes_on.wait()
+        else:
+            small_is_done.set()
+        return chosen[-1]
+
+    monkeypatch.setattr(Compactor, "merge", merge)
+    inbox = Inbox()
+    merger = BackgroundMerger(str(tmp_path), "process", 4, inbox)
+    large, small = refs([LARGE_BYTES + 1]), refs([10] * 3)
+    merger.merge(large, large)
+    merger.merge(small, small)
+    assert small_is_done.wait(10)
+    goes_on.set()
+    merger.close()
+    assert sorted(told.merged.nbytes for told in inbox.take()) == [10, LARGE_BYTES + 1]
     inbox.close()

@@ -207,6 +207,18 @@ def test_cancelled(launched: Launched, spark: SparkSession) -> None:
     assert launched.event(ControlLost)
 
 
+def test_what_nobody_waits_for_is_cancelled_in_the_end(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may have gone on before Spark knows that its slots have left."""
+    monkeypatch.setattr("clonos.spark.slots.END_S", 0.0)
+    body = registering(launched.secret, launched.plane.address)
+    launched.launcher.launch(0, body)
+    launched.event(ControlOpened)
+    launched.launcher.close()
+    assert launched.end() == (0, None)
+
+
 def test_a_local_master_permits_no_profile(spark: SparkSession) -> None:
     profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(0.5)).build
     with pytest.raises(SparkSetup, match="only supported for Standalone") as caught:

@@ -18,8 +18,8 @@ from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.graph.compile import CompiledJob
 from clonos.operators.process import _STATE
-from clonos.state.deltas import Values, encode_delta, merge_deltas
-from clonos.state.kept import kept_of
+from clonos.state.deltas import CHAIN, Values, encode_delta, merge_deltas
+from clonos.state.kept import fact_changes, kept_of
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.prepare import NOTHING, Prepared, layers_since, prepare
@@ -56,7 +56,7 @@ class Working:
         """Another floor."""
         self.epoch += 1
         for task in self.compiled.plan.tasks:
-            delta = self._delta(task.id) if task.id in self.homes else b""
+            delta = self._delta(task.id) if task.id in self.homes else self._facts(task.id)
             where: Any = {"incarnation": LIFE, "epoch": self.epoch, "position": self.epoch}
             layer = replace(beginning(task), **where, delta=delta)
             self.chains[task.id].append(put_whole(self.store, layer))
@@ -73,6 +73,9 @@ class Working:
         }
         names = self.shape.chains[task]
         return encode_delta(names, [(names.index("seen"), lambda: [Values(values, groups)])])
+
+    def _facts(self, task: int) -> bytes:
+        return encode_delta(self.shape.chains[task], [(CHAIN, fact_changes({"n": self.epoch}))])
 
     def merge(self, *, first: bool) -> None:
         """Some layers of each task become one."""
@@ -127,6 +130,34 @@ def test_what_is_shared_out_before_is_what_is_shared_out_after(seed, tmp_path):
         for task, layer in light.items()
     }
     assert state(got) == state(due)
+
+
+def test_the_switch_reads_only_what_was_sealed_since(tmp_path):
+    """All else that tasks have kept was made one layer each, and that is at hand."""
+    before = Working(tmp_path, 2, Random(1))
+    prepared: Prepared = NOTHING
+    for _ in range(2):
+        for _ in range(3):
+            before.work()
+        how: Any = (before.store, Incarnation(2, 1 << 30), (), prepared)
+        prepared = prepare(before.shape, Shape.of(job(3)), before.chains, *how) or prepared
+    before.work()
+    due = layers_since(before.shape, before.chains, before.store, replace(prepared, basis={}))
+    before.store.delete([ref.path for chain in before.chains.values() for ref in chain[:-1]])
+    assert layers_since(before.shape, before.chains, before.store, prepared) == due
+
+
+@pytest.mark.parametrize("basis_bytes", [0, 1 << 20])
+def test_what_is_large_is_no_basis(basis_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr("clonos.upgrade.prepare.BASIS_BYTES", basis_bytes)
+    before = Working(tmp_path, 2, Random(1))
+    before.work()
+    prepared = prepare(
+        before.shape, Shape.of(job(3)), before.chains, before.store, Incarnation(2, 1 << 30)
+    )
+    assert prepared is not None
+    # Values by key do not count: they are shared out.
+    assert set(prepared.basis) == set(before.chains if basis_bytes else before.homes)
 
 
 def test_what_was_merged_with_later_layers_is_not_gone_on_from(tmp_path):

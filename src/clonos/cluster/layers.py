@@ -19,8 +19,21 @@ from clonos.transport.inbox import Inbox
 _LOG: Final = logging.getLogger("clonos")
 
 
+LARGE_BYTES: Final = 8 << 20
+"""Merging more than this takes its time: small merges overtake it, for chains grow meanwhile."""
+
+
+class _Lane:
+    """One thread, which waits for one process."""
+
+    def __init__(self, name: str, uri: str, durability: Durability, term: int) -> None:
+        self.compactor = Compactor(uri, durability, term)
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+
 class BackgroundMerger:
-    """A :class:`~clonos.nodes.ports.Merger`: one thread, which waits for one process.
+    """A :class:`~clonos.nodes.ports.Merger`: a process for what is small, another one if something
+    is large. What is deleted or read comes after what is large: nothing goes while it is merged.
 
     Attributes
     ----------
@@ -31,22 +44,27 @@ class BackgroundMerger:
 
     def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
         self._store = LayerStore(uri, durability)
-        self._compactor = Compactor(uri, durability, term)
         self._inbox = inbox
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
+        self._small = _Lane("clonos-compact", uri, durability, term)
+        self._large = _Lane("clonos-compact-large", uri, durability, term)
+        self._worker = self._large.worker
         self.may_go_on, self._is_closed = threading.Event(), False
         self.may_go_on.set()
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
-        self._worker.submit(self._merge, chain, tuple(chosen))
+        is_large = sum(ref.nbytes for ref in chosen) > LARGE_BYTES
+        lane = self._large if is_large else self._small
+        lane.worker.submit(self._merge, lane.compactor, chain, tuple(chosen))
 
-    def _merge(self, chain: Sequence[LayerRef], chosen: tuple[LayerRef, ...]) -> None:
+    def _merge(
+        self, compactor: Compactor, chain: Sequence[LayerRef], chosen: tuple[LayerRef, ...]
+    ) -> None:
         task = chosen[0].task
         self.may_go_on.wait()
         if self._is_closed:
             return
         try:
-            merged = self._compactor.merge(chain, chosen)
+            merged = compactor.merge(chain, chosen)
         except ClonosError as error:
             self._inbox.put(MergeFailed(task, error))
         except Exception as error:  # noqa: BLE001 - told to the loop
@@ -90,6 +108,7 @@ class BackgroundMerger:
         """Abort merges under way."""
         self._is_closed = True
         self.may_go_on.set()
-        self._worker.shutdown(wait=False, cancel_futures=True)
-        self._compactor.close()
-        self._worker.shutdown(wait=True)
+        for lane in (self._small, self._large):
+            lane.worker.shutdown(wait=False, cancel_futures=True)
+            lane.compactor.close()
+            lane.worker.shutdown(wait=True)

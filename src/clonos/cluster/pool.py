@@ -156,7 +156,7 @@ class SlotPool:
         self._launcher.describe(f"{self._compiled.name}: {text}")
 
     def close(self) -> None:
-        """Stop updating Spark's UI."""
+        """See :meth:`~clonos.spark.slots.SlotLauncher.close`."""
         self._launcher.close()
 
 

@@ -44,7 +44,7 @@ SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
 _BY_NO_TASK: Final = 1 << 30
 """More lives than any task has in a term."""
 PREPARED_S: Final = 60.0
-"""After so long no other round begins of sharing out values ..."""
+"""After so long no other round begins of sharing out values, but for the last one ..."""
 QUICK_S: Final = 0.5
 """... nor after one that was as quick as this: the next would have little to do."""
 HALF: Final = 0.5
@@ -71,6 +71,7 @@ class Succession:
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
         self._prepared: Future[Prepared] = Future()
+        self._may_pause = threading.Event()
 
     def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
         """Have another process share out the values that there are, while the job runs."""
@@ -89,6 +90,7 @@ class Succession:
         thread.start()
 
     def _prepare(self, request: dict[str, Any]) -> None:
+        more: Prepared | None = None
         found = NOTHING
         keeper, until_s = self._setup.keeper, time.monotonic() + PREPARED_S
         try:
@@ -97,13 +99,17 @@ class Succession:
                 for _ in range(min(ROUNDS, keeper.epoch)):
                     began_s = time.monotonic()
                     aside.tell(dict(keeper.layers))
-                    more: Prepared | None = next(said)
+                    more = next(said)
                     now_s = time.monotonic()
                     found, took_s = more or found, now_s - began_s
                     is_slow = took_s > HALF * before_s  # as much changes as is written
                     if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
                         break
                     before_s = took_s
+                self._may_pause.wait()
+                if found.rounds and more is not None:  # what has changed while slots came
+                    aside.tell(dict(keeper.layers))
+                    found = next(said) or found
         except ClonosError as error:
             LOGGER.info("%s: nothing is prepared: %s", self._setup.compiled.name, error)
         finally:
@@ -112,6 +118,7 @@ class Succession:
     def give_up(self) -> None:
         """The job goes on as it was."""
         self._setup.merger.may_go_on.set()
+        self._may_pause.set()
 
     @property
     def prepared(self) -> Prepared:
@@ -166,8 +173,9 @@ class Succession:
                 remedy="try again, with a longer within=; slow calls, and timers of processing "
                 "time that never end, keep a job from settling",
             )
-        is_ready = waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s
-        if is_ready and self._prepared.done() and not self._is_asked:
+        if waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s:
+            self._may_pause.set()
+        if self._may_pause.is_set() and self._prepared.done() and not self._is_asked:
             self._is_asked = True
             self._setup.inbox.put(StopAsked(self._settle_s, self._goes_on.set))
         return False

@@ -251,9 +251,12 @@ class DriverNode:
         for group in withheld:
             self._let_out(group)
         self._listened()
-        self._go_on[self.phase](self._clock_s)
+        phase = self.phase
+        self._go_on[phase](self._clock_s)
         self._commit()
         self._tell()
+        if self.phase is not phase:
+            return SLEEP_MIN_S  # there may be nothing to wait for
         due_s = self._next_epoch_s - self._clock_s
         return min(max(due_s, SLEEP_MIN_S), TICK_S) if due_s > 0 else TICK_S
 
@@ -565,7 +568,9 @@ class DriverNode:
             self._has_cancelled = True
             self.places.cancel_all()
             self._until_s = now_s + LEAVE_S
-        if self.places.is_empty or now_s >= self._until_s:
+        # Who goes on need not wait until Spark has noticed that slots have left.
+        is_awaited = self.settling.is_for_another and not self.places.seats
+        if self.places.is_empty or is_awaited or now_s >= self._until_s:
             self._enter(Step.ENDED)
             self._until_s = now_s + CLOSE_S
 

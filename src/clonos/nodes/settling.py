@@ -34,6 +34,11 @@ class Settling:
         self._coordinator.settle()
         return True
 
+    @property
+    def is_for_another(self) -> bool:
+        """Whether somebody waits for the end, and goes on."""
+        return self._otherwise is not None
+
     def is_over(self, now_s: float) -> bool:
         """Whether the job is to end now. If it goes on instead, whoever has asked is told."""
         if self.until_s is None:

@@ -25,7 +25,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -57,6 +57,8 @@ _KILLS_ANY_IDLE: Final = "spark.python.worker.killOnIdleTimeout"
 
 _SETTINGS_LOCK: Final = threading.Lock()
 
+END_S: Final = 5.0
+"""Grace period for slots to end when nobody waits for that."""
 _SLOT: Final = "clonos.slot"
 """Local property that tells a task which slot it is."""
 
@@ -372,8 +374,12 @@ class SlotLauncher:
         self._lines.put(about, f"{self._name}: {text}")
 
     def close(self) -> None:
-        """Stop updating Spark's UI."""
+        """Stop updating Spark's UI; slots that have not ended soon are cancelled."""
         self._lines.close()
+        if late := [handle for handle in self._handles if handle.is_running]:
+            timer = threading.Timer(END_S, _cancel, [late])
+            timer.daemon = True
+            timer.start()
 
     def _run(self, rows: Any, partition: int) -> None:
         """Run one partition to its end.
@@ -388,6 +394,11 @@ class SlotLauncher:
         # all others that contain its last RDD.
         own = rows.union(java_context.emptyRDD())
         jvm.PythonRDD.runJob(java_context.sc(), own, [partition])
+
+
+def _cancel(handles: Sequence[SlotHandle]) -> None:
+    for handle in handles:
+        handle.cancel()
 
 
 _LAUNCHERS: Final[WeakSet[SlotLauncher]] = WeakSet()

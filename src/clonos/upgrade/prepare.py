@@ -5,12 +5,15 @@ written for the tasks of the next plan while the present ones work; then those t
 meanwhile, and so on. (Those who move virtual machines call it pre-copy.) The switch adds only what
 has changed since the last round. Values are absolute, and who applies layers in order keeps the
 last: what comes twice, since layers have been merged meanwhile, does no harm.
+
+A task may have many small layers. What they say but for those values is made one layer, too, unless
+it is large; so the switch reads that one, and those that were sealed since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -47,12 +50,16 @@ class Prepared:
         By task of the next plan, of one round after the other.
     rounds
         How many there were.
+    basis
+        By task of the job: as one layer, all that it had kept by then but for these values. Of
+        those that are not here it was too much.
     """
 
     upto: Mapping[int, int]
     operators: frozenset[str]
     layers: Mapping[int, tuple[LayerRef, ...]]
     rounds: int
+    basis: Mapping[int, Layer] = field(default_factory=dict)
 
     def fits(self, chains: Chains, store: LayerStore) -> bool:
         """Whether the layers that a job has by now go on from them: the first of them has not been
@@ -68,6 +75,8 @@ class Prepared:
 
 ROUNDS: Final = 4
 """At most. What is changed faster than it is written stays for the switch."""
+BASIS_BYTES: Final = 4 << 20
+"""More than this of what a task keeps in memory anyway is not made one layer before the switch."""
 NOTHING: Final = Prepared({}, frozenset(), {}, 0)
 
 
@@ -119,7 +128,33 @@ def prepare(
             layer = replace(first, incarnation=maker, epoch=rounds, delta=delta)
             layers[task] = (*so_far.below(task), put_whole(store, layer))
     upto = {task: chain[-1].epoch for task, chain in chains.items()}
-    return Prepared(upto, so_far.operators | names, layers, rounds)
+    operators = so_far.operators | names
+    basis = _basis(before, since, store, operators, so_far)
+    return Prepared(upto, operators, layers, rounds, basis)
+
+
+def _basis(
+    before: Shape, since: Chains, store: LayerStore, operators: Collection[str], so_far: Prepared
+) -> dict[int, Layer]:
+    found = {}
+    for task, refs in since.items():
+        known = so_far.basis.get(task)
+        if so_far.rounds and known is None:
+            continue
+        layers = (*((known,) if known is not None else ()), *get_layers(store, refs))
+        if sum(len(open_delta(layer.delta).table) for layer in layers) <= BASIS_BYTES:
+            found[task] = _as_one(before, task, layers, operators, len(layers))
+    return found
+
+
+def _as_one(
+    before: Shape, task: int, layers: Sequence[Layer], operators: Collection[str], old: int
+) -> Layer:
+    """All that these layers of a task say; of values of these operators what the first `old` of
+    them say is left out."""
+    names = enumerate(before.chains[task])
+    below = {number: old for number, name in names if name in operators}
+    return merge_layers(layers, partial(merge_deltas, below=below), is_base=True)
 
 
 class _Made:
@@ -212,14 +247,13 @@ def layers_since(
     """Of each task all that it has kept, but of values that are prepared only what has changed
     since; what is gone since is in it, too."""
     found = {}
-    for task in before.plan.tasks:
-        layers = get_layers(store, chains[task.id])
-        old = sum(layer.epoch <= prepared.upto[task.id] for layer in layers)
-        names = enumerate(before.chains[task.id])
-        below = {number: old for number, name in names if name in prepared.operators}
-
-        def merged(deltas: Any, *, is_base: bool, below: dict[int, int] = below) -> Any:
-            return merge_deltas(deltas, is_base=is_base, below=below)
-
-        found[task.id] = merge_layers(layers, merged, is_base=True)
+    for task, chain in chains.items():
+        basis, upto = prepared.basis.get(task), prepared.upto[task]
+        if basis is not None:
+            newer = get_layers(store, [ref for ref in chain if ref.epoch > upto])
+            layers: tuple[Layer, ...] = (basis, *newer)
+        else:
+            layers = get_layers(store, chain)
+        old = sum(layer.epoch <= upto for layer in layers)
+        found[task] = _as_one(before, task, layers, prepared.operators, old)
     return found
