@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,10 @@ class JournalFile:
         self._journal.close()
 
 
+_Fresh = tuple[tuple[int, int], list[Deliver]]
+"""A channel and a generation, and what was delivered of them."""
+
+
 class DeliveredOutputs:
     """The :class:`~clonos.nodes.ports.Outputs` of a job: its consumers, and files.
 
@@ -117,6 +121,9 @@ class DeliveredOutputs:
         written.
     rows
         What the payload of a batch is in a file: Arrow's own, unless the job is simulated.
+    each
+        Calls a function with each of some things, in their order or at once: a disk syncs several
+        files in little more time than one.
     """
 
     def __init__(
@@ -126,9 +133,10 @@ class DeliveredOutputs:
         consumers: Callable[[Deliver], object],
         tell: Callable[[OutsideFailed], object],
         rows: Callable[[Any], pa.RecordBatch] = lambda payload: payload,
+        each: Callable[[Callable[[_Fresh], _Fresh], list[_Fresh]], Iterable[_Fresh]] = map,
     ) -> None:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
-        self._rows = rows
+        self._rows, self._each = rows, each
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
         self.nbytes = 0
         self._has_failed = self._is_given_up = False
@@ -150,10 +158,8 @@ class DeliveredOutputs:
 
     def flush(self) -> ClonosError | None:
         try:
-            while self._fresh:
-                (channel, generation), outputs = next(iter(self._fresh.items()))
-                self._write(channel, generation, outputs)
-                del self._fresh[channel, generation]
+            for lane, outputs in self._each(self._written, list(self._fresh.items())):
+                del self._fresh[lane]
                 self.nbytes -= sum(o.item.batch.nbytes for o in outputs if o.item.batch)
         except ClonosError as error:  # such as OtherContent
             return self._give_up(error)
@@ -173,7 +179,8 @@ class DeliveredOutputs:
             self._tell(OutsideFailed(error))
         return error
 
-    def _write(self, channel: int, generation: int, outputs: Sequence[Deliver]) -> None:
+    def _written(self, fresh: _Fresh) -> _Fresh:
+        (channel, generation), outputs = fresh
         task = self._plan.tasks[self._plan.channels[channel].sender]
         numbers = [output.item.seq for output in outputs]
         assert task.sink is not None
@@ -186,3 +193,4 @@ class DeliveredOutputs:
             [self._rows(o.item.batch.payload) for o in outputs if o.item.batch is not None],
             seqs=numbers,
         )
+        return fresh

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -64,6 +65,8 @@ LOGGER: Final = logging.getLogger("clonos")
 
 STANDBY_S: Final = 0.1
 """How often a standby driver tries to take the lock of the journal."""
+WRITERS: Final = 4
+"""Threads that write what was delivered into files, when the driver waits for that."""
 LOOK_S: Final = 0.01
 """How often it looks whether there is a reason to try it at once."""
 
@@ -152,7 +155,11 @@ class DriverSetup:
             uri = self.directory.layers_uri
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
             written = undo.enter_context(closing(JournalThread(file, self.inbox)))
-            ports, settings = self._ports(written, store), replace(self._known, term=self._term)
+            writers = undo.enter_context(ThreadPoolExecutor(WRITERS, "clonos-outputs"))
+            outputs = DeliveredOutputs(
+                plan, store, self.consumers, self.inbox.put, each=writers.map
+            )
+            ports, settings = self._ports(written, outputs), replace(self._known, term=self._term)
             self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
             self.observer.look = lambda: self.node.view
             self.page = self._open_page(ui_port, undo)
@@ -285,8 +292,7 @@ class DriverSetup:
             SystemClock().ticks_s(),
         )
 
-    def _ports(self, journal: Journal, store: DeliveredStore) -> DriverPorts:
-        outputs = DeliveredOutputs(self.compiled.plan, store, self.consumers, self.inbox.put)
+    def _ports(self, journal: Journal, outputs: DeliveredOutputs) -> DriverPorts:
         return DriverPorts(
             SystemClock(), journal, outputs, self.pool, self.merger, self.audience, self._lookout
         )
@@ -445,7 +451,6 @@ class DriverSetup:
         """End what works beside the node: slots have left, or been ended."""
         self._decommissions.close()
         self.pool.close()
-        self.merger.close()
         self.plane.shutdown()
 
     def with_hint(self, error: ClonosError | None) -> ClonosError | None:

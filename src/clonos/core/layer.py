@@ -41,7 +41,7 @@ CHECKS_ITSELF: Final = b"SELFCHCK"
 UP_TO: Final = struct.Struct("<8sQ")
 """How a delta begins that is not read as a whole."""
 
-CHAIN_MAX: Final = 32
+CHAIN_MAX: Final = 16
 """A task with more layers than this has them merged."""
 SHARE: Final = 0.5
 """A layer is merged, too, if those above it together reach this share of its size."""
@@ -150,13 +150,13 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
 
     Examples
     --------
-    >>> sizes = [1000, 300, *[10] * 31]
+    >>> sizes = [500, 300, *[10] * 15]
     >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
     >>> [ref.epoch for ref in choose(chain)][:3]
     [0, 1, 2]
     >>> len(choose(chain[:-1]))
     0
-    >>> sizes = [10_000, *[10] * 32]
+    >>> sizes = [10_000, *[10] * 16]
     >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
     >>> choose(chain)[0].epoch
     1
