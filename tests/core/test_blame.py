@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core import messages as msg
-from clonos.core.blame import SUSPECTS_MAX, TOGETHER_MS, WATCHED_STEPS, Blame
+from clonos.core.blame import SUSPECTS_MAX, TOGETHER_MS, WATCHED_STEPS, WITHIN_MANY, Blame
 from clonos.core.determinants import Order
 from clonos.core.events import Trial
 from clonos.core.messages import Item, Kind
@@ -16,7 +16,7 @@ from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.roster import RECOVERY, TaskPhase, TaskState
-from clonos.core.suspects import CALLS, Rows, Suspect
+from clonos.core.suspects import ALL, CALLS, Rows, Suspect
 from clonos.core.watch import DEATHS, LIVES, Watch
 from clonos.errors import PoisonRecord
 
@@ -149,15 +149,41 @@ def test_lives_of_one_task_die_one_after_the_other(deaths):
     for n in range(DEATHS):
         deaths.announces(ROWS)
         (_, suspects) = deaths.dies(at_ms=n)
-    assert suspects == (Suspect(ROWS, DEATHS, DEATHS),)
+    assert suspects == (Suspect(ROWS, DEATHS, DEATHS), ALL)
 
 
 def test_few_rows_are_suspect_at_a_time(deaths):
     for n in range(2 * SUSPECTS_MAX):
         deaths.announces(Rows(7, n, n))
         (_, suspects) = deaths.dies(at_ms=5000 * n)
-    assert suspects[-1].rows.first == 2 * SUSPECTS_MAX - 1
-    assert len(suspects) == SUSPECTS_MAX
+    *some, everything = suspects
+    assert some[-1].rows.first == 2 * SUSPECTS_MAX - 1
+    assert len(some) == SUSPECTS_MAX
+    assert everything == ALL
+
+
+def test_whatever_it_takes_is_tried_after_many_deaths_within_steps(deaths):
+    """A record may have another number in each life: markers come before it, or other rows."""
+    for n in range(WITHIN_MANY):
+        assert ALL not in deaths.blame.next_life(0)[1]
+        deaths.announces(Rows(7, n, n))
+        deaths.dies(at_ms=5000 * n)
+    steps, suspects = deaths.blame.next_life(0)
+    assert (steps, suspects[-1]) == (WATCHED_STEPS, ALL)
+    for number in (99, 100):
+        deaths.announces(Rows(7, number, number))
+        deaths.survives()
+    assert deaths.blame.next_life(0)[1][-1] == ALL
+    deaths.survives(left=0)
+    assert deaths.blame.next_life(0) == (0, ())
+
+
+def test_deaths_with_an_executor_have_nobody_tried(deaths):
+    for n in range(2 * WITHIN_MANY):
+        deaths.announces(Rows(7, n, n))
+        deaths.loses(6, at_ms=10_000 * n)
+        deaths.dies(at_ms=10_000 * n)
+    assert ALL not in deaths.blame.next_life(0)[1]
 
 
 class Tried:

@@ -6,6 +6,10 @@ it announces its first live steps before each begins. A death within an announce
 rows of that step *suspect*, and a life that meets suspect rows tries them first, in a process of
 its own (:mod:`clonos.core.watch`). What dies there is poison; what survives is cleared.
 
+Rows are known by their numbers. A task whose last steps nobody has logged takes its input in other
+pieces the next time, so the same record may have another number in each life. After a few deaths
+within announced steps, a watched life tries all that it takes.
+
 Where a trial says nothing (it hangs), deaths are counted after all, but only those within a step
 that takes the same rows, and not those of a whole executor. And a trial may be wrong: what takes
 along the process that holds it, or kills only that one, is to blame after very many deaths.
@@ -21,13 +25,15 @@ from clonos.core import messages as msg
 from clonos.core.machine import Machine, Table
 from clonos.core.placement import Slot
 from clonos.core.roster import ACTIVE, Roster, TaskState
-from clonos.core.suspects import Rows, Suspect
+from clonos.core.suspects import ALL, Rows, Suspect
 
 WATCHED_STEPS: Final = 64
 """Live steps that are announced after a death of unknown cause: what killed one life is among the
 first things that the next one does."""
 SUSPECTS_MAX: Final = 8
 """How many suspect rows of a task are remembered: the newest."""
+WITHIN_MANY: Final = 4
+"""After so many deaths within announced steps, whichever rows these took, all are tried."""
 TOGETHER_MS: Final = 1000
 """Slots of one executor that die this close to one another have died with it."""
 
@@ -65,12 +71,14 @@ BLAME: Final = Table(
 
 
 class _Case:
-    """What is known about one task. ``within``: the announced step that is under way."""
+    """What is known about one task. ``within``: the announced step that is under way; ``deaths``:
+    how many within such steps counted, since it was last clear."""
 
     def __init__(self, task: TaskState) -> None:
         self.machine: Machine[Suspicion, Clue] = BLAME.machine(task.machine.of)
         self.within: msg.Announced | None = None
         self.suspects: list[Suspect] = []
+        self.deaths = 0
 
 
 class _Death(NamedTuple):
@@ -117,6 +125,7 @@ class Blame:
         if not report.left:
             case.machine.on(Clue.ENOUGH)
             case.suspects.clear()
+            case.deaths = 0
 
     def _is_current(self, slot: int, report: msg.Announced | msg.Survived) -> bool:
         task = self._roster.tasks[report.task]
@@ -140,6 +149,7 @@ class Blame:
             case.machine.on(Clue.DIED_WITHIN)
             counts = not (is_executor or within.is_cleared)
             case.suspects = _with(case.suspects, within.rows, int(counts))
+            case.deaths += counts
             if counts:
                 counted[task] = within.rows
         if is_death:
@@ -168,7 +178,8 @@ class Blame:
         case = self._cases[task]
         case.within = None  # of a life that was fenced in its slot
         steps = 0 if case.machine.state is Suspicion.CLEAR else WATCHED_STEPS
-        return steps, tuple(case.suspects)
+        everything = (ALL,) if steps and case.deaths >= WITHIN_MANY else ()
+        return steps, (*case.suspects, *everything)
 
 
 def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> list[Suspect]:

@@ -15,6 +15,8 @@ class Rows(NamedTuple):
 
     def common(self, other: Rows) -> Rows | None:
         """The rows that are in both."""
+        if self.channel == ANY:
+            return other
         first, last = max(self.first, other.first), min(self.last, other.last)
         do_meet = self.channel == other.channel and first <= last
         return Rows(self.channel, first, last) if do_meet else None
@@ -38,6 +40,10 @@ CALLS: Final = -4
 """... the outcomes of calls of its operator number 0, by their number; -5 those of number 1, ..."""
 
 
+ANY: Final = -(1 << 30)
+"""... any rows whatever."""
+
+
 class Suspect(NamedTuple):
     """Rows within which a task has died.
 
@@ -48,3 +54,7 @@ class Suspect(NamedTuple):
     rows: Rows
     deaths: int
     lives: int
+
+
+ALL: Final = Suspect(Rows(ANY, 0, 0), 0, 0)
+"""Whatever the next life takes: to be tried, and nothing counts against it but that."""
