@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +131,22 @@ def test_causes_are_told_and_errors_without_the_users_lines_are_not():
     assert first.endswith("ZeroDivisionError: division by zero")
     assert second.endswith("RuntimeError: no price")
     assert "OperatorError" not in trace
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
+def test_of_a_group_the_first_error_is_told():
+    """As asyncio's TaskGroup raises them: the group itself says only how many there are."""
+
+    async def ask_all() -> None:
+        async with asyncio.TaskGroup() as group:  # type: ignore[attr-defined,unused-ignore]
+            group.create_task(asyncio.to_thread(divide, 7))
+            group.create_task(asyncio.to_thread(divide, 7))
+
+    trace = users_traceback(raised(lambda: asyncio.run(ask_all())))
+    first, second = trace.split("\n\nThis was the first error of the group:\n\n")
+    assert LINE in first
+    assert first.endswith("ZeroDivisionError: division by zero")
+    assert "ExceptionGroup" in second
 
 
 def test_lines_of_libraries_are_told_below_the_users():

@@ -6,6 +6,7 @@ of frames that the user can do something about.
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ TEXT_MAX: Final = 1000
 LINE_MAX: Final = 80
 """Characters of a line of code that is named."""
 
+_GROUP: Final[Any] = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 _OURS: Final = str(Path(__file__).parent) + os.sep
 _PATHS: Final = sysconfig.get_paths()
 _LIBRARIES: Final = tuple(
@@ -151,8 +153,11 @@ def _causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
     """An exception and what led to it, the first cause first, as Python tells them."""
     chain: list[tuple[str, BaseException]] = []
     current: BaseException | None = error
+    following: BaseException | None
     while current is not None and all(known is not current for _, known in chain):
-        if current.__cause__ is not None or current.__suppress_context__:
+        if isinstance(current, _GROUP):
+            link, following = "This was the first error of the group:", current.exceptions[0]
+        elif current.__cause__ is not None or current.__suppress_context__:
             link, following = "This was the cause of:", current.__cause__
         else:
             link, following = "While this was handled, there came:", current.__context__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,8 +16,40 @@ Partition = tuple[str, int]
 
 LOG: Final = logging.getLogger("clonos.kafka")
 """What librdkafka says."""
+REPEATED_S: Final = 10.0
+"""How often it says the same: while brokers are away, it says so many times a second."""
 METADATA_S: Final = 10.0
 """How long an answer about topics is waited for."""
+
+
+class NotAgain(logging.Filter):
+    """Lets out the same text, whatever times it names, once in :data:`REPEATED_S`.
+
+    Examples
+    --------
+    >>> once = NotAgain()
+    >>> lines = [logging.makeLogRecord({"msg": f"away for {n} ms"}) for n in range(3)]
+    >>> [once.filter(line) for line in lines]
+    [True, False, False]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See :class:`logging.Filter`."""
+        text = re.sub(r"[0-9]+ ?ms\b", "", record.getMessage())
+        if record.created < self._said.get(text, -REPEATED_S) + REPEATED_S:
+            return False
+        if len(self._said) >= _TEXTS_MAX:
+            self._said.clear()
+        self._said[text] = record.created
+        return True
+
+
+_TEXTS_MAX: Final = 1000
+LOG.addFilter(NotAgain())
 
 _AWAY: Final = (
     "_ALL_BROKERS_DOWN",

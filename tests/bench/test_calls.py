@@ -6,9 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from clonos.errors import ClonosError
 from clonos_bench import call_jobs, call_kills
+from clonos_bench.call_flink import require_each_once
 from clonos_bench.call_jobs import Outs
 from clonos_bench.call_kills import Found
+from clonos_bench.flink.async_calls import Outs as FlinkOuts
 
 KILLED, NEXT = 11, 12
 CALL = [("key", "<i8"), ("at", "<f8"), ("answered", "?")]
@@ -69,3 +72,24 @@ def test_the_oldest_row_of_an_output_is_split_into_before_in_and_behind_its_call
     assert (keys.tolist(), came_s.tolist()) == ([3, 4], [1.5, 1.6])
     asked_s, answered_s = call_jobs.asked_and_answered(str(tmp_path), keys)
     assert (asked_s.tolist(), answered_s.tolist()) == ([1.1, 1.0], [1.4, 1.2])
+
+
+def test_a_row_of_flink_is_there_for_good_with_the_first_checkpoint_behind_it(tmp_path):
+    """3 was made again: its process had begun no checkpoint behind it when all went back."""
+    begin = -(1 << 63)
+    book = [(begin, 0.0, False), (1, 0.1, False), (-1, 0.2, False), (2, 0.3, False)]
+    book += [(-1, 0.4, True), (-2, 0.5, False), (-2, 0.6, True), (3, 0.7, False)]
+    book += [(-3, 0.8, False), (begin, 1.0, False), (3, 1.1, False), (-4, 1.2, False)]
+    book += [(-4, 1.3, True), (4, 1.4, False)]
+    np.array(book, [("id", "<i8"), ("at", "<f8"), ("is_complete", "?")]).tofile(tmp_path / "1.outs")
+    outs = FlinkOuts.read(str(tmp_path))
+    assert outs.ids.tolist() == [1, 2, 3, 3, 4]
+    assert outs.came_s.tolist() == [0.1, 0.3, 0.7, 1.1, 1.4]
+    assert np.array_equal(outs.final_s, [0.4, 0.6, np.nan, 1.3, np.nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 1], [0, 2, 3], [0, 1]])
+def test_a_peer_with_wrong_output_has_no_figures(ids):
+    require_each_once(np.array([2, 0, 1]), 3)
+    with pytest.raises(ClonosError, match="wrong output"):
+        require_each_once(np.array(ids), 3)

@@ -128,6 +128,19 @@ def test_a_row_is_due_whether_or_not_a_reader_was_there(tmp_path):
     assert math.isnan(jobs.Schedule(1000.0, 5, str(tmp_path)).late_ms(4, time.time()))
 
 
+def test_a_row_is_given_when_it_is_due_and_not_before(tmp_path, monkeypatch):
+    (tmp_path / "begin").write_text("100.0")
+    monkeypatch.setattr(time, "time", lambda: 100.5)  # row 500 is due just now
+    ids: list[int] = []
+    for index in range(2):
+        reader = jobs.PacedReader(jobs.Schedule(1000.0, 0, str(tmp_path)), None, index, 2)
+        reader.open(0)
+        batch = reader.read(8192, 0.0)
+        assert batch is not None
+        ids += batch.column(0).to_pylist()
+    assert sorted(ids) == list(range(501))
+
+
 def test_a_source_waits_for_who_begins_and_ends_when_told(tmp_path):
     schedule = jobs.Schedule(1000.0, 0, str(tmp_path), waits=True)
     reader = jobs.PacedReader(schedule, None, 0, 1)

@@ -14,7 +14,8 @@ from clonos.core.canonical import decode, decode_error
 from clonos.errors import CallError, WrongLength
 from clonos.operators.service import Service
 from clonos.runtime import call_threads
-from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
+from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
+from clonos.runtime.calls import CallRunner
 from tests.runtime.slot import LIFE, LIMIT_S, Slot, policy
 
 

@@ -17,7 +17,8 @@ from clonos.nodes.events import CallsOver
 from clonos.operators.effects import EffectCall, Made, NotMade, effect
 from clonos.operators.service import Service, policy_of
 from clonos.runtime import effects as effects_module
-from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
+from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
+from clonos.runtime.calls import CallRunner
 from clonos.runtime.effects import EffectRun, Pulse, by_engine
 
 QUIET_S = 0.05

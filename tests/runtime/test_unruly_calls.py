@@ -44,6 +44,26 @@ def test_a_coroutine_that_blocks_all_calls_is_named_and_nothing_hangs(slot, capl
     assert slot.outcomes(1, life=9)[0].ok, "the loop goes on when it may, and says nothing twice"
 
 
+def test_a_coroutine_that_cancels_all_others_costs_them_an_attempt_and_loses_none(slot):
+    """Some of them had not begun: there was nobody yet to say what became of them."""
+
+    async def cancel_all(n):
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        return n
+
+    async def slow(n):
+        await asyncio.sleep(0.05)
+        return n
+
+    slot.make(policy(cancel_all), (1,), (2,), (3,))
+    assert [decode(outcome.answer) for outcome in slot.outcomes(3)] == [1, 2, 3]
+    slot.make(policy(slow, attempts=2), (1,), (2,))
+    slot.make(policy(cancel_all), (7,), life=8)
+    assert slot.heard.get(timeout=LIMIT_S).life == 8
+    assert [decode(outcome.answer) for outcome in slot.outcomes(2)] == [1, 2]
+
+
 class Stubborn:
     """Does not end when it is cancelled, as loops do that try again whatever is raised."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import clonos
 from clonos.core.events import SourceRows
 from clonos.errors import BadSchema, DefinitionError, OperatorError, SourceError, WrongType
-from clonos.kafka import Cluster
+from clonos.kafka import Cluster, NotAgain
 from clonos.sources import kafka as kafka_source
 from clonos.sources import prefetch
 from clonos.sources.kafka_cut import Cut, Span, task_of
@@ -463,3 +464,17 @@ def test_texts_and_bytes():
     assert [row["value"] for row in rows] == [b"\xff", None]
     with pytest.raises(OperatorError, match="not text"):
         program(value="text").feed(Source(messages(b"\xff", metadata=False)))
+
+
+def test_librdkafka_does_not_repeat_itself_while_brokers_are_away():
+    """It tries again many times a second, and says so each time."""
+    once = NotAgain()
+
+    def said(text: str, at_s: float) -> bool:
+        return bool(once.filter(logging.makeLogRecord({"msg": text, "created": at_s})))
+
+    assert said("refused (after 0ms)", 100.0)
+    assert not said("refused (after 4ms)", 100.1)
+    assert said("another error", 100.2)
+    assert not said("refused (after 0ms)", 109.0)
+    assert said("refused (after 0ms)", 110.0)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 import clonos
-from clonos_bench import call_jobs, call_kills, call_steps, jobs, run
+from clonos_bench import (
+    call_dbos,
+    call_flink,
+    call_jobs,
+    call_kills,
+    call_latency,
+    call_steps,
+    jobs,
+    run,
+)
+from clonos_bench.flink.process import DEFAULT_PYTHON
 from clonos_bench.kills import kill_repeatedly, kill_workers
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.run import FILL_S
-from clonos_bench.statistics import mean, paired_ratio, summarize
+from clonos_bench.statistics import mean, paired_ratio
 
 COST: Final = Aim(40.0)
 """Microseconds of CPU per call."""
 LOG: Final = Aim(5.0)
 """Percent on top of the same job without a log."""
-LATE: Final = {"p50": Aim(8.0), "p99": Aim(25.0)}
-"""Milliseconds beyond the call."""
 FENCE: Final = Aim(20.0)
 """Milliseconds until everybody has answered, while all calls hang."""
 CHECKPOINT: Final = Aim(200.0)
@@ -35,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench calls``."""
     run.common_arguments(parser)
     add = parser.add_argument
-    names = ("steps", "cost", "latency", "kills", "hanging")
+    names = ("steps", "cost", "latency", "kills", "hanging", "flink", "dbos")
     add("--parts", nargs="+", choices=names, default=names, help="all by default")
     add("--step-calls", type=int, default=2000, help="in each round beside a step per call")
     add("--rows", type=int, default=200_000, help="per run, where the cost is measured")
@@ -46,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=30.0, help="how long is measured")
     add("--kills", type=int, default=5, help="how often workers are killed")
     add("--open", type=int, default=500, help="calls that are open then, in all tasks together")
+    add("--flink-python", default=DEFAULT_PYTHON, help="of scripts/setup_flink.sh")
+    add(
+        "--dbos-python", default=call_dbos.DEFAULT_PYTHON, help="of a virtual environment with dbos"
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -54,11 +65,14 @@ def measure(arguments: argparse.Namespace) -> Report:
     parts = {
         "steps": call_steps.measure,
         "cost": _cost,
-        "latency": _latency,
+        "latency": call_latency.measure,
         "kills": call_kills.measure,
         "hanging": _hanging,
+        "flink": call_flink.measure,
+        "dbos": call_dbos.measure,
     }
-    report.parts = [parts[name](arguments) for name in arguments.parts]
+    measured = [parts[name](arguments) for name in arguments.parts]
+    report.parts = [each for part in measured for each in (part, *part.parts)]
     return report
 
 
@@ -108,61 +122,6 @@ def _cpu_s(arguments: argparse.Namespace, spark: Any, fn: Any, *, protected: boo
         used = run.time_all(started, watch, lambda: watch.ledger.rows, arguments.rows, RUN_S)
     watch.require_right(arguments.parallelism)
     return used.cpu_s
-
-
-def _latency(arguments: argparse.Namespace) -> Report:
-    title = f"calls of {arguments.call_ms:g} ms at {arguments.rate:,.0f} rows/s"
-    report = Report("latency", title, PERCENTILES)
-    kinds: dict[str, tuple[Callable[[Any], Any], bool]] = {
-        "as they come": (lambda fn: fn, False),
-        "in order": (lambda fn: fn, True),
-        "effects": (clonos.effect, False),
-    }
-    for kind, (made, ordered) in kinds.items():
-        before, within, behind = _late_ms(arguments, made, ordered=ordered)
-        late = before + within + behind - arguments.call_ms
-        report.summary(f"beyond the call, {kind} (ms)", summarize(late), **LATE)
-        report.summary("... until it is asked", summarize(before))
-        report.summary("... the service's clock is late", summarize(within - arguments.call_ms))
-        report.summary("... from its answer on", summarize(behind))
-    report.notes.append(
-        "from when the oldest row of an output was due to its durable delivery; it may wait "
-        f"{arguments.linger_ms:g} ms before it is read"
-    )
-    return report
-
-
-def _late_ms(
-    arguments: argparse.Namespace, made: Callable[[Any], Any], *, ordered: bool
-) -> tuple[call_jobs.Times, call_jobs.Times, call_jobs.Times]:
-    """One run: of the oldest row of each output, how long before, in, and behind its call."""
-    with run.paced(arguments.rate) as schedule:
-        fn = made(partial(call_jobs.slow, schedule.folder, arguments.call_ms / 1000))
-        job = call_jobs.define(arguments, jobs.paced(schedule), fn, in_flight=400, ordered=ordered)
-        with (
-            run.session(f"local[{job.cores()}]") as spark,
-            run.running(job, spark, schedule, linger_ms=arguments.linger_ms) as (started, watch),
-        ):
-            outs = call_jobs.Outs()
-            started.consumers.watch(outs.delivered)
-            begun = lambda: watch.ledger.rows >= 5 * arguments.rate  # noqa: E731
-            run.until(started, watch, begun, FILL_S, "five seconds of rows are through")
-            began = time.time()
-            over = lambda: time.time() >= began + arguments.seconds  # noqa: E731
-            run.until(started, watch, over, arguments.seconds + 10, "measuring")
-            ended = time.time()
-            schedule.stop.touch()
-            started.wait(60)
-            watch.drain()
-        watch.require_right(arguments.parallelism)
-        keys, came_s = outs.oldest(began, ended)
-        asked_s, answered_s = call_jobs.asked_and_answered(schedule.folder, keys)
-        due_s = (schedule.began_s() or 0.0) + keys / arguments.rate
-        return (
-            1000 * (asked_s - due_s),
-            1000 * (answered_s - asked_s),
-            1000 * (came_s - answered_s),
-        )
 
 
 def _hanging(arguments: argparse.Namespace) -> Report:

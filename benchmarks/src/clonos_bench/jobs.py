@@ -48,7 +48,7 @@ class PacedReader(BaseReader):
             return len(range(task_index, total, parallelism))
 
         self._schedule = schedule
-        self._rate = schedule.rate / parallelism
+        self._began_s: float | None = None
         self._at_once = share(schedule.at_once)
         self._rows = None if rows is None else share(rows)
         self._task_index = task_index
@@ -67,21 +67,27 @@ class PacedReader(BaseReader):
         wanted = max_rows if left is None else min(max_rows, left)
         if self._next < self._at_once:
             return self.read_exactly(min(wanted, _PIECE_ROWS, self._at_once - self._next))
-        began_s = self._schedule.began_s()
-        if began_s is None:
+        if self._began_s is None:
+            self._began_s = self._schedule.began_s()
+        if self._began_s is None:
             time.sleep(min(max_wait_s, _NAP_S))
             return None
-        due_s = began_s + (self._next - self._at_once + 1) / self._rate
+        first, rate = self._number(self._next) - self._schedule.at_once, self._schedule.rate
         # A batch that is worth its cost, but not older than the job lets it become.
-        time.sleep(max(0.0, min(due_s - time.time(), 0.05), max_wait_s))
-        due = self._at_once + int((time.time() - began_s) * self._rate) - self._next
+        time.sleep(max(0.0, min(self._began_s + first / rate - time.time(), 0.05, max_wait_s)))
+        due = 1 + int((time.time() - self._began_s) * rate) - first
+        due = -(-due // self._parallelism)  # of these numbers, one in so many is ours
         return self.read_exactly(min(due, wanted, _PIECE_ROWS)) if due > 0 else None
+
+    def _number(self, mine: Any) -> Any:
+        """Of a row in all tasks, by its number in ours."""
+        return mine * self._parallelism + self._task_index
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:
         """See :meth:`Reader.read_exactly`."""
         numbers = np.arange(self._next, self._next + rows, dtype=np.int64)
         self._next += rows
-        ids = pa.array(numbers * self._parallelism + self._task_index)
+        ids = pa.array(self._number(numbers))
         return pa.RecordBatch.from_arrays([ids], schema=IDS)
 
 

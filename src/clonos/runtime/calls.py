@@ -18,14 +18,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from clonos.blame import awaiting_lines, in_short, users_traceback
+from clonos.blame import awaiting_lines, in_short
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.canonical import encode, encode_error
-from clonos.errors import AnswerTooLarge, CallError, ClonosError
+from clonos.errors import ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.cache import Cache
 from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
+from clonos.runtime.call_outcomes import encoded, failed, given_up
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
@@ -34,10 +34,6 @@ from clonos.runtime.memory import Memory, question_of
 from clonos.runtime.shared_answers import SharedAnswers
 from clonos.storage.retry_after import asked_to_wait_s
 
-ANSWER_BYTES_MAX: Final = 256 << 10
-"""Answers are kept in logs and memories until a floor passes them."""
-ERROR_BYTES_MAX: Final = 16 << 10
-"""Errors, too; of longer ones, the beginning of the message."""
 CLOSE_S: Final = 2.0
 """Time for services to close when the slot ends."""
 END_S: Final = 1.0
@@ -48,6 +44,8 @@ STUBBORN_MAX: Final = 1000
 
 Named = Mapping[str, Any]
 NOTHING: Final[Named] = {}
+
+_STUBBORN: Final = "it was cancelled, and the coroutine goes on"
 
 _timeout: Any = getattr(asyncio, "timeout", None)  # from Python 3.11 on
 
@@ -97,7 +95,7 @@ class CallRunner:
     def _give_up(self, life: int, calls: Sequence[tuple[CallId, Request]], lines: str) -> None:
         """User code blocks the loop, and the time of these calls is over."""
         why, trace = "a coroutine blocks the event loop", f"Your code, which blocks it:\n{lines}"
-        self._put(CallsOver(life, tuple(_given_up(*call, why, trace) for call in calls)))
+        self._put(CallsOver(life, tuple(given_up(*call, why, trace) for call in calls)))
 
     # --- in the loop's thread -------------------------------------------------------------------
 
@@ -121,11 +119,10 @@ class CallRunner:
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watch.beat()
         for life, ours in self._lives.items():
-            given_up = [
-                _given_up(call, request, _STUBBORN, where)
-                for call, request, where in ours.give_up()
+            over = [
+                given_up(call, request, _STUBBORN, where) for call, request, where in ours.give_up()
             ]
-            if told := self._watch.over(life, given_up):
+            if told := self._watch.over(life, over):
                 self._put(CallsOver(life, told))
         loop.call_later(BEAT_S, self._beat, loop)
 
@@ -138,7 +135,7 @@ class CallRunner:
             self._lives[life] = _Life(self._beating, self._late, self._sharing)
         ours = self._lives[life]
         for call, request in calls:
-            ours.begin(call, request, self._make(life, ours, call, request))
+            ours.begin(call, request, partial(self._make, life, ours, call, request))
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
         if request.key and not self._watch.is_open(life, call):
@@ -153,7 +150,7 @@ class CallRunner:
             if request.key:  # whatever it was, it does not say that nothing was done
                 said = f"nobody knows whether it was made: {in_short(error)}"
                 error = unknown(request, request.service, said)
-            outcome = _failed(call, request, error, 1, 0)
+            outcome = failed(call, request, error, 1, 0)
         if not self._over:
             asyncio.get_running_loop().call_soon(self._tell)
         self._over[life].append(outcome)
@@ -188,51 +185,6 @@ async def _all(closing: Sequence[Awaitable[None]]) -> None:
     await asyncio.gather(*closing, return_exceptions=True)
 
 
-def encoded(answer: Any) -> bytes:
-    """An answer as it is logged.
-
-    Raises
-    ------
-    AnswerTooLarge, UnencodableValue
-        It cannot be.
-    """
-    encoded = encode(answer)
-    if len(encoded) > ANSWER_BYTES_MAX:
-        raise AnswerTooLarge(
-            f"an answer of {len(encoded)} bytes; at most {ANSWER_BYTES_MAX} are logged",
-            remedy="keep large values in a store and answer with their names",
-        )
-    return encoded
-
-
-_STUBBORN: Final = "it was cancelled, and the coroutine goes on"
-
-
-def _given_up(call: CallId, request: Request, why: str, trace: str) -> Outcome:
-    """The outcome of a call that nobody waits for any more, whatever it does."""
-    policy = request.service
-    said = f"no answer within {policy.timeout_s:g} s: {why}"
-    error: Exception = by_engine(TimeoutError(said))
-    if request.key:
-        error = unknown(request, policy, f"nobody knows whether it was made: {said}")
-    outcome = _failed(call, request, error, 1, round(1000 * policy.timeout_s))
-    return outcome._replace(trace=trace if policy.tells_trace else "")
-
-
-def _failed(
-    call: CallId, request: Request, error: BaseException, attempts: int, ms: int
-) -> Outcome:
-    """The outcome of a call that has raised, however strange the error is."""
-    try:
-        encoded = encode_error(error)
-    except BaseException:  # noqa: BLE001 - its text is user code, too
-        encoded = b""
-    if not 0 < len(encoded) <= ERROR_BYTES_MAX:
-        encoded = encode_error(CallError(type(error).__name__, in_short(error)))
-    trace = users_traceback(error) if request.service.tells_trace else ""
-    return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
-
-
 class _NotWanted(BaseException):  # what is tried again after an Exception is not after this
     """The call was given up: its outcome has been told."""
 
@@ -265,14 +217,18 @@ class _Life:
         self._askers: dict[Policy, _Asker] = {}
         self._memories: dict[Policy, Memory] = {}
 
-    def begin(self, call: CallId, request: Request, making: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(making)
+    def begin(
+        self, call: CallId, request: Request, make: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(make())
         self._under_way[task] = call, request
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, make))
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.pop(task, None)
+    def _done(self, make: Callable[[], Coroutine[Any, Any, None]], task: asyncio.Task[Any]) -> None:
+        asked = self._under_way.pop(task, None)
         self.stubborn.discard(task)
+        if task.cancelled() and asked is not None and not self.is_over:
+            self.begin(*asked, make)  # user code has cancelled it before it began
 
     def let_go(self, call: asyncio.Future[Any]) -> None:
         """Nobody wants this answer any more; if it goes on it is counted."""
@@ -449,7 +405,7 @@ class _Asker:
     ) -> Outcome:
         ms = round(1000 * (self._clock() - began_s))
         if isinstance(answer, Exception):
-            return _failed(call, request, answer, attempts, ms)
+            return failed(call, request, answer, attempts, ms)
         return Outcome(*call, request.digest, True, answer, attempts, ms)
 
     @staticmethod
@@ -499,7 +455,7 @@ class _Asker:
                 self._life.let_go(calls.pop())
         try:
             if first.cancelled():
-                raise by_engine(RuntimeError("the call has cancelled itself"))
+                raise by_engine(RuntimeError("your code has cancelled the call"))
             return first.result()
         finally:
             del first  # see _attempts
@@ -523,7 +479,7 @@ class _Asker:
         except asyncio.CancelledError:
             if self._life.is_over:
                 raise
-            raise by_engine(RuntimeError("the call has cancelled itself")) from None
+            raise by_engine(RuntimeError("your code has cancelled the call")) from None
         finally:
             limits.pop(task, None)
 

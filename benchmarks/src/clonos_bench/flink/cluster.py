@@ -147,6 +147,10 @@ class Cluster:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
 
+    def pids(self) -> list[int]:
+        """Of the job manager and the task managers that live."""
+        return [process.pid for process in self._processes.values()]
+
     def is_running(self) -> bool:
         """Whether every task of the job runs."""
         vertices = self._job().get("vertices", [])

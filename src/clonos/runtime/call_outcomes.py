@@ -1,0 +1,56 @@
+"""What is told of a call that is over: its answer as it is logged, or its error."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from clonos.blame import in_short, users_traceback
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import encode, encode_error
+from clonos.errors import AnswerTooLarge, CallError
+from clonos.runtime.effects import by_engine, unknown
+
+ANSWER_BYTES_MAX: Final = 256 << 10
+"""Answers are kept in logs and memories until a floor passes them."""
+ERROR_BYTES_MAX: Final = 16 << 10
+"""Errors, too; of longer ones, the beginning of the message."""
+
+
+def encoded(answer: Any) -> bytes:
+    """An answer as it is logged.
+
+    Raises
+    ------
+    AnswerTooLarge, UnencodableValue
+        It cannot be.
+    """
+    encoded = encode(answer)
+    if len(encoded) > ANSWER_BYTES_MAX:
+        raise AnswerTooLarge(
+            f"an answer of {len(encoded)} bytes; at most {ANSWER_BYTES_MAX} are logged",
+            remedy="keep large values in a store and answer with their names",
+        )
+    return encoded
+
+
+def given_up(call: CallId, request: Request, why: str, trace: str) -> Outcome:
+    """The outcome of a call that nobody waits for any more, whatever it does."""
+    policy = request.service
+    said = f"no answer within {policy.timeout_s:g} s: {why}"
+    error: Exception = by_engine(TimeoutError(said))
+    if request.key:
+        error = unknown(request, policy, f"nobody knows whether it was made: {said}")
+    outcome = failed(call, request, error, 1, round(1000 * policy.timeout_s))
+    return outcome._replace(trace=trace if policy.tells_trace else "")
+
+
+def failed(call: CallId, request: Request, error: BaseException, attempts: int, ms: int) -> Outcome:
+    """The outcome of a call that has raised, however strange the error is."""
+    try:
+        encoded = encode_error(error)
+    except BaseException:  # noqa: BLE001 - its text is user code, too
+        encoded = b""
+    if not 0 < len(encoded) <= ERROR_BYTES_MAX:
+        encoded = encode_error(CallError(type(error).__name__, in_short(error)))
+    trace = users_traceback(error) if request.service.tells_trace else ""
+    return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
