@@ -73,7 +73,7 @@ def test_tasks_and_duckdb(kind):
             assert sql is not None
             assert sql == tasks, case.told({"tasks": tasks, "DuckDB": sql})
             known += bool(sql) and sql != FAILED
-    assert known > 15
+    assert known >= 15
 
 
 def test_some_joins(spark, tmp_path):
