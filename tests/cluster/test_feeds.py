@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,6 +236,33 @@ def test_a_table_that_changes(kit, cluster, tmp_path):
     result = running.wait(100)
     assert result.table()["v"].to_pylist() == [0] * ROWS + [1] * 2 * ROWS
     assert result.is_complete
+
+
+def test_a_query_is_stopped_in_the_middle_of_a_micro_batch(kit, cluster, tmp_path):
+    """It stops. What Spark raises then fails nothing, and its thread does not die of the text."""
+    add_files(kit, tmp_path, range(1))
+    begun = tmp_path / "begun"
+
+    def hold(batches):
+        for batch in batches:
+            begun.touch()
+            while begun.exists():
+                time.sleep(0.05)
+            yield batch
+
+    rows = stream(kit, cluster, tmp_path)
+    job = kit.build(rows.mapInArrow(hold, rows.schema), rate=None, parallelism=1)
+    running = job.start(cluster)
+    kit.wait_for(begun.exists)
+    (query,) = cluster.streams.active
+    try:
+        query.stop()
+    finally:
+        begun.unlink()
+    assert query.status["message"] == "Stopped"
+    result = running.wait(100)
+    assert result.is_complete
+    assert not result.table().num_rows
 
 
 def test_what_is_refused(cluster):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -329,6 +330,27 @@ class TestWithSpark:
             running.wait(60)
         assert not running.is_running
 
+    def test_a_query_is_stopped_in_the_middle_of_a_micro_batch(self, spark, tmp_path):
+        begun = tmp_path / "begun"
+
+        def hold(row: Any) -> Any:
+            begun.touch()
+            while begun.exists():
+                time.sleep(0.05)
+            return row
+
+        stream = self.streaming(spark, tmp_path / "in").map(hold, SCHEMA)
+        stream.sink(clonos.sinks.callback(lambda batch: None), name="out")
+        running = stream._job.start(spark, execution="spark")
+        while not begun.exists():
+            assert running.is_running
+        try:
+            running.stop()
+        finally:
+            begun.unlink()
+        running.wait(0)
+        assert running.status["out"]["message"] == "Stopped"
+
     def test_duplicates_that_differ_are_not_chosen_by_chance(self, spark):
         same = [("a", 1, 0.0, at(0), at(1))]
         keyed = self.stream(same * 2).key_by("k").deduplicate()
@@ -400,8 +422,11 @@ class TestWithSpark:
         stream = self.streaming(spark, tmp_path / "in", ROWS, checkpoint_dir=folder)
         some = stream.select("k", "n")
         some.sink(clonos.sinks.table(table))
+        windows = stream.window(clonos.tumbling("4 s", on="t"))
+        windows.agg(n=clonos.count()).sink(clonos.sinks.table(f"{table}3"))  # n is never null
         some.sink(clonos.sinks.spark("parquet", files, partition_by="k"))
         some._job.start(spark, execution="spark", available_now=True).wait(100)
+        assert clonos.sources.table(f"{table}3").rows_schema.names[-1] == "n"
         again = clonos.Job("again").source(clonos.sources.table(table))
         again.sink(clonos.sinks.collect())
         with pytest.raises(Unbounded):

@@ -7,8 +7,6 @@ once.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from clonos_bench.nexmark import Generator
 from clonos_bench.nexmark.parts import files
 from clonos_bench.nexmark.parts.spark import STATELESS
 from clonos_bench.nexmark.queries import QUERIES, Auctions
+from tests.lethal import Lethal
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -66,44 +65,6 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-class Lethal:
-    """Hands batches on, and kills: the process that runs it, or its executor; each once.
-
-    Parameters
-    ----------
-    folder
-        Has a file for each kill that has been.
-    kills
-        What, by its name; after as many batches of all processes together.
-    """
-
-    def __init__(self, folder: Path, kills: dict[str, int]) -> None:
-        self.folder = folder
-        self.kills = kills
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        with (self.folder / "batches").open("a") as seen:
-            seen.write(".")
-            seen.flush()
-            count = os.fstat(seen.fileno()).st_size
-        for what, after in self.kills.items():
-            if count >= after and self._is_first(what):
-                os.kill(parent(os.getppid()) if "executor" in what else os.getpid(), signal.SIGKILL)
-        return batch
-
-    def _is_first(self, what: str) -> bool:
-        try:
-            (self.folder / what).open("x").close()
-        except FileExistsError:
-            return False
-        return True
-
-
-def parent(pid: int) -> int:
-    """Of a process: the executor's, if it is that of the daemon from which workers are forked."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 class Killing(Auctions):
     """... whose bids (or auctions, where a query reads no bids) come through what kills."""
 
@@ -119,27 +80,19 @@ class Killing(Auctions):
         return super()._stream(kind)
 
 
-def build(query: int, tmp_path: Path, source: Any, **options: Any) -> tuple[clonos.Job, Any]:
+def build(
+    query: int, lethal: tuple[Lethal, Lethal], source: Any, **options: Any
+) -> tuple[clonos.Job, Any]:
     """A query between two that kill, and what comes out of it."""
-    before, behind = tmp_path / "before", tmp_path / "behind"
-    before.mkdir()
-    behind.mkdir()
     job = clonos.Job(f"q{query}", parallelism=2, **options)
-    killing = Lethal(before, {"worker": 2, "executor": 4})
-    house = Killing(job, source, killing, "auction" if query in (3, 8) else "bid")
-    return job, QUERIES[query](house).map_batches(Lethal(behind, {"worker": 1}), name="behind")
+    before, behind = lethal
+    house = Killing(job, source, before, "auction" if query in (3, 8) else "bid")
+    return job, QUERIES[query](house).map_batches(behind, name="behind")
 
 
-def killed(tmp_path: Path) -> list[str]:
-    return sorted(
-        f"{at.name}: {one.name}"
-        for at in (tmp_path / "before", tmp_path / "behind")
-        for one in at.iterdir()
-        if one.name != "batches"
-    )
-
-
-def run(how: str, query: int, cluster: Any, folder: Path, tmp_path: Path) -> pa.Table:
+def run(
+    how: str, query: int, cluster: Any, folder: Path, tmp_path: Path, lethal: tuple[Lethal, Lethal]
+) -> pa.Table:
     """Run a query, and read what has come out."""
     out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
 
@@ -154,14 +107,14 @@ def run(how: str, query: int, cluster: Any, folder: Path, tmp_path: Path) -> pa.
         return clonos.sources.files(str(folder / kind), "parquet")
 
     if how == "batch plan":
-        _, rows = build(query, tmp_path, frame)
+        _, rows = build(query, lethal, frame)
         return rows.to_dataframe(cluster, execution="spark").toArrow()
     if how == "streaming plan":
-        job, rows = build(query, tmp_path, stream, checkpoint_dir=checkpoint)
+        job, rows = build(query, lethal, stream, checkpoint_dir=checkpoint)
         rows.sink(clonos.sinks.table(out), name="out")
         job.start(cluster, execution="spark", available_now=True).wait(400)
     else:
-        job, rows = build(query, tmp_path, read, standbys=1, checkpoint_dir=checkpoint)
+        job, rows = build(query, lethal, read, standbys=1, checkpoint_dir=checkpoint)
         rows.sink(clonos.sinks.table(out), name="out")
         job.run(cluster, timeout_s=400)
     return cluster.read.format("clonos").load(out).toArrow()
@@ -177,6 +130,9 @@ def stream_of(spark: Any, folder: Path, kind: str, *, ends: bool) -> Any:
 
 @pytest.mark.parametrize(("how", "query"), CASES)
 def test_the_rows_are_the_same(cluster, folder, reference, tmp_path, how, query):
-    found = reference.found(run(how, query, cluster, folder, tmp_path))
-    assert killed(tmp_path) == ["before: executor", "before: worker", "behind: worker"]
+    before = Lethal(tmp_path / "before", {"worker": 2, "executor": 4})
+    behind = Lethal(tmp_path / "behind", {"worker": 1})
+    found = reference.found(run(how, query, cluster, folder, tmp_path, (before, behind)))
+    assert before.killed == ["executor", "worker"]
+    assert behind.killed == ["worker"]
     assert found == reference.expected(query, GENERATOR)

@@ -19,6 +19,8 @@ import clonos
 from clonos.dataframes.rows import spark_schema
 from clonos.errors import ClonosError, NotInSpark
 from clonos.testing import InMemoryRun
+from tests.lethal import Lethal
+from tests.oracle import sql
 from tests.oracle.programs import (
     FAR,
     FAR_ROW,
@@ -43,6 +45,9 @@ class Case:
 
     def __init__(self, seed: int, *, streams: bool = False, kind: str | None = None) -> None:
         self.seed, self.streams = seed, streams
+        self.lethal: tuple[
+            Lethal, ...
+        ] = ()  # what kills Spark's tasks, before the program and behind
         self.error = ""
         self.program = Program(seed, streams=streams, kind=kind)
         self._random = random = Random(f"rows {seed}")
@@ -71,17 +76,17 @@ class Case:
         """DuckDB, where the program has been written in SQL, too."""
         if not self.program.sql:
             return None
-        left, right = (pa.Table.from_batches(batches) for batches in self.inputs)
-        right = right.rename_columns([f"{name}2" for name in right.column_names])
         with duckdb.connect() as connection:
-            connection.execute("set timezone = 'UTC'")
-            connection.execute("create macro pmod(a, b) as (a % b + b) % b")
-            connection.execute(
-                "create macro ms(t) as (epoch_us(t) - pmod(epoch_us(t), 1000)) // 1000"
-            )
-            connection.register("l", left)
-            connection.register("r", right)
-            return self._bag(connection.sql(self.program.sql).to_arrow_table())
+            connection.execute(f"set timezone = 'UTC'; {sql.MACROS}")
+            for name, batches in zip("lr", self.inputs, strict=False):
+                rows = pa.Table.from_batches(batches)
+                if name == "r":
+                    rows = rows.rename_columns([f"{column}2" for column in rows.column_names])
+                connection.register(name, rows)
+            try:
+                return self._bag(connection.sql(self.program.sql).to_arrow_table())
+            except duckdb.InvalidInputException:  # a row without event time
+                return FAILED
 
     def as_batch(self, spark: Any) -> Judgement:
         """Spark's batch plan."""
@@ -114,7 +119,8 @@ class Case:
         return found
 
     def _frame(self, spark: Any, sources: list[Any]) -> Any:
-        return build(self.program.text, sources).to_dataframe(spark, execution="spark")
+        stream = build(self.program.text, sources, self.lethal)
+        return stream.to_dataframe(spark, execution="spark")
 
     def _judged(self, table: Any) -> Judgement:
         try:
@@ -145,6 +151,22 @@ class Case:
                 lines.append(f"# only {first[0]}: {first[1] - found}")
                 lines.append(f"# only {name}: {found - first[1]}")
         return "\n".join([*lines, self.error])
+
+
+def judge(case: Case, spark: Any, folder: Path) -> str:
+    """Compare the judges of a program; what became of it."""
+    tasks = case.in_tasks()
+    in_sql = case.in_duckdb()
+    if in_sql is not None:
+        assert in_sql == tasks, case.told({"tasks": tasks, "DuckDB": in_sql})
+    plan = case.as_stream(spark, folder) if case.streams else case.as_batch(spark)
+    if plan == REFUSED:
+        return REFUSED
+    name = "streaming plan" if case.streams else "batch plan"
+    assert plan == tasks, case.told({"tasks": tasks, name: plan})
+    if isinstance(tasks, str):
+        return FAILED
+    return "equal" if tasks else "empty"
 
 
 def _comparable(value: Any) -> Any:

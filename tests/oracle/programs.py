@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from decimal import Decimal
 from itertools import pairwise
 from random import Random
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import clonos
 from clonos.columns.schema import parse_schema
+from tests.oracle import sql
 
 SCHEMA = parse_schema(
     "id long, k string, g int, x long, f double, r float, d decimal(12,2), t timestamp, u timestamp"
@@ -91,7 +93,7 @@ class Program:
     text
         Sets ``out`` to a stream, and uses ``source(0)``, ``source(1)``, ... as they are given.
     sql
-        The same as a query of ``in0``, ``in1``, ...; empty if it was not written.
+        The same for DuckDB; empty if it was not written.
     """
 
     def __init__(self, seed: int, *, streams: bool, kind: str | None = None) -> None:
@@ -109,7 +111,7 @@ class Program:
             lines += self._steps(self._random.randint(0, 0 if streams else 1))
             kind = "window"
         if kind == "window":
-            lines += self._window()
+            lines += self._window(is_plain=not steps and self._sources == 1)
         elif kind == "join":
             lines += self._join(is_plain=not steps)
         elif kind == "distinct":
@@ -123,7 +125,12 @@ class Program:
     def _steps(self, count: int) -> list[str]:
         return [f"out = out{self._random.choice(STATELESS)}" for _ in range(count)]
 
-    def _window(self) -> list[str]:
+    def _window(self, *, is_plain: bool) -> list[str]:
+        lines, told = self._window_and_sql()
+        self.sql = told if is_plain else ""
+        return lines
+
+    def _window_and_sql(self) -> tuple[list[str], str]:
         draw = self._random
         window = draw.choice(WINDOWS[:-1] if self._streams else WINDOWS)
         is_session = "session" in window
@@ -134,21 +141,28 @@ class Program:
         kind = draw.choice(kinds)
         if kind == "rows" and (("tumbling" not in window and not is_session) or not key):
             kind = "agg"
+        keys = re.findall(r'"(\w+)"', key)
         if kind == "rows":
-            return [f"out = out{key}.window({window}).rows()"]
+            told = sql.rows_of_windows(window, keys)
+            return [f"out = out{key}.window({window}).rows()"], told
         if kind == "top":
-            return [f"out = out{key}.window({window}).top({self._ranking()})"]
+            ranking = self._ranking()
+            told = sql.rows_of_windows(window, keys, ranking)
+            return [f"out = out{key}.window({window}).top({ranking})"], told
         of = {name: AGGREGATES[name] for name in draw.sample(sorted(AGGREGATES), 3)} | {
             "n": AGGREGATES["n"]
         }
-        told = ", ".join(f"{name}={made}" for name, made in of.items())
-        lines = [f"out = out{key}.window({window}).agg({told})"]
+        made = ", ".join(f"{name}={each}" for name, each in of.items())
+        told = sql.aggregates(window, keys, of)
+        lines = [f"out = out{key}.window({window}).agg({made})"]
         if "between" not in window and draw.random() < 0.4:
-            if draw.random() < 0.5:
-                lines.append('out = out.where("n > 1 or n is null")')
+            condition = "n > 1 or n is null" if draw.random() < 0.5 else ""
+            if condition:
+                lines.append(f'out = out.where("{condition}")')
+            told = told and sql.most(told, condition)
             again = 'out.window(clonos.between("window_start", "window_end"))'
             lines.append(f'out = {again}.top(1, "n", ties=True)')
-        return lines
+        return lines, told
 
     def _ranking(self) -> str:
         draw = self._random
@@ -170,7 +184,7 @@ class Program:
         condition = "x > 0" if how in ("left_semi", "anti") else "x + x2 > 0"
         wanted = draw.random() < 0.3
         if is_plain:
-            self.sql = _join_in_sql(f"l.{key} = r.{key}2 and {JOINED[bound]}", how)
+            self.sql = sql.join(f"l.{key} = r.{key}2 and {JOINED[bound]}", how)
             self.sql += f" where {condition}" if wanted else ""
         return [*lines, f'out = out.where("{condition}")'] if wanted else lines
 
@@ -180,21 +194,22 @@ class Program:
         return self._sources
 
 
-def _join_in_sql(condition: str, how: str) -> str:
-    if how in ("left_semi", "anti"):
-        is_there = f"exists (select 1 from r where {condition})"
-        chosen = is_there if how == "left_semi" else f"not {is_there}"
-        return f"select * from (select * from l where {chosen})"
-    kind = how.removesuffix("_outer")
-    return f"select * from (select l.*, r.* from l {kind} join r on {condition})"
-
-
-def build(text: str, sources: list[Any]) -> Any:
-    """The stream of a program, in a job of its own."""
+def build(text: str, sources: list[Any], lethal: tuple[Any, ...] = ()) -> Any:
+    """The stream of a program, in a job of its own; perhaps between two functions that kill."""
     job = clonos.Job("program", parallelism=2)
-    known = {**KNOWN, "SCHEMA": SCHEMA, "source": lambda i: job.source(sources[i], name=f"in{i}")}
+    before, behind = lethal[:1], lethal[1:]
+
+    def through(stream: Any, functions: tuple[Any, ...]) -> Any:
+        for function in functions:
+            stream = stream.map_batches(function)
+        return stream
+
+    def source(number: int) -> Any:
+        return through(job.source(sources[number], name=f"in{number}"), before)
+
+    known = {**KNOWN, "SCHEMA": SCHEMA, "source": source}
     exec(text, known)
-    return known["out"]
+    return through(known["out"], behind)
 
 
 def rows_of(random: Random, *, nulls_in_time: bool, since_ms: int) -> list[tuple[Any, ...]]:

@@ -553,9 +553,9 @@ def _left(until_s: float | None) -> float | None:
 
 def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> RunningJob:
     """Start a compiled job on a Spark session (the active one, or a new local one)."""
-    if spark is None:
-        from clonos.spark.session import get_or_create
+    from clonos.spark.session import get_or_create, require_driver
 
+    if spark is None:
         needed = SlotPool.count(compiled, options.get("standby_slots"))
         spark = get_or_create(f"local[{needed}]")
     if not hasattr(spark, "createDataFrame"):
@@ -564,6 +564,7 @@ def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> Runni
             where=compiled.name,
             remedy='give one, such as clonos.spark.session.get_or_create("local[8]")',
         )
+    require_driver(spark)
     return RunningJob(compiled, spark, **options).start()
 
 

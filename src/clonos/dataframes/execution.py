@@ -31,6 +31,7 @@ from clonos.sinks.data_source import FORMAT, register
 from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.query_writer import claim
 from clonos.sinks.spec import Query, SinkSpec
+from clonos.spark.micro_batches import short_errors
 from clonos.spark.session import is_connected
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS
 from clonos.storage.files import files_of, folder_name
@@ -217,7 +218,7 @@ def start_plans(
     queries: dict[str, StreamingQuery] = {}
     with ExitStack() as undo:
         log = undo.enter_context(Answers.of(graph, plans.spark))
-        begun = [(v, sink, _begun(v, sink, plans.dataframe(v))) for v, sink in sinks]
+        begun = [(v, sink, _begun(v, sink, plans.dataframe(v), queries)) for v, sink in sinks]
         if folder is not None:
             _claim(folder, graph)
         undo.callback(RunningPlans(queries).stop)
@@ -252,7 +253,7 @@ def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
     if sink.kind == "spark_write":
         return partial(write_with_spark, sink, vertex.name)
     if sink.kind in ("callback", "console"):
-        return partial(_handed_over, vertex, sink)
+        return lambda frame: _handed_over(vertex, sink, _arrow(vertex, frame))
     if sink.query is not None:
         return partial(_saved, sink.query)
     raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
@@ -275,7 +276,7 @@ def _written(sink: SinkSpec, frame: Any) -> None:
         conf.set(_TIMES, was)
 
 
-def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
+def _begun(vertex: Vertex, sink: SinkSpec, frame: Any, queries: dict[str, StreamingQuery]) -> Any:
     """The writer of a streaming DataFrame."""
     if sink.query is not None:
         return _following(sink.query, frame)
@@ -294,9 +295,15 @@ def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
             remedy="use clonos.sinks.table or clonos.sinks.spark, and read what they have written",
         )
 
+    def is_stopping() -> bool:
+        query = queries.get(vertex.name)
+        return query is not None and not query.isActive
+
     def hand_over(batch: Any, number: int) -> None:
         del number
-        _handed_over(vertex, sink, batch)
+        with short_errors(is_stopping):
+            rows = _arrow(vertex, batch)
+        _handed_over(vertex, sink, rows)
 
     return frame.writeStream.foreachBatch(hand_over)
 
@@ -327,8 +334,8 @@ def _arrow(vertex: Vertex, frame: Any) -> pa.Table:
     return pa.Table.from_batches(batches, vertex.schema)
 
 
-def _handed_over(vertex: Vertex, sink: SinkSpec, frame: Any) -> None:
-    for batch in _arrow(vertex, frame).to_batches():
+def _handed_over(vertex: Vertex, sink: SinkSpec, rows: pa.Table) -> None:
+    for batch in rows.to_batches():
         hand_over(vertex.name, sink, batch)
 
 

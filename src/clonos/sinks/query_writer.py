@@ -51,7 +51,7 @@ def claim(table: Table, schema: pa.Schema, query: str) -> None:
     OtherQuery, OutputExists, BadSchema
         It is somebody else's, or another one, or has been ended.
     """
-    owner = OF_QUERY + query
+    owner, schema = OF_QUERY + query, _nullable(schema)
     if not table.exists:
         table.create(schema, owner)
     found = table.owner
@@ -65,7 +65,7 @@ def claim(table: Table, schema: pa.Schema, query: str) -> None:
         raise OutputExists(
             "the folder is a table that a job writes", where=table.path, remedy="use another"
         )
-    if not table.schema.equals(schema):
+    if not _nullable(table.schema).equals(schema):
         raise BadSchema(
             f"the table has columns {_shown(table.schema)}, the query gives {_shown(schema)}",
             where=table.path,
@@ -77,6 +77,11 @@ def claim(table: Table, schema: pa.Schema, query: str) -> None:
             where=table.path,
             remedy="write into another folder, with a new checkpoint",
         )
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Without what Spark and a job may know differently: that a column is never null."""
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 class QueryWriter(DataSourceStreamArrowWriter):
@@ -114,7 +119,7 @@ class QueryWriter(DataSourceStreamArrowWriter):
             raise DefinitionError(
                 f"removeRead={remove!r}", where="clonos", remedy='say "true" or "false"'
             )
-        self._path, self._schema = path, parse_schema(schema)
+        self._path, self._schema = path, _nullable(parse_schema(schema))
         self._removes = remove == "true"
         self._checkpoint = options.get("checkpointLocation")
 

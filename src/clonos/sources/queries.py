@@ -29,6 +29,7 @@ from clonos.sources.errors import FeedFailed
 from clonos.sources.spec import Feeding
 from clonos.sources.spool import Part, Spool, write_parts
 from clonos.spark.errors import SparkStopped
+from clonos.spark.micro_batches import MicroBatchFailed, short_errors
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
@@ -113,19 +114,23 @@ class FeedingQuery:
         """Spool a micro-batch (called by Spark, in a thread of its own)."""
         try:
             self._spool.wait_for_room()
-            query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
-            write = partial(
-                write_rows, self._spool.uri, self._spool.durability, batch, self._schema
-            )
-            parts = [Part(*row) for row in frame.mapInArrow(write, _PART).collect()]
+            with short_errors(self._is_stopping):
+                query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
+                write = partial(
+                    write_rows, self._spool.uri, self._spool.durability, batch, self._schema
+                )
+                parts = [Part(*row) for row in frame.mapInArrow(write, _PART).collect()]
             planned = extent(self._checkpoint, batch, self._spool.durability, self._synced)
             self._spool.take(query, batch, parts, planned)
         except ClonosError as error:
             self._error = error
             raise
-        except SPARK_ERRORS as error:
+        except (MicroBatchFailed, OSError) as error:
             self._told = in_short(error)  # the query's own error says where, and not what
             raise
+
+    def _is_stopping(self) -> bool:
+        return self._closed or (self._query is not None and not self._query.isActive)
 
     def _watch(self) -> None:
         """Wait for the query's end and say what it means."""
