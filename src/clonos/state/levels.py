@@ -99,6 +99,10 @@ class Levels:
         if level is not None and self._flushing is None:
             self._flushing = level, self.shelf.write(level.fill, is_long=False)
 
+    def give_up(self) -> None:
+        """What is not written by now need not be."""
+        self.all, self._flushing = list(self.runs), None
+
     def settle(self) -> Any:
         """Take over what was written meanwhile; the level that is a run now, if there is one."""
         written = None
