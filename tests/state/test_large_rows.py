@@ -24,13 +24,17 @@ SCHEMA = pa.schema(
     [("key", pa.int64()), ("text", pa.string()), ("at", pa.int64()), (DUE, pa.int64())]
 )
 KEYS = {"integer": ["key"], "both": ["key", "text"], "text": ["text"]}
+TEXTS = ["", "a", "bb", None]
 LONG_AGO, FOR_EVER = -(2**61), 2**61
 SIDES = (range(1 << 62), range(1 << 62, 1 << 63))
 
 some_times = st.integers(0, 30) | st.sampled_from([LONG_AGO, FOR_EVER])
 some_rows = st.lists(
     st.tuples(
-        st.none() | st.integers(0, 5), st.sampled_from(["", "a", "bb", None]), some_times, some_times
+        st.none() | st.integers(0, 5),
+        st.sampled_from(["", "a", "bb", None]),
+        some_times,
+        some_times,
     ),
     min_size=1,
     max_size=12,
@@ -222,3 +226,53 @@ def test_damage_is_told():
         store.find(batch_of([(5, None, 0, 0)]), ["key"])
     with pytest.raises(UnreadableLayer, match="checksum"):
         store.drop_due(3)
+
+
+def delta_of(*rows: Any, gone: list[int] | None = None) -> bytes:
+    """A layer that brings rows of number 0, 1, ..., or says that some are gone."""
+    store = LargeRowStore(SCHEMA, ["key"], [DUE, "at"])
+    store.append(batch_of(list(rows)), 0)
+    if gone is not None:
+        store.changes()
+        found = store.find(batch_of([(n, None, 0, 0) for n in gone]), ["key"])
+        store.discard(found.rows)
+    return encode_delta(["x"], [(0, store.changes())])
+
+
+def take_in(store: LargeRowStore, delta: bytes) -> None:
+    for _, run in open_delta(delta).runs:
+        store.restore_run(run)
+
+
+@pytest.mark.usefixtures("_usual")
+@pytest.mark.parametrize("seed", range(10))  # what is on its way to the disk, and what is there
+def test_a_large_layer_may_say_that_what_is_in_memory_is_gone(seed):
+    few = [(n, "a", n, n) for n in range(5)]
+    many = [*few, *((n, "a" * 200, n, n) for n in range(5, 60))]
+    store = LargeRowStore(SCHEMA, ["key"], [DUE, "at"])
+    store.use(SlowShelf(Random(seed)), 8_000)
+    take_in(store, delta_of(*few))
+    take_in(store, delta_of(*many, gone=[1, *range(5, 60)]))
+    assert store.find(batch_of(few), ["key"]).orders.tolist() == [0, 2, 3, 4]
+    assert store.lowest("at") == 0
+    assert store.take_due(3)["key"].to_pylist() == [0, 2, 3]
+
+
+@pytest.mark.usefixtures("_usual")
+def test_what_is_late_and_leaves_memory_is_dropped_all_the_same():
+    store, random = LargeRowStore(SCHEMA, ["key"], [DUE, "at"]), Random(1)
+    store.use(SlowShelf(random), 0)
+
+    def settled():
+        for _ in range(50):
+            store.changes()
+
+    store.append(batch_of([(n, "a", n, n + 50) for n in range(5)]), 0)
+    settled()
+    store.drop_due(20)
+    store.append(batch_of([(7, "a", 7, 10)]), 5)
+    settled()
+    assert not store._chunks
+    assert store.lowest("at") == 0
+    assert store.take_due(20)["key"].to_pylist() == [7]
+    assert store.take_due(20).num_rows == 0

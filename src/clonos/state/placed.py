@@ -135,9 +135,14 @@ def times_in(found: Found, columns: int) -> Entries:
     return Entries(fields[:, 0].astype(np.uint64), found.orders, fields[:, 1:])
 
 
+def have_rows(keys: pa.Array) -> pa.Array:
+    """Which of the rows of a layer have a row of an operator that keeps rows."""
+    return pc.equal(pc.binary_length(keys), _KEY_BYTES)
+
+
 def with_rows(groups: pa.Array, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, ...]:
     """Of the rows of a layer, those that have a row of an operator."""
-    has_row = pc.equal(pc.binary_length(keys), _KEY_BYTES)
+    has_row = have_rows(keys)
     return groups.filter(has_row), keys.filter(has_row), values.filter(has_row)
 
 
