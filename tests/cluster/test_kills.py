@@ -70,21 +70,20 @@ def test_one_after_the_other(kit, spark, tmp_path):
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
 
 
-@pytest.mark.parametrize("standbys", [0, 1])
-def test_a_join_with_far_less_memory_than_state(kit, spark, tmp_path, standbys):
+def test_a_join_with_far_less_memory_than_state(kit, spark, tmp_path):
     """Rows that wait, rows that have met others, and all that was not in memory at the end."""
     rows, partners = 6000, 2000
-    job = clonos.Job("join", standbys=standbys, checkpoint_interval="200 ms", state_memory="1 MiB")
+    job = clonos.Job("join", checkpoint_interval="200 ms", state_memory="1 MiB")
     at = pa.array([kit.row(0)[0]] * rows, pa.timestamp("us", "UTC"))
     texts = [f"{n:08d}" * 100 for n in range(rows)]
     left = pa.RecordBatch.from_arrays([pa.array(range(rows)), pa.array(texts), at], ["k", "x", "t"])
     right = pa.RecordBatch.from_arrays(
-        [pa.array([n * 7 % rows for n in range(partners)]), at.slice(0, partners)], ["m", "v"]
+        [pa.array([2 * n for n in range(partners)]), at.slice(0, partners)], ["m", "v"]
     )
     sides = [
         job.source(source, name=name, parallelism=1).with_watermark(time, "0 ms").key_by(key)
         for source, name, time, key in (
-            (clonos.sources.from_batches([left]), "left", "t", "k"),
+            (kit.held_batches(tmp_path, [left], rows - 1), "left", "t", "k"),
             (kit.held_batches(tmp_path, [right], partners // 2), "right", "v", "m"),
         )
     ]
@@ -104,7 +103,7 @@ def test_a_join_with_far_less_memory_than_state(kit, spark, tmp_path, standbys):
     result = running.wait(kit.WAIT_S)
     assert result.is_complete
     table = result.table()
-    met = {n * 7 % rows for n in range(partners)}
+    met = {2 * n for n in range(partners)}
     assert table["x"].to_pylist() == [texts[k] for k in table["k"].to_pylist()]
     found = sorted(zip(table["k"].to_pylist(), table["m"].to_pylist(), strict=True), key=str)
     assert found == sorted(((k, k if k in met else None) for k in range(rows)), key=str)

@@ -4,9 +4,9 @@ A delta is an Arrow table ``(key_group, operator, key, value)``: the absolute va
 an operator has now, or null if it has none any more. Whoever applies deltas in order keeps the
 last row per key; :func:`merge_deltas` does that without knowing what the values mean.
 
-Values by key, of which there may be more than fit into memory, are not in the table. They follow it
-as *runs* (:mod:`clonos.state.runs`), which are used where they lie. Then a delta has this layout,
-little-endian::
+Values and rows by key, of which there may be more than fit into memory, are not in the table. They
+follow it as *runs* (:mod:`clonos.state.runs`), which are used where they lie. Then a delta has this
+layout, little-endian::
 
     magic "SELFCHCK" | bytes up to the blocks u64 | bytes of table u64, of heads u32
     | heads: names, and per run operator and bytes of its index | table | indexes | blocks

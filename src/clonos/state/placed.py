@@ -159,6 +159,8 @@ def write(
     """
     both = joined([fresh, gone], fresh.times.shape[1])
     count = len(both.orders)
+    if not count:
+        return
     clipped = np.clip(both.times, -_LATEST, _LATEST) + _LATEST
     places = np.concatenate([both.hashes, clipped.T.reshape(-1).astype(np.uint64)])
     order = np.argsort(places, kind="stable")
@@ -168,7 +170,7 @@ def write(
         while end < len(order) and places[order[end]] == places[order[end - 1]]:
             end += 1
         chosen = order[start:end]
-        kinds, which = chosen // max(count, 1), chosen % max(count, 1)
+        kinds, which = chosen // count, chosen % count
         keys = _keys(both.orders[which], kinds)
         values = _values(rows, both, len(fresh.orders), kinds, which, codec)
         groups = (both.hashes[which] % np.uint64(KEY_GROUPS)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Values by key as they lie in layers: *runs*, sorted by the hash of the key, in blocks.
+"""Values and rows by key as they lie in layers: *runs*, sorted by the hash of the key, in blocks.
 
 A block is the unit that is read, about 16 KB. Where a key is, the index knows: it has the first
 hash of each block and a filter of all hashes. It also has a digest of each block, with which a
