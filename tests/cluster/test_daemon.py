@@ -64,6 +64,15 @@ def test_nothing_is_imported_that_a_slot_does_not_need(imported):
     assert len(ours) <= IMPORTED_MAX, f"{len(ours)} modules: {ours}"
 
 
+def test_the_garbage_collector_does_not_look_at_what_is_imported():
+    looked_at, imported = run(
+        "import gc, json\n"
+        "import clonos.cluster.daemon\n"
+        "print(json.dumps([len(gc.get_objects()), gc.get_freeze_count()]))"
+    )
+    assert looked_at < imported / 100
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
 def test_the_daemon_has_no_threads_that_a_fork_would_lose():
     names = run(

@@ -13,6 +13,8 @@ able to import; :func:`clonos.spark.session.get_or_create` sets it for local mas
 
 from __future__ import annotations
 
+import gc
+
 import pyarrow as pa
 import pyspark.worker  # noqa: F401 - for every worker
 from pyspark.daemon import manager
@@ -24,6 +26,9 @@ import clonos.transport.tls  # noqa: F401 - for every slot
 # Arrow imports pandas, if it is there, when it first makes Python values of a column of text: half
 # a second of every slot, in the midst of its first step.
 pa.array([""]).to_numpy(zero_copy_only=False)
+
+gc.collect()
+gc.freeze()  # workers that collect garbage need not look at it, nor copy its pages
 
 if __name__ == "__main__":
     manager()

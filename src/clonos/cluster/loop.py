@@ -9,7 +9,7 @@ from contextlib import suppress
 from clonos.cluster.setup import DriverSetup
 from clonos.errors import ClonosError
 from clonos.nodes.driver import Phase
-from clonos.runtime.interpreter import quick_switching
+from clonos.runtime.interpreter import low_latency
 
 
 class DriverLoop:
@@ -43,7 +43,7 @@ class DriverLoop:
 
     def _run(self) -> None:
         self._guarded(self._node.start)
-        with quick_switching():
+        with low_latency():
             self._turns()
         self.error = self._node.error
         self._finish()

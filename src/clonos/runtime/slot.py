@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from clonos.runtime.interpreter import quick_switching
+from clonos.runtime.interpreter import low_latency
 from clonos.runtime.loop import SlotLoop
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.versions import installed
@@ -46,7 +46,7 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
             versions=installed(),
             disk=loop.disk,
         )
-        with quick_switching():  # Spark uses the process again for others
+        with low_latency():  # Spark uses the process again for others
             _serve(loop, register, shipment.profile_dir)
 
     return run
