@@ -137,6 +137,11 @@ class Kit:
             factory = partial(gated, factory, rows // 20, folder / "begin")
         return replace(source, factory=factory)
 
+    def held_batches(self, folder: Path, batches: list[pa.RecordBatch], hold: int) -> Any:
+        """A source of these rows; those from number `hold` on come after :meth:`open_tap`."""
+        source = clonos.sources.from_batches(batches)
+        return replace(source, factory=partial(gated, source.factory, hold, folder / "tap"))
+
     def begin(self, folder: Path) -> None:
         (folder / "begin").touch()
 

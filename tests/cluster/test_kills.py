@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
@@ -67,6 +68,45 @@ def test_one_after_the_other(kit, spark, tmp_path):
         look(job.ui_url)
     assert not result.warnings
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
+
+
+def test_a_join_with_far_less_memory_than_state(kit, spark, tmp_path):
+    """Rows that wait, rows that have met others, and all that was not in memory at the end."""
+    rows, partners = 6000, 2000
+    job = clonos.Job("join", checkpoint_interval="200 ms", state_memory="1 MiB")
+    at = pa.array([kit.row(0)[0]] * rows, pa.timestamp("us", "UTC"))
+    texts = [f"{n:08d}" * 100 for n in range(rows)]
+    left = pa.RecordBatch.from_arrays([pa.array(range(rows)), pa.array(texts), at], ["k", "x", "t"])
+    right = pa.RecordBatch.from_arrays(
+        [pa.array([2 * n for n in range(partners)]), at.slice(0, partners)], ["m", "v"]
+    )
+    sides = [
+        job.source(source, name=name, parallelism=1).with_watermark(time, "0 ms").key_by(key)
+        for source, name, time, key in (
+            (kit.held_batches(tmp_path, [left], rows - 1), "left", "t", "k"),
+            (kit.held_batches(tmp_path, [right], partners // 2), "right", "v", "m"),
+        )
+    ]
+    joined = (
+        sides[0]
+        .slot_group("join")
+        .join(sides[1].slot_group("join"), how="left", keep="1 hour", on=("t", "v"), name="join")
+    )
+    joined.start_new_chain().slot_group("out").sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_rows(running, partners // 2)
+    for count in (1, 2):
+        kit.wait_quiet(running)
+        kit.kill(running, "join[0]")
+        kit.wait_recovered(running, count)
+    kit.open_tap(tmp_path)
+    result = running.wait(kit.WAIT_S)
+    assert result.is_complete
+    table = result.table()
+    met = {2 * n for n in range(partners)}
+    assert table["x"].to_pylist() == [texts[k] for k in table["k"].to_pylist()]
+    found = sorted(zip(table["k"].to_pylist(), table["m"].to_pylist(), strict=True), key=str)
+    assert found == sorted(((k, k if k in met else None) for k in range(rows)), key=str)
 
 
 @pytest.mark.parametrize(("depth", "checkpoints"), [("full", "marked"), (0, "uncoordinated")])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import clonos
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadDuration, BadGraph, WrongType
-from clonos.state.deltas import merge_deltas
+from clonos.state.deltas import merge_deltas, open_delta
 from clonos.testing import (
     Batches,
     End,
@@ -266,13 +266,15 @@ def joined(kind, left, right):
 
 
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]
+memories = st.sampled_from([None, 0, 4000])
+"""Of what is restored: all is in memory, or hardly anything."""
 
 
 @settings(deadline=None, max_examples=120)
-@given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS), merges)
-def test_joins_restored_equal_continued(script, kind, how, merge):
+@given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS), merges, memories)
+def test_joins_restored_equal_continued(script, kind, how, merge, memory):
     code = join_code(**JOINS[kind], how=how)
-    check_restore(code.program, [*script, End(0), End(1)], merge=merge)
+    check_restore(code.program, [*script, End(0), End(1)], merge=merge, state_memory=memory)
 
 
 def partners(kind, how, sides):
@@ -373,26 +375,20 @@ def test_joined_rows_are_dropped_when_their_time_has_come():
     harness.feed(Batches(0, (batch([(1, 0, at(5), at(70)), (1, 1, at(30), at(70))]),)))
     program.delta()
     harness.watermark(0, 20)
-    assert not any(
-        v is None for _, _, _, vs in deltas(code, program.delta()) for v in vs.to_pylist()
-    )
+    assert not open_delta(bytes(program.delta())).runs
     harness.watermark(1, 20)  # 5 + 10 is past, 30 + 10 is not
-    gone = [
-        v for _, fact, _, vs in deltas(code, program.delta()) if not fact for v in vs.to_pylist()
-    ]
-    assert gone == [None]
+    ((_, run),) = open_delta(bytes(program.delta())).runs
+    assert [value for _, value in run.items()] == [None, None], "the row, and when it is due"
 
 
-def deltas(code, delta):
-    from clonos.state.deltas import decode_delta
-
-    return list(decode_delta([name for name, _ in code.operators], bytes(delta)))
+OTHERS = ["deduplicate", "within", "last", "in_order", "look_up", "rows"]
 
 
-@settings(deadline=None, max_examples=40)
-@given(scripts, merges, st.sampled_from(["deduplicate", "within", "last", "in_order", "look_up"]))
-def test_others_restored_equal_continued(script, merge, kind):
-    check_restore(whole(partial(build_other, kind)), [*script, End(0)], merge=merge)
+@settings(deadline=None, max_examples=60)
+@given(scripts, merges, st.sampled_from(OTHERS), memories)
+def test_others_restored_equal_continued(script, merge, kind, memory):
+    program = whole(partial(build_other, kind))
+    check_restore(program, [*script, End(0)], merge=merge, state_memory=memory)
 
 
 def build_other(kind, stream):
@@ -406,6 +402,8 @@ def build_other(kind, stream):
         return keyed.last(3, n=clonos.count(), s=clonos.sum("x"), hi=clonos.max("x"), name="op")
     if kind == "in_order":
         return keyed.in_order("t", "x", name="op")
+    if kind == "rows":
+        return keyed.window(WINDOWS["session"]).rows(name="op")
     return keyed.filter(lambda r: True).look_up(table, {"k": "id"}, how="left", name="op")
 
 

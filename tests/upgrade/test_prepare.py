@@ -100,7 +100,10 @@ def state(layers: Mapping[int, Layer]) -> dict[int, Any]:
     found = {}
     for task, layer in layers.items():
         rows = (kept.rows() for kept in kept_of(layer.delta).values())
-        found[task] = [sorted(values.values.items()) for _, values in rows]
+        found[task] = [
+            sorted(zip(values.keys.to_pylist(), values.values.to_pylist(), strict=True))
+            for _, values in rows
+        ]
     return found
 
 

@@ -244,6 +244,60 @@ def stateful(
     return job
 
 
+class TakeTurns:
+    """Gives every row a key, one after the other."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        ids = batch.column(0)
+        keys = pa.array(ids.to_numpy() % self._keys)
+        return pa.RecordBatch.from_arrays([keys, ids], ["key", "id"])
+
+
+class Known:
+    """Of the first row of each key, a row of `value_bytes` bytes that others are joined with."""
+
+    def __init__(self, keys: int, value_bytes: int) -> None:
+        self._keys, self._value_bytes = keys, value_bytes
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        first = batch.filter(pc.less(batch.column("id"), self._keys))
+        filler = pa.array([bytes(max(0, self._value_bytes - 8))] * first.num_rows, pa.binary())
+        return pa.RecordBatch.from_arrays([first.column("key"), filler], ["of", "filler"])
+
+
+class Seen:
+    """How many rows of its key there have been, as keys take turns."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen = pa.array(batch.column("id").to_numpy() // self._keys + 1)
+        columns = [batch.column("key"), batch.column("id"), seen]
+        return pa.RecordBatch.from_arrays(columns, ["key", "id", "seen"])
+
+
+def joined(source: SourceSpec, *, keys: int, value_bytes: int, job: clonos.Job) -> None:
+    """Source -> map -> join with the first row of each key -> sink: every row delivered once."""
+    ids = job.source(source, name="source").start_new_chain()
+    rows = ids.slot_group("map").map_batches(
+        TakeTurns(keys), schema="key long, id long", name="map"
+    )
+    known = rows.map_batches(
+        Known(keys, value_bytes), schema="of long, filler binary", name="known"
+    )
+    sides = (rows.slot_group("state").key_by("key"), known.slot_group("state").key_by("of"))
+    seen = (
+        sides[0]
+        .join(sides[1], name="state")
+        .map_batches(Seen(keys), schema="key long, id long, seen long", name="seen")
+    )
+    seen.start_new_chain().slot_group("sink").sink(clonos.sinks.callback(nothing), name="sink")
+
+
 class RepeatReader(BaseReader):
     """The same prebuilt batches over and over: a source that costs nothing."""
 

@@ -1,8 +1,9 @@
-"""Values by key that have no room in memory: what a kill costs, by how much of them there is.
+"""State by key that has no room in memory: what a kill costs, by how much of it there is.
 
-The job is that of ``clonos-bench failures``, with one partition. Its state is filled first, and
+The job is that of ``clonos-bench failures``, with one partition; or, with ``--kind join``, one that
+joins rows with the first row of their key. Its state is filled first, and
 stored; then rows come for random keys, and the process with the state is killed again and again.
-Every size has the same memory for values (``--state-memory``). Measured:
+Every size has the same memory for it (``--state-memory``). Measured:
 
 gap
     The longest pause in the output after a kill, less the usual pause, in ms.
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--markdown", action="store_true", help="print tables as Markdown")
     add("--gb", type=float, nargs="+", default=[0.1, 1.0], help="sizes of the state")
     add("--standbys", type=int, nargs="+", default=[1, 0], help="copies of the task")
+    add("--kind", choices=("values", "join"), default="values", help="what the state is")
     add("--value-bytes", type=int, default=1000, help="state per key")
     add("--state-memory", default="64 MiB", help="memory for it, per slot")
     add("--rate", type=float, default=1000.0, help="rows per second, when the state is there")
@@ -66,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All sizes, with and without a copy."""
-    title = f"state: {arguments.state_memory} for values, {arguments.rate:,.0f} rows/s"
+    what = {"values": "values", "join": "rows of a join"}[arguments.kind]
+    title = f"state: {arguments.state_memory} for {what}, {arguments.rate:,.0f} rows/s"
     report = Report("state", title, _COLUMNS)
     for standbys in arguments.standbys:
         first: float | None = None
@@ -102,13 +105,11 @@ def _measured(
             checkpoint_dir=folder,
             state_memory=arguments.state_memory,
         )
-        jobs.stateful(
-            jobs.paced(schedule),
-            keys=keys,
-            value_bytes=arguments.value_bytes,
-            is_apart=True,
-            job=job,
-        )
+        how = {"keys": keys, "value_bytes": arguments.value_bytes, "job": job}
+        if arguments.kind == "join":
+            jobs.joined(jobs.paced(schedule), **how)
+        else:
+            jobs.stateful(jobs.paced(schedule), is_apart=True, **how)
         with (
             run.session(f"local[{job.cores(None)}]") as spark,
             run.running(job, spark, schedule) as (started, watch),

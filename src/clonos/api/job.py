@@ -101,8 +101,9 @@ class Job:
         How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
         begins at once, whatever the interval; above all of it sources wait for checkpoints.
     state_memory
-        How much memory a slot gives to values by key, 1 MiB or more. What has not been wanted
-        lately is on its local disk beyond that, or where the checkpoint is.
+        How much memory a slot gives to values by key, and to rows of joins and such, 1 MiB or more.
+        What has not been wanted lately is on its local disk beyond that, or where the checkpoint
+        is.
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clonos.columns.batches import from_bytes, seal, to_bytes
 from clonos.columns.row_codec import RowCodec
@@ -38,6 +39,7 @@ from clonos.operators.operations import Operation
 from clonos.replay.contents import IN_ROWS, TIMERS, VALUE
 from clonos.state.deltas import encode_delta, merge_deltas
 from clonos.state.kept import Kept, kept_of
+from clonos.state.placed import have_rows
 from clonos.state.timers import key_of
 
 Redact = Collection[str] | Callable[[str, Any], Any]
@@ -284,8 +286,10 @@ class Redaction:
         (schema, *_) = operation.keeps
         whole = pa.schema([*schema, *(pa.field(name, pa.int64()) for name in beside)])
         codec = RowCodec(whole)
-        rows = pa.RecordBatch.from_arrays(codec.decode(kept.values), schema=whole)
-        return codec.encode(self.rows(rows).columns)
+        has_row = have_rows(kept.keys)
+        rows = codec.decode(kept.values.filter(has_row))
+        new = codec.encode(self.rows(pa.RecordBatch.from_arrays(rows, schema=whole)).columns)
+        return pc.replace_with_mask(kept.values, has_row, new)
 
 
 def number_of_rows(

@@ -211,14 +211,14 @@ class Operator:
         self.restore(keys.to_pylist(), values.to_pylist())
 
     has_values: ClassVar[bool] = False
-    """Whether it has values by key, which need not be in memory."""
+    """Whether it has values or rows by key that need not be in memory."""
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Take no more memory for them than that, about."""
 
     def restore_values(self, run: Run) -> None:
-        """Take values by key from a delta."""
-        raise ProtocolError("this operator has no values by key", where=self.info.where)
+        """Take them from a delta."""
+        raise ProtocolError("this operator has no values or rows by key", where=self.info.where)
 
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with what the tasks of this operator have kept, as one of more or fewer tasks.

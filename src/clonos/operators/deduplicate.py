@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from clonos.columns.keys import factorise, key_columns
-from clonos.operators.base import Operator
+from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
-from clonos.state.deltas import Frozen
-from clonos.state.row_store import DUE, RowStore
+from clonos.state.large_rows import LargeRowStore
+from clonos.state.row_store import DUE
 
 
-class DeduplicateOperator(Operator):
+class DeduplicateOperator(KeepsRows):
     """Drops rows whose key it remembers.
 
     A key is remembered for ever or, with `time`, until the watermark is `within_ms` past the time
@@ -34,7 +34,8 @@ class DeduplicateOperator(Operator):
         self._time = time
         self._within_ms = within_ms
         fields = [schema.field(key) for key in keys]
-        self._store = RowStore(pa.schema([*fields, pa.field(DUE, pa.int64())]), keys)
+        whole = pa.schema([*fields, pa.field(DUE, pa.int64())])
+        self._store = LargeRowStore(whole, keys, [] if time is None else [DUE])
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         columns = key_columns(batch, self._keys)
@@ -64,11 +65,9 @@ class DeduplicateOperator(Operator):
             self._store.drop_due(watermark_ms)
         return None
 
-    def changes(self) -> Frozen:
-        return self._store.changes()
-
-    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        self._store.restore(keys, values)
+    @property
+    def row_stores(self) -> Sequence[LargeRowStore]:
+        return [self._store]
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         self.facts.set("order", self._store.adopt([share.values for share in shares], 0))

@@ -15,20 +15,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clonos.operators.base import Operator
+from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
-from clonos.state.deltas import Frozen, both
+from clonos.state.large_rows import LargeRowStore
 from clonos.state.pieces import numbers, orders_of
-from clonos.state.row_store import DUE, Found, RowStore, take
+from clonos.state.row_store import DUE, Found, take
 
 Int64 = npt.NDArray[np.int64]
 
 TIME: Final = "~time"
 """In a store, the time of a row."""
 _FROM: Final = "~from"
-_FIRST_ORDERS: Final = (0, 1 << 62)
+_ORDERS: Final = (range(1 << 62), range(1 << 62, 1 << 63))
 """Each side numbers its own rows; in layers the numbers tell the sides apart."""
 
 
@@ -86,7 +86,7 @@ Schemas = tuple[pa.Schema, pa.Schema]
 Keys = tuple[Sequence[str], Sequence[str]]
 
 
-class JoinOperator(Operator):
+class JoinOperator(KeepsRows):
     """An inner join; input 0 is the left side, input 1 the right one.
 
     Output: all columns of the left row, then those of the right row, for each pair once, when its
@@ -101,7 +101,8 @@ class JoinOperator(Operator):
         self._schemas = schemas
         self._keys = keys
         self._bounds = bounds
-        self._stores = [self._new_store(port) for port in (0, 1)]
+        self._is_bounded = not isinstance(bounds[0], Always)
+        self._stores = self._new_stores()
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         port = self.services.port
@@ -109,7 +110,7 @@ class JoinOperator(Operator):
         if not rows.num_rows:
             return None
         pairs = self._partners(rows, self._stores[1 - port], port)
-        order = self.facts.get(f"order {port}", _FIRST_ORDERS[port])
+        order = self.facts.get(f"order {port}", _ORDERS[port].start)
         self.facts.set(f"order {port}", order + rows.num_rows)
         self._stores[port].append(rows, order)
         return self._paired(rows, pairs, port) if len(pairs.probes) else None
@@ -119,26 +120,26 @@ class JoinOperator(Operator):
             store.drop_due(watermark_ms)
         return None
 
-    def changes(self) -> Frozen:
-        left, right = self._stores
-        return both(left.changes(), right.changes())
-
-    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        is_right = pa.array(orders_of(keys) >= _FIRST_ORDERS[1])
-        for store, chosen in zip(self._stores, (pc.invert(is_right), is_right), strict=True):
-            store.restore(keys.filter(chosen), values.filter(chosen))
+    @property
+    def row_stores(self) -> Sequence[LargeRowStore]:
+        return self._stores
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        are_right = [pa.array(orders_of(share.keys) >= _FIRST_ORDERS[1]) for share in shares]
+        are_right = [pa.array(orders_of(share.keys) >= _ORDERS[1].start) for share in shares]
         for port, store in enumerate(self._stores):
             mine = [is_right if port else pc.invert(is_right) for is_right in are_right]
             chosen = [s.values.filter(is_mine) for s, is_mine in zip(shares, mine, strict=True)]
-            first = _FIRST_ORDERS[port]
+            first = _ORDERS[port].start
             self.facts.set(f"order {port}", first + store.adopt(chosen, first))
 
-    def _new_store(self, port: int) -> RowStore:
+    def _new_stores(self) -> list[LargeRowStore]:
+        times = [DUE] if self._is_bounded else []
+        return [self._new_store(port, times, _ORDERS[port]) for port in (0, 1)]
+
+    def _new_store(self, port: int, times: Sequence[str], orders: range) -> LargeRowStore:
         extra = [pa.field(name, pa.int64()) for name in (TIME, _FROM, DUE)]
-        return RowStore(pa.schema([*self._schemas[port], *extra]), self._keys[port])
+        schema = pa.schema([*self._schemas[port], *extra])
+        return LargeRowStore(schema, self._keys[port], times, orders)
 
     def _usable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
         """Rows without a null in key or times: the others are joined with nothing."""
@@ -165,7 +166,7 @@ class JoinOperator(Operator):
         names = [*batch.schema.names, TIME, _FROM, DUE]
         return pa.RecordBatch.from_arrays(columns, names)
 
-    def _partners(self, rows: pa.RecordBatch, store: RowStore, port: int) -> Found:
+    def _partners(self, rows: pa.RecordBatch, store: LargeRowStore, port: int) -> Found:
         """What is in a store of the other side for new rows of this one."""
         found = store.find(rows, self._keys[port])
         at, start, end = (numbers(found.rows, name)[found.which] for name in (TIME, _FROM, DUE))

@@ -12,15 +12,14 @@ import pyarrow as pa
 from clonos.columns.batches import concat
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.aggregates import Aggregate, Fold
-from clonos.operators.base import Operator
+from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import Share, nothing
-from clonos.state.deltas import Frozen
-from clonos.state.row_store import RowStore
+from clonos.state.large_rows import LargeRowStore
 
 Int64 = npt.NDArray[np.int64]
 
 
-class LastOperator(Operator):
+class LastOperator(KeepsRows):
     """Adds to each row aggregates of the last `number` rows of its key, itself among them.
 
     Only the columns that are aggregated are kept of earlier rows, `number` - 1 per key. Floats
@@ -49,7 +48,7 @@ class LastOperator(Operator):
         self.schema = pa.schema([*schema, *results])
         wanted = dict.fromkeys([*keys, *(column for column in self._columns if column)])
         self._kept = pa.schema([schema.field(column) for column in wanted])
-        self._store = RowStore(self._kept, keys)
+        self._store = LargeRowStore(self._kept, keys)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         fresh = batch.select(self._kept.names)
@@ -67,15 +66,13 @@ class LastOperator(Operator):
         )
         # Back from the order of keys to that of arrival.
         arrival = pa.array(np.argsort(by_key[by_key >= earlier]))
-        self._remember(found.orders, fresh, by_key, codes, earlier)
+        self._remember(found.rows, fresh, by_key, codes)
         columns = [*batch.columns, *(column.take(arrival) for column in results)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def changes(self) -> Frozen:
-        return self._store.changes()
-
-    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        self._store.restore(keys, values)
+    @property
+    def row_stores(self) -> Sequence[LargeRowStore]:
+        return [self._store]
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         self.facts.set("order", self._store.adopt([share.values for share in shares], 0))
@@ -95,20 +92,20 @@ class LastOperator(Operator):
 
     def _remember(
         self,
-        orders: Int64,
+        known: pa.RecordBatch,
         fresh: pa.RecordBatch,
         by_key: Int64,
         codes: Int64,
-        earlier: int,
     ) -> None:
-        """Keep the newest rows of each key."""
+        """Keep the newest rows of each key, of those that are known and those that have come."""
+        earlier = known.num_rows
         sizes = np.bincount(codes)
         from_end = np.cumsum(sizes)[codes] - np.arange(len(codes))
         is_kept = np.empty(len(codes), bool)
         is_kept[by_key] = from_end < self._number
         is_gone = ~is_kept[:earlier]
         if is_gone.any():
-            self._store.remove(orders[is_gone])
+            self._store.discard(known.filter(pa.array(is_gone)))
         order = self.facts.get("order", 0)
         self.facts.set("order", order + fresh.num_rows)
         kept = fresh.filter(pa.array(is_kept[earlier:]))

@@ -8,7 +8,6 @@ reached the last time that it accepts: nothing can come any more that would be i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -16,12 +15,12 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat
 from clonos.operators.join import TIME as ROW_TIME
-from clonos.operators.join import Always, Bounds, Int64, JoinOperator, Keys, Schemas
+from clonos.operators.join import Always, Bounds, JoinOperator, Keys, Schemas
 from clonos.operators.shares import Share, lowest, nothing
 from clonos.operators.watermark import IDLE
-from clonos.state.deltas import Frozen, both
+from clonos.state.large_rows import LargeRowStore
 from clonos.state.pieces import orders_of
-from clonos.state.row_store import RowStore, take
+from clonos.state.row_store import DUE, Found, take
 
 _END: Final = int(np.iinfo(np.int64).max)
 _SHIFT: Final = 61
@@ -102,7 +101,16 @@ class OuterJoinOperator(JoinOperator):
         super().__init__(schemas, keys, bounds)
         self.schema = joined_schema(schemas, how)
         self._how = HOWS[how]
-        self._waiting = [self._new_store(port) if self._how.asks[port] else None for port in (0, 1)]
+        # Rows that wait leave at the end at the latest, and hold back the watermark until then.
+        times = [DUE, ROW_TIME] if self._is_bounded else [DUE]
+        self._waiting = [
+            self._new_store(port, times, _ORDERS[f"waiting {port}"]) if is_asked else None
+            for port, is_asked in enumerate(self._how.asks)
+        ]
+
+    def _new_stores(self) -> list[LargeRowStore]:
+        times = [DUE, ROW_TIME] if self._is_bounded else []
+        return [self._new_store(port, times, _ORDERS[f"order {port}"]) for port in (0, 1)]
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         port = self.services.port
@@ -127,7 +135,7 @@ class OuterJoinOperator(JoinOperator):
             if self._how.pairs:
                 made.append(self._paired(rows, pairs, port))
             if store is self._waiting[1 - port]:
-                met = self._leave(1 - port, np.unique(pairs.orders))
+                met = self._leave(1 - port, pairs)
                 if self._how == HOWS["semi"]:
                     made.append(met.select(self.schema.names))
         waiting = self._waiting[port]
@@ -142,19 +150,21 @@ class OuterJoinOperator(JoinOperator):
             made.append(met.select(self.schema.names))
         return made
 
-    def _leave(self, port: int, orders: Int64) -> pa.RecordBatch:
+    def _leave(self, port: int, pairs: Found) -> pa.RecordBatch:
         """Rows have met their first partner: they wait no more, but may meet others."""
         waiting = self._waiting[port]
         assert waiting is not None
-        met = waiting.at(orders)
-        waiting.remove(orders)
+        _, firsts = np.unique(pairs.orders, return_index=True)
+        rows = pairs.rows.take(pa.array(pairs.which[firsts]))
+        waiting.discard(rows)
+        met = rows.select(rows.schema.names[:-1])
         if self._how.pairs:
             self._take_in(self._stores[port], f"order {port}", met)
         return met
 
-    def _take_in(self, store: RowStore, fact: str, rows: pa.RecordBatch) -> None:
+    def _take_in(self, store: LargeRowStore, fact: str, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
-            order = self.facts.get(fact, _FIRST[fact])
+            order = self.facts.get(fact, _ORDERS[fact].start)
             self.facts.set(fact, order + rows.num_rows)
             store.append(rows, order)
 
@@ -185,16 +195,16 @@ class OuterJoinOperator(JoinOperator):
         self.facts.set("passed", passed)
         return passed
 
-    def _shown(self) -> list[RowStore]:
+    def _shown(self) -> list[LargeRowStore]:
         """The stores whose rows may still come out."""
         return [*self._of(0), *(self._of(1) if self._how.pairs else [])]
 
-    def _of(self, port: int) -> list[RowStore]:
+    def _of(self, port: int) -> list[LargeRowStore]:
         """The stores of a side."""
         waiting = self._waiting[port]
         return [self._stores[port], *([] if waiting is None else [waiting])]
 
-    def _numbered(self) -> list[tuple[int, str, RowStore]]:
+    def _numbered(self) -> list[tuple[int, str, LargeRowStore]]:
         """All stores, with their numbers in layers and the facts that count their rows."""
         base = [(2 * port, f"order {port}", store) for port, store in enumerate(self._stores)]
         waiting = [
@@ -204,20 +214,16 @@ class OuterJoinOperator(JoinOperator):
         ]
         return [*base, *waiting]
 
-    def changes(self) -> Frozen:
-        return reduce(both, [store.changes() for _, _, store in self._numbered()])
-
-    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        of = orders_of(keys) >> _SHIFT
-        for number, _, store in self._numbered():
-            chosen = pa.array(of == number)
-            store.restore(keys.filter(chosen), values.filter(chosen))
+    @property
+    def row_stores(self) -> Sequence[LargeRowStore]:
+        return [store for _, _, store in self._numbered()]
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         for number, fact, store in self._numbered():
             mine = [pa.array((orders_of(share.keys) >> _SHIFT) == number) for share in shares]
             chosen = [s.values.filter(is_mine) for s, is_mine in zip(shares, mine, strict=True)]
-            self.facts.set(fact, _FIRST[fact] + store.adopt(chosen, _FIRST[fact]))
+            first = _ORDERS[fact].start
+            self.facts.set(fact, first + store.adopt(chosen, first))
 
     def _unusable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
         """The rows that :meth:`_usable` leaves out."""
@@ -236,9 +242,9 @@ class OuterJoinOperator(JoinOperator):
         return pa.RecordBatch.from_arrays(sides, schema=self.schema)
 
 
-_FIRST: Final = {
-    f"{kind} {port}": (2 * port + place) << _SHIFT
+_ORDERS: Final = {
+    f"{kind} {port}": range((2 * port + place) << _SHIFT, (2 * port + place + 1) << _SHIFT)
     for port in (0, 1)
     for place, kind in enumerate(("order", "waiting"))
 }
-"""The first number of each store."""
+"""The numbers of each store."""

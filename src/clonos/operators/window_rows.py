@@ -9,21 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window import WindowOperator
 from clonos.operators.window_content import BOUNDS, Folded, instants
 from clonos.operators.window_kinds import Fixed, Session
 from clonos.state.deltas import Frozen, both
+from clonos.state.large_rows import LargeRowStore
 from clonos.state.pieces import END, START, numbers, orders_of
-from clonos.state.row_store import RowStore
 
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62
 """Rows are numbered from here on, windows from 0: the numbers tell them apart in layers."""
 
 
-class WindowRowsOperator(WindowOperator):
+class WindowRowsOperator(KeepsRows, WindowOperator):
     """Keeps rows beside the windows that they are in; only the latter change as rows come."""
 
     joins: ClassVar = {**WindowOperator.joins, "row": nothing}
@@ -32,7 +33,8 @@ class WindowRowsOperator(WindowOperator):
         super().__init__(Folded(schema, keys, window, {}), window, is_final=False)
         self._keys = tuple(keys)
         self._names = schema.names
-        self._rows = RowStore(schema.append(pa.field(_TIME, pa.int64())), keys)
+        whole = schema.append(pa.field(_TIME, pa.int64()))
+        self._rows = LargeRowStore(whole, keys, orders=range(_FIRST_ORDER, 1 << 63))
         self._output = pa.schema([*schema, *BOUNDS])
 
     @property
@@ -57,13 +59,11 @@ class WindowRowsOperator(WindowOperator):
         return None
 
     def changes(self) -> Frozen:
-        return both(super().changes(), self._rows.changes())
+        return both(WindowOperator.changes(self), self._rows.changes())
 
-    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        is_row = pa.array(orders_of(keys) >= _FIRST_ORDER)
-        is_window = pc.invert(is_row)
-        super().restore_columns(keys.filter(is_window), values.filter(is_window))
-        self._rows.restore(keys.filter(is_row), values.filter(is_row))
+    @property
+    def row_stores(self) -> Sequence[LargeRowStore]:
+        return [self._rows]
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         are_rows = [pa.array(orders_of(share.keys) >= _FIRST_ORDER) for share in shares]
@@ -96,7 +96,8 @@ class WindowRowsOperator(WindowOperator):
         times = numbers(found.rows, _TIME)[found.which]
         is_in = (starts <= times) & (times < ends)
         found = found.chosen(is_in)
-        self._rows.remove(found.orders)
+        _, firsts = np.unique(found.which, return_index=True)
+        self._rows.discard(found.rows.take(pa.array(found.which[firsts])))
         columns = found.columns(self._names)
         columns += [instants(starts[is_in]), instants(ends[is_in])]
         return pa.RecordBatch.from_arrays(columns, schema=self._output)

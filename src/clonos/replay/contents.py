@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from clonos.cluster.directory import JobDirectory
@@ -31,7 +32,8 @@ from clonos.replay.kept import find, since
 from clonos.replay.past import copied_journal
 from clonos.state.deltas import CHAIN, merge_deltas
 from clonos.state.kept import Kept, kept_of
-from clonos.state.pieces import ORDER
+from clonos.state.pieces import ORDER, orders_of
+from clonos.state.placed import have_rows
 from clonos.state.row_store import DUE
 from clonos.storage.layers import LayerStore, get_layers
 from clonos.upgrade.shape import Shape
@@ -180,6 +182,9 @@ _Row = tuple[str, str | None, str | None, str | None, int]
 
 def _rows(kept: Kept, kind: str, settings: Sequence[Any], keeps: Sequence[str]) -> Iterator[_Row]:
     yield from _facts(kept)
+    if kind not in _BY_KEY:
+        # Beside a row there may be in a run when it is due.
+        kept = kept.chosen(~kept.in_run | have_rows(kept.keys).to_numpy(zero_copy_only=False))
     schema = _schema(keeps[0], IN_ROWS[kind]) if kind in IN_ROWS else None
     if schema is not None and len(kept.values):
         # Windows whose rows are folded before the shuffle: the setting is the operation.
@@ -196,11 +201,12 @@ def _facts(kept: Kept) -> Iterator[_Row]:
 
 def _columnar(kept: Kept, schema: pa.Schema, settings: Sequence[Any]) -> Iterator[_Row]:
     """Rows in columns: the key of each, if the operator has one, and the whole row."""
-    columns = RowCodec(schema).decode(kept.values)
+    values = kept.values.take(pa.array(np.argsort(orders_of(kept.keys))))
+    columns = RowCodec(schema).decode(values)
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
     rows = rows.select([name for name in rows.schema.names if name not in (DUE, ORDER)])
     keys = _keys(settings, rows.schema)
-    for row, size in zip(rows.to_pylist(), kept.values.to_pylist(), strict=True):
+    for row, size in zip(rows.to_pylist(), values.to_pylist(), strict=True):
         key = _text({name: row[name] for name in keys}) if keys else None
         yield "row", key, None, _text(row), len(size)
 

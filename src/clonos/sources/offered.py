@@ -6,6 +6,7 @@ dropped here: what is remembered is state of the source's task, and survives wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +16,13 @@ import pyarrow as pa
 from clonos.columns.keys import factorise, key_columns
 from clonos.columns.schema import TIMESTAMP
 from clonos.operators.base import Operator
+from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
 from clonos.operators.watermark import event_ms
 from clonos.sources.messages import VALUE, ParseMessagesOperator
-from clonos.state.deltas import Frozen
-from clonos.state.row_store import DUE, RowStore
+from clonos.state.large_rows import LargeRowStore
+from clonos.state.row_store import DUE
 
 KEY: Final = "key"
 TOPIC: Final = "topic"
@@ -56,7 +58,7 @@ class ParseOffered(Operation):
     has_metadata: bool
 
 
-class ParseOfferedOperator(ParseMessagesOperator):
+class ParseOfferedOperator(KeepsRows, ParseMessagesOperator):
     """See :class:`ParseOffered`; of several messages with one key, the first."""
 
     def __init__(self, operation: ParseOffered) -> None:
@@ -65,18 +67,17 @@ class ParseOfferedOperator(ParseMessagesOperator):
         self._names = [*operation.schema.names, *(f.name for f in METADATA)]
         if not operation.has_metadata:
             self._names = self._names[: len(operation.schema)]
-        self._seen = RowStore(pa.schema([METADATA[0], pa.field(DUE, pa.int64())]), [KEY])
+        whole = pa.schema([METADATA[0], pa.field(DUE, pa.int64())])
+        self._seen = LargeRowStore(whole, [KEY], [DUE])
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         fresh = self._first_ones(batch)
         parsed = super().on_batch(fresh) if fresh.num_rows else None
         return None if parsed is None else parsed.select(self._names)
 
-    def changes(self) -> Frozen:
-        return self._seen.changes()
-
-    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        self._seen.restore(keys, values)
+    @property
+    def row_stores(self) -> Sequence[LargeRowStore]:
+        return [self._seen]
 
     def _first_ones(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         has_key = batch.column(KEY).is_valid().to_numpy(zero_copy_only=False)

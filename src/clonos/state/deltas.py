@@ -4,9 +4,9 @@ A delta is an Arrow table ``(key_group, operator, key, value)``: the absolute va
 an operator has now, or null if it has none any more. Whoever applies deltas in order keeps the
 last row per key; :func:`merge_deltas` does that without knowing what the values mean.
 
-Values by key, of which there may be more than fit into memory, are not in the table. They follow it
-as *runs* (:mod:`clonos.state.runs`), which are used where they lie. Then a delta has this layout,
-little-endian::
+Values and rows by key, of which there may be more than fit into memory, are not in the table. They
+follow it as *runs* (:mod:`clonos.state.runs`), which are used where they lie. Then a delta has this
+layout, little-endian::
 
     magic "SELFCHCK" | bytes up to the blocks u64 | bytes of table u64, of heads u32
     | heads: names, and per run operator and bytes of its index | table | indexes | blocks
@@ -26,7 +26,7 @@ import pyarrow as pa
 from clonos.core.content import Chunks, Content, Part, Writable, content_of
 from clonos.core.layer import CHECKS_ITSELF, UP_TO
 from clonos.errors import StateMismatch
-from clonos.state.runs import Index, Run, RunWriter, merge_runs, write_values
+from clonos.state.runs import Index, Rows, Run, RunWriter, in_order, merge_runs, write_values
 
 FACTS = -1
 """In place of a key group: this row is one of the operator's :class:`Facts`."""
@@ -65,7 +65,7 @@ class Values(NamedTuple):
     groups: Sequence[int]
 
 
-Frozen = Callable[[], Sequence[Changes | Values]]
+Frozen = Callable[[], Sequence[Changes | Values | Rows]]
 """Changes computed later, perhaps in another thread, from data that no longer changes."""
 
 
@@ -103,12 +103,20 @@ def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]
     table: list[tuple[int, Changes]] = []
     blocks: list[bytes] = []
     runs: list[tuple[int, Index]] = []
+    rows: dict[int, list[Rows]] = {}
     for operator, given in changes:
         for changed in given() if callable(given) else [given]:
             if isinstance(changed, Changes):
                 table.append((operator, changed))
+            elif isinstance(changed, Rows):
+                rows.setdefault(operator, []).append(changed)
             elif changed.values:
                 runs.append((operator, write_values(changed.values, changed.groups, blocks.append)))
+    for operator, parts in rows.items():
+        writer = RunWriter(sum(len(part.hashes) for part in parts), blocks.append)
+        writer.add(in_order(parts))
+        if (index := writer.index()).rows:
+            runs.append((operator, index))
     encoded = _encode_table(names, table)
     return Chunks([_head(names, encoded, runs), *blocks] if runs else [encoded])
 

@@ -15,19 +15,18 @@ from clonos.state.deltas import (
     SCHEMA,
     Changes,
     Frozen,
-    Values,
     column_of,
     open_delta,
     table_of,
 )
-from clonos.state.runs import Rows
+from clonos.state.runs import Rows, UInt64, in_order
 from clonos.state.stores import Facts
 
 
 class Kept(NamedTuple):
     """Facts, and rows of state by key, of one operator or (without rows) the chain.
 
-    ``in_run``: which rows are values by key, and were in a run.
+    ``in_run``: which rows were in a run, by these ``hashes``.
     """
 
     facts: dict[str, Any]
@@ -35,31 +34,33 @@ class Kept(NamedTuple):
     keys: pa.Array
     values: pa.Array
     in_run: npt.NDArray[np.bool_]
+    hashes: UInt64
 
     def chosen(self, is_chosen: npt.NDArray[np.bool_]) -> Kept:
         """The same facts, and some of the rows."""
         mask = pa.array(is_chosen)
         columns = self.keys.filter(mask), self.values.filter(mask)
-        return Kept(self.facts, self.groups[is_chosen], *columns, self.in_run[is_chosen])
+        marks = self.in_run[is_chosen], self.hashes[is_chosen]
+        return Kept(self.facts, self.groups[is_chosen], *columns, *marks)
 
     def changes(self) -> list[Changes | Frozen]:
         """All of it, as a layer has it."""
         return [fact_changes(self.facts), self.rows]
 
-    def rows(self) -> list[Changes | Values]:
+    def rows(self) -> list[Changes | Rows]:
         """All but the facts."""
         table, run = self.chosen(~self.in_run), self.chosen(self.in_run)
-        values = dict(zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True))
         return [
             Changes(table.groups, table.keys, table.values),
-            Values(values, run.groups.tolist()),
+            in_order([Rows(run.hashes, run.groups, run.keys, run.values)]),
         ]
 
 
 def nothing_kept() -> Kept:
     """Of an operator that has no state."""
     none = pa.array([], pa.large_binary())
-    return Kept({}, np.empty(0, np.int64), none, none, np.empty(0, np.bool_))
+    numbers = np.empty(0, np.int64)
+    return Kept({}, numbers, none, none, numbers.astype(np.bool_), numbers.astype(np.uint64))
 
 
 def fact_changes(facts: dict[str, Any]) -> Changes:
@@ -76,10 +77,13 @@ def kept_of(base: bytes | Content) -> dict[int, Kept]:
     opened = open_delta(base)
     tables = [table_of(opened.table)] if opened.table else []
     in_table = sum(map(len, tables))
+    hashes = [np.zeros(in_table, np.uint64)]
     for operator, run in opened.runs:
-        tables += [_table(operator, rows) for rows in run.parts()]
+        for rows in run.parts():
+            tables.append(_table(operator, rows))
+            hashes.append(rows.hashes)
     table = pa.concat_tables([t.replace_schema_metadata(None) for t in tables])
-    in_run = np.arange(len(table)) >= in_table
+    in_run, all_hashes = np.arange(len(table)) >= in_table, np.concatenate(hashes)
     numbers = table["operator"].to_numpy()
     for number in sorted(set(numbers.tolist())):
         is_mine = numbers == number
@@ -90,7 +94,7 @@ def kept_of(base: bytes | Content) -> dict[int, Kept]:
         facts.restore(said["key"].to_pylist(), said["value"].to_pylist())
         rows = part.filter(pa.array(~is_fact))
         columns = column_of(rows, "key"), column_of(rows, "value")
-        rest = groups[~is_fact], *columns, in_run[is_mine][~is_fact]
+        rest = groups[~is_fact], *columns, in_run[is_mine][~is_fact], all_hashes[is_mine][~is_fact]
         found[number] = Kept(dict(facts.as_dict()), *rest)
     return found
 

@@ -128,9 +128,11 @@ class RowStore:
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
         self._keys = tuple(keys)
+        self._told = [*dict.fromkeys([*keys, ORDER])]  # of a row that is gone
         self.schema = schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self.schema)
         self._chunks: list[Chunk] = []
+        self._fixed = 0  # the first so many stay as they are
         self._index: list[tuple[UInt64, Int64]] = []
         self._next = 0  # every number given so far is smaller
         self._indexed = 0  # rows below are in the index, if they are alive
@@ -145,21 +147,30 @@ class RowStore:
     def find(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Found:
         """The rows whose key is that of a row of `batch`."""
         nothing = np.empty(0, np.int64)
-        if not self._chunks or not batch.num_rows:
+        if self._is_empty or not batch.num_rows:
             return Found(nothing, nothing, empty(self.schema))
-        self._index_rows()
         columns = key_columns(batch, keys)
         codes, firsts = factorise(columns, batch.num_rows)
         distinct = [column.take(pa.array(firsts)) for column in columns]
-        wanted, orders = self._look_up(hash_columns(distinct))
-        rows, is_alive = self._rows(orders)
-        wanted = wanted[is_alive]
+        wanted, rows = self._candidates(hash_columns(distinct))
         same = self._same(distinct, wanted, rows)
         if not same.all():
             wanted, rows = wanted[same], rows.filter(pa.array(same))
         counts = np.bincount(wanted, minlength=len(firsts))
         probes, which = ragged(codes, np.cumsum(counts) - counts, counts)
         return Found(probes, which, rows)
+
+    @property
+    def _is_empty(self) -> bool:
+        return not self._chunks
+
+    def _candidates(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
+        """Rows whose keys have these hashes, and the number of the hash of each; in that order and,
+        for each hash, in theirs."""
+        self._index_rows()
+        wanted, orders = self._look_up(hashes)
+        rows, is_alive = self._rows(orders)
+        return wanted[is_alive], rows
 
     def at(self, orders: Int64) -> pa.RecordBatch:
         """The rows with these numbers, in this order; none of them was dropped."""
@@ -195,13 +206,17 @@ class RowStore:
 
     def take_due(self, mark: int) -> pa.RecordBatch:
         """The same, and what these rows were, in their order."""
+        return self._taken(mark).select(self.schema.names[:-1])
+
+    def _taken(self, mark: int) -> pa.RecordBatch:
+        """The same, with their numbers."""
         due = [(chunk, places) for chunk in self._chunks if len(places := chunk.due(mark))]
         parts = [chunk.rows.take(pa.array(places)) for chunk, places in due]
         for chunk, places in due:
             self._kill(chunk, places)
         if due:
             self._tidy()
-        return concat([empty(self.schema), *parts]).select(self.schema.names[:-1])
+        return concat([empty(self.schema), *parts])
 
     def lowest(self, name: str) -> int | None:
         """The lowest number in a column of all rows."""
@@ -212,6 +227,10 @@ class RowStore:
 
     def changes(self) -> Frozen:
         """What changed since the last call, gone rows first."""
+        return changed_rows(*self._changed(), self._keys, self._codec)
+
+    def _changed(self) -> tuple[list[pa.RecordBatch], list[tuple[pa.RecordBatch, Int64]]]:
+        """The rows that are gone; and batches with the places of those that are new."""
         fresh = []
         for chunk in self._chunks:
             if chunk.last >= self._sealed:
@@ -219,7 +238,7 @@ class RowStore:
                 fresh.append((chunk.rows, start + np.flatnonzero(chunk.is_alive[start:])))
         gone, self._gone = self._gone, []
         self._sealed = self._next
-        return changed_rows(gone, fresh, self._keys, self._codec)
+        return gone, fresh
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
         """Take rows from a delta."""
@@ -251,7 +270,7 @@ class RowStore:
             return
         self._chunks.append(Chunk(rows))
         self._next = self._chunks[-1].last + 1
-        while len(self._chunks) >= _MERGED:
+        while len(self._chunks) - self._fixed >= _MERGED:
             newest = self._chunks[-_MERGED:]
             if len(newest[0]) >= _MERGED * sum(map(len, newest[1:])) // (_MERGED - 1):
                 return
@@ -262,21 +281,21 @@ class RowStore:
         chunk.kill(places)
         stored = places[chunk.orders[places] < self._sealed]
         if len(stored):
-            names = dict.fromkeys([*self._keys, ORDER])
-            self._gone.append(chunk.rows.select(list(names)).take(pa.array(stored)))
+            self._gone.append(chunk.rows.select(self._told).take(pa.array(stored)))
 
     def _tidy(self) -> None:
         """Free the memory of what is mostly gone."""
-        self._chunks = [
+        self._chunks[self._fixed :] = [
             chunk if 2 * chunk.alive > len(chunk) else Chunk(chunk.cleaned())
-            for chunk in self._chunks
+            for chunk in self._chunks[self._fixed :]
             if chunk.alive
         ]
 
     def _rows(self, orders: Int64) -> tuple[pa.RecordBatch, Mask]:
         """The rows with these numbers, in their order, and which of them are alive."""
-        if 2 * len(orders) > len(self) and len(self._chunks) > 1:
-            self._chunks = [Chunk(concat([chunk.cleaned() for chunk in self._chunks]))]
+        loose = self._chunks[self._fixed :]
+        if 2 * len(orders) > len(self) and len(loose) > 1:
+            self._chunks[self._fixed :] = [Chunk(concat([chunk.cleaned() for chunk in loose]))]
         is_alive = np.zeros(len(orders), bool)
         parts, at = [], []
         for chunk, mine, places in self._located(orders):

@@ -1,4 +1,4 @@
-"""Values by key as they lie in layers: *runs*, sorted by the hash of the key, in blocks.
+"""Values and rows by key as they lie in layers: *runs*, sorted by the hash of the key, in blocks.
 
 A block is the unit that is read, about 16 KB. Where a key is, the index knows: it has the first
 hash of each block and a filter of all hashes. It also has a digest of each block, with which a
@@ -128,6 +128,22 @@ class Run:
                 found[i] = value
         return found
 
+    def find_all(self, hashes: UInt64) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """All that has one of these hashes, which are sorted: the number of the hash, key, value.
+
+        ``hashes`` are those that keys were given when they were written.
+        """
+        index = self.index
+        numbers = np.searchsorted(index.firsts, hashes, "right").astype(np.int64) - 1
+        may_be = (numbers >= 0) & _are_in(index.filter, hashes)
+        last, block = -1, b""
+        for i in may_be.nonzero()[0].tolist():
+            number = int(numbers[i])
+            if number != last:
+                last, block = number, self._block(number)
+            for key, value in _look_up_all(block, int(hashes[i])):
+                yield i, key, value
+
     def items(self) -> Iterator[tuple[bytes, bytes | None]]:
         """All keys and values."""
         for rows in self.parts():
@@ -247,18 +263,39 @@ def hashes_of(keys: Sequence[bytes]) -> UInt64:
     return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
 
 
+def in_order(parts: Sequence[Rows]) -> Rows:
+    """Rows of several, by hash; those of one hash as they were."""
+    hashes, groups = (np.concatenate(some) for some in list(zip(*parts, strict=True))[:2])
+    keys = pa.concat_arrays([rows.keys for rows in parts])
+    values = pa.concat_arrays([rows.values for rows in parts])
+    rows = Rows(hashes, groups, keys, values)
+    if (hashes[:-1] <= hashes[1:]).all():
+        return rows
+    return rows.chosen(np.argsort(hashes, kind="stable"))
+
+
 def merge_runs(runs: Sequence[Run], writer: TakesRows, *, is_base: bool) -> None:
     """Write a run that has the effect of all of them, the oldest first.
 
     ``is_base``: nothing lies below, so what is gone need not be mentioned any more. No more than a
     range of hashes is in memory at a time.
     """
-    ranges = 1 + sum(run.nbytes for run in runs) // MERGED_BYTES
-    bounds = [(i << 64) // ranges for i in range(ranges + 1)]
-    for low, high in pairwise(bounds):
+    for low, high in pairwise([0, *_cuts(runs), 1 << 64]):
         parts = [rows for run in runs for rows in run.parts(low, high)]
         if parts:
             writer.add(_newest(parts, is_base=is_base))
+
+
+def _cuts(runs: Sequence[Run]) -> list[int]:
+    """Hashes between which there are about as many bytes as are merged at once."""
+    nothing = np.empty(0, np.uint64)
+    firsts = np.concatenate([nothing, *(run.index.firsts for run in runs)])
+    each = [np.diff(run.index.ends, prepend=np.uint64(0)) for run in runs]
+    sizes = np.concatenate([nothing, *each])
+    order = np.argsort(firsts)
+    ranges = np.cumsum(sizes[order]) // np.uint64(MERGED_BYTES)
+    cuts = firsts[order][np.flatnonzero(np.diff(ranges)) + 1]
+    return [cut for cut in np.unique(cuts).tolist() if cut]
 
 
 def _newest(parts: Sequence[Rows], *, is_base: bool) -> Rows:
@@ -359,6 +396,22 @@ def _look_up(block: bytes, wanted: int, key: bytes) -> Any:
             return block[at.end_of_keys + ends[i] : at.end_of_keys + ends[i + 1]]
         i += 1
     return _NOTHING
+
+
+def _look_up_all(block: bytes, wanted: int) -> Iterator[tuple[bytes, bytes | None]]:
+    """Keys and values of a hash."""
+    rows, at = _places(block)
+    view = memoryview(block)
+    hashes = view[_HEAD.size : at.keys].cast("Q")
+    i = bisect_left(hashes, wanted)
+    ends = view[at.keys : at.groups].cast("I")  # of keys, then of values
+    while i < rows and hashes[i] == wanted:
+        key, value = block[at.data + ends[i] : at.data + ends[i + 1]], None
+        if block[at.is_there + i]:
+            end = i + rows + 1
+            value = block[at.end_of_keys + ends[end] : at.end_of_keys + ends[end + 1]]
+        yield key, value
+        i += 1
 
 
 def _rows_of(block: bytes) -> Rows:

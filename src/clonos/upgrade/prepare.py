@@ -113,7 +113,9 @@ def prepare(
     names = {
         name
         for name in values.operators - frozenset(drop_state)
-        if name in now.homes and before.operators[name][:1] == now.operators[name][:1]
+        if name in now.homes
+        and before.operators[name][:1] == now.operators[name][:1]
+        and not before.keeps[name]  # rows have numbers of their task
     }
     made: dict[int, _Made] = {spec.id: _Made() for spec in now.plan.tasks}
     for name in sorted(names):

@@ -18,7 +18,7 @@ from clonos.state.kept import kept_of
 from clonos.storage.layers import LayerStore, get_layers
 from clonos.upgrade.shape import Shape
 
-_NUMBERED = 8
+_NUMBERED = (8, 9)
 """Bytes of the keys of rows and pieces, which are their numbers."""
 
 
@@ -62,9 +62,9 @@ def _state(shape: Shape, layers: Mapping[int, Layer]) -> dict[str, Counter[Any]]
 
 def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
     """By group; a number is no name."""
-    yield from {group for group, key in zip(groups, keys, strict=True) if len(key) == _NUMBERED}
+    yield from {group for group, key in zip(groups, keys, strict=True) if len(key) in _NUMBERED}
     for group, key in zip(groups, keys, strict=True):
-        if len(key) != _NUMBERED:
+        if len(key) not in _NUMBERED:
             yield group, key
 
 

@@ -11,10 +11,10 @@ def oldest_first(original: Any) -> Any:
     """An older level hides what newer ones say."""
 
     def look_up(self: ValueStore, keys: list[bytes]) -> None:
-        self._levels.reverse()
+        self._below.all.reverse()
         try:
             original(self, keys)
         finally:
-            self._levels.reverse()
+            self._below.all.reverse()
 
     return look_up

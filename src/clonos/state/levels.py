@@ -1,0 +1,147 @@
+"""State that has no room in memory: *levels*, which are runs, the oldest first.
+
+They are those that a task was restored from and those that it has written to the local disk since.
+Local runs are no part of a checkpoint: a slot writes them because it has no room, and forgets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, Final, Protocol
+
+from clonos.core.content import Shelf, Shelved, Writable
+from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
+
+LOADED_BYTES: Final = 4 * 1024 * 1024
+"""A smaller run is loaded as a whole when it is restored."""
+LEVELS_MAX: Final = 8
+"""If there are more runs, the newest ones are merged."""
+SHARE: Final = 0.5
+"""An older run is merged, too, if those above it together reach this share of its size."""
+
+
+class Unwritten(Protocol):
+    """A level that is in memory until it is written. Nothing of it changes."""
+
+    index: Index | None
+    """Of its run, once it is written."""
+
+    def fill(self, file: Writable) -> None:
+        """Write it, in another thread."""
+
+
+class _Merge:
+    """Runs that become one."""
+
+    def __init__(self, runs: Sequence[Run], chosen: Choice | None, *, is_base: bool) -> None:
+        self.runs, self._chosen, self._is_base = runs, chosen, is_base
+        self.index: Index | None = None
+
+    def fill(self, file: Writable) -> None:
+        writer = RunWriter(sum(map(len, self.runs)), file.write)
+        target = writer if self._chosen is None else _Only(writer, self._chosen)
+        merge_runs(self.runs, target, is_base=self._is_base)
+        self.index = writer.index()
+
+
+Choice = Callable[[Rows], Any]
+"""Which of some rows are wanted, as a mask."""
+
+
+class _Only:
+    """Writes the rows that are wanted."""
+
+    def __init__(self, writer: RunWriter, choice: Choice) -> None:
+        self._writer, self._choice = writer, choice
+
+    def add(self, rows: Rows) -> None:
+        self._writer.add(rows.chosen(self._choice(rows)))
+
+
+class Levels:
+    """Levels of one store.
+
+    Parameters
+    ----------
+    choice
+        Which rows of a run are the store's; None: all of them.
+
+    Attributes
+    ----------
+    all
+        The oldest first.
+    shelf
+        Where they are written; without it there is none.
+    """
+
+    def __init__(self, choice: Choice | None = None) -> None:
+        self.all: list[Run | Any] = []  # of any other kind: unwritten
+        self.shelf: Shelf | None = None
+        self._choice = choice
+        self._flushing: tuple[Any, Shelved] | None = None
+        self._merging: tuple[_Merge, Shelved] | None = None
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those that are written."""
+        return [level for level in self.all if isinstance(level, Run)]
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a level is being written."""
+        return self._flushing is not None
+
+    def write(self) -> None:
+        """Have the oldest level written that is in memory, unless one is being written."""
+        assert self.shelf is not None
+        level = next((one for one in self.all if not isinstance(one, Run)), None)
+        if level is not None and self._flushing is None:
+            self._flushing = level, self.shelf.write(level.fill, is_long=False)
+
+    def give_up(self) -> None:
+        """What is not written by now need not be."""
+        self.all, self._flushing = list(self.runs), None
+
+    def settle(self) -> Any:
+        """Take over what was written meanwhile; the level that is a run now, if there is one."""
+        written = None
+        if self._flushing is not None:
+            level, shelved = self._flushing
+            if shelved.content is not None:
+                assert level.index is not None
+                self.all[self.all.index(level)] = Run(level.index, shelved.content)
+                self._flushing, written = None, level
+                self.write()
+            elif shelved.failed:  # again when there is more
+                self._flushing = None
+        if self._merging is not None:
+            merge, shelved = self._merging
+            if shelved.content is not None:
+                assert merge.index is not None
+                start = self.all.index(merge.runs[0])
+                self.all[start : start + len(merge.runs)] = [Run(merge.index, shelved.content)]
+            if shelved.content is not None or shelved.failed:
+                self._merging = None
+        if self._merging is None:
+            self._merge()
+        return written
+
+    def _merge(self) -> None:
+        """If there are many runs, have the newest ones merged."""
+        assert self.shelf is not None
+        levels = takewhile(lambda level: isinstance(level, Run), self.all)
+        runs = [level for level in levels if isinstance(level, Run)]
+        if len(runs) > LEVELS_MAX:
+            chosen = runs[_first_to_merge([run.nbytes for run in runs]) :]
+            merge = _Merge(chosen, self._choice, is_base=chosen[0] is self.all[0])
+            self._merging = merge, self.shelf.write(merge.fill, is_long=True)
+
+
+def _first_to_merge(sizes: Sequence[int]) -> int:
+    start, above = len(sizes) - 2, sizes[-1]
+    for i in range(len(sizes) - 2, -1, -1):
+        if above >= SHARE * sizes[i]:
+            start = i
+        above += sizes[i]
+    return start

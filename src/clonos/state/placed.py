@@ -1,0 +1,219 @@
+"""Rows of columns in *runs*: by the hash of their key, and by the times at which they are wanted.
+
+In a run (:mod:`clonos.state.runs`) a row is several *entries*. One has the row, and lies where the
+hash of its key says: so all rows of a key lie together. Its key is the row's number, in 8 bytes.
+For each column by which rows are wanted in order (when they are dropped, how old they are) there is
+another one. It lies where this time says, in front of nearly all hashes, and its key has one more
+byte, the number of the column. It has what finds the row, and its other entries::
+
+    hash u64 | value of each of these columns i64
+
+Of a row that is gone all entries are there, without a value, until runs are merged that have both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.columns.batches import empty
+from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
+from clonos.columns.row_codec import RowCodec
+from clonos.state.pieces import ORDER, numbers
+from clonos.state.runs import WRITTEN_ROWS, Int64, Mask, Rows, UInt64
+
+_LATEST: Final = 1 << 46
+"""Times beyond this, in ms before or after 1970, lie in one place: more than 2000 years."""
+PLACES_END: Final = 2 * _LATEST + 1
+"""All times lie below."""
+_KEY_BYTES: Final = 8
+
+
+class Entries(NamedTuple):
+    """Of rows, all that their entries need: hash of the key, number, and times, by column."""
+
+    hashes: UInt64
+    orders: Int64
+    times: Int64  # two-dimensional
+
+    def chosen(self, places: Int64 | Mask | slice) -> Entries:
+        """Some of them."""
+        return Entries(self.hashes[places], self.orders[places], self.times[places])
+
+    def sorted(self) -> Entries:
+        """By number."""
+        return self.chosen(np.argsort(self.orders))
+
+
+class Found(NamedTuple):
+    """Entries as they lie in a run: which rows they are of, of which column (0: with the row)."""
+
+    rows: Rows
+    orders: Int64
+    columns: npt.NDArray[np.uint8]
+
+    def chosen(self, places: Int64 | Mask) -> Found:
+        """Some of them."""
+        return Found(self.rows.chosen(places), self.orders[places], self.columns[places])
+
+    def are_in(self, orders: range) -> Mask:
+        """Which of them are of rows with these numbers."""
+        mask: Mask = (self.orders >= orders.start) & (self.orders <= orders.stop - 1)
+        return mask
+
+    @property
+    def are_gone(self) -> Mask:
+        """Which of them say that a row is gone."""
+        gone: Mask = self.rows.values.is_null().to_numpy(zero_copy_only=False)
+        return gone
+
+
+def place_of(time: int) -> int:
+    """Where the entry of a time lies."""
+    return min(max(time, -_LATEST), _LATEST) + _LATEST
+
+
+def time_at(places: UInt64) -> Int64:
+    """A time whose entry lies there."""
+    times: Int64 = places.astype(np.int64) - _LATEST
+    return times
+
+
+def no_entries(columns: int) -> Entries:
+    """Of no rows."""
+    none = np.empty(0, np.int64)
+    return Entries(none.astype(np.uint64), none, np.empty((0, columns), np.int64))
+
+
+def joined(parts: Sequence[Entries], columns: int) -> Entries:
+    """All of several."""
+    hashes, orders, times = zip(no_entries(columns), *parts, strict=True)
+    return Entries(np.concatenate(hashes), np.concatenate(orders), np.concatenate(times))
+
+
+def entries_of(rows: pa.RecordBatch, keys: Sequence[str], columns: Sequence[str]) -> Entries:
+    """Of rows in columns."""
+    if not rows.num_rows:
+        return no_entries(len(columns))
+    times = [numbers(rows, name) for name in columns]
+    stacked = np.stack(times, 1) if times else np.empty((rows.num_rows, 0), np.int64)
+    return Entries(hash_columns(key_columns(rows, keys)), numbers(rows, ORDER), stacked)
+
+
+def found_in(rows: Rows) -> Found:
+    """What entries say by their keys."""
+    count = len(rows.hashes)
+    if not count:
+        return Found(rows, np.empty(0, np.int64), np.empty(0, np.uint8))
+    _, buffer, data = rows.keys.buffers()
+    offset = rows.keys.offset
+    ends = np.frombuffer(buffer, np.int64)[offset : offset + count + 1]
+    raw = np.frombuffer(data, np.uint8)
+    keys = raw[ends[:-1, None] + np.arange(_KEY_BYTES)]
+    orders = keys.view(">u8")[:, 0].astype(np.int64)
+    is_longer = np.diff(ends) > _KEY_BYTES
+    columns = np.zeros(count, np.uint8)
+    columns[is_longer] = raw[ends[:-1][is_longer] + _KEY_BYTES]
+    return Found(rows, orders, columns)
+
+
+def times_in(found: Found, columns: int) -> Entries:
+    """What entries have that lie by time; all of these are there."""
+    width = 1 + columns
+    _, offsets, data = found.rows.values.buffers()
+    count, offset = len(found.orders), found.rows.values.offset
+    if not count:
+        return no_entries(columns)
+    start = int(np.frombuffer(offsets, np.int64)[offset])
+    raw = np.frombuffer(data, np.uint8)[start : start + 8 * width * count]
+    fields = raw.view("<i8").reshape(count, width)
+    return Entries(fields[:, 0].astype(np.uint64), found.orders, fields[:, 1:])
+
+
+def have_rows(keys: pa.Array) -> pa.Array:
+    """Which of the rows of a layer have a row of an operator that keeps rows."""
+    return pc.equal(pc.binary_length(keys), _KEY_BYTES)
+
+
+def with_rows(groups: pa.Array, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, ...]:
+    """Of the rows of a layer, those that have a row of an operator."""
+    has_row = have_rows(keys)
+    return groups.filter(has_row), keys.filter(has_row), values.filter(has_row)
+
+
+def write(
+    rows: pa.RecordBatch,
+    fresh: Entries,
+    gone: Entries,
+    codec: RowCodec,
+    add: Callable[[Rows], object],
+) -> None:
+    """Write rows and those that are gone, by place; both are in the order of their numbers.
+
+    No more than a few are encoded at a time.
+    """
+    both = joined([fresh, gone], fresh.times.shape[1])
+    count = len(both.orders)
+    if not count:
+        return
+    clipped = np.clip(both.times, -_LATEST, _LATEST) + _LATEST
+    places = np.concatenate([both.hashes, clipped.T.reshape(-1).astype(np.uint64)])
+    order = np.argsort(places, kind="stable")
+    start = 0
+    while start < len(order):
+        end = min(start + WRITTEN_ROWS, len(order))
+        while end < len(order) and places[order[end]] == places[order[end - 1]]:
+            end += 1
+        chosen = order[start:end]
+        kinds, which = chosen // count, chosen % count
+        keys = _keys(both.orders[which], kinds)
+        values = _values(rows, both, len(fresh.orders), kinds, which, codec)
+        groups = (both.hashes[which] % np.uint64(KEY_GROUPS)).astype(np.int64)
+        add(Rows(places[chosen], groups, keys, values))
+        start = end
+
+
+def _keys(orders: Int64, kinds: Int64) -> pa.Array:
+    whole = np.empty((len(orders), _KEY_BYTES + 1), np.uint8)
+    whole[:, :_KEY_BYTES] = orders.astype(">u8").view(np.uint8).reshape(-1, _KEY_BYTES)
+    whole[:, _KEY_BYTES] = kinds
+    is_there = np.ones(whole.shape, np.bool_)
+    is_there[:, _KEY_BYTES] = kinds > 0
+    return _binary(_KEY_BYTES + (kinds > 0), whole[is_there])
+
+
+def _values(
+    rows: pa.RecordBatch,
+    both: Entries,
+    fresh: int,
+    kinds: Int64,
+    which: Int64,
+    codec: RowCodec,
+) -> pa.Array:
+    is_there = which < fresh
+    with_row, with_time = (np.flatnonzero(is_there & is_of) for is_of in (kinds == 0, kinds > 0))
+    gone = np.flatnonzero(~is_there)
+    some = rows.take(pa.array(which[with_row])) if len(with_row) else empty(rows.schema)
+    timed = which[with_time]
+    fields = np.column_stack([both.hashes[timed].astype("<i8"), both.times[timed].astype("<i8")])
+    parts = [
+        codec.encode(some.columns),
+        _binary(np.full(len(timed), 8 * fields.shape[1]), fields.reshape(-1).view(np.uint8)),
+        pa.nulls(len(gone), pa.large_binary()),
+    ]
+    at = np.empty(len(which), np.int64)
+    at[np.concatenate([with_row, with_time, gone])] = np.arange(len(which))
+    if (np.diff(at) == 1).all():
+        return pa.concat_arrays([part for part in parts if len(part)])
+    return pa.concat_arrays(parts).take(pa.array(at))
+
+
+def _binary(lengths: Int64, data: npt.NDArray[np.uint8]) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
