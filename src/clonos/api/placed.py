@@ -28,7 +28,7 @@ class Placed:
         before them, unless they are in another :meth:`slot_group`."""
         return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
 
-    def with_persistence(self, level: Literal["memory", "local", "store"]) -> Self:
+    def with_persistence(self, level: Literal["memory", "local", "auto", "store"]) -> Self:
         """Keep the state of the operator that these rows come from at this level, whatever
         ``persistence`` of the job is.
 

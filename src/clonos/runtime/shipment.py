@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.core.content import STATE_MEMORY
+from clonos.core.levels import STORE
 from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
@@ -57,6 +58,8 @@ class Shipment:
         What values by key may take of its memory.
     local_dir
         Where on its disk it keeps layers, if any; by default with temporary files.
+    levels
+        Those of a task that chooses them, the strongest first.
     """
 
     job_id: str
@@ -82,5 +85,6 @@ class Shipment:
     spills: bool = True
     log_bytes: int = LOG_BYTES
     local_dir: str | None = None
+    levels: tuple[str, ...] = (STORE,)
     state_memory: int = STATE_MEMORY
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

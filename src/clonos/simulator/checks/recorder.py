@@ -17,7 +17,7 @@ from clonos.core.life import Phase
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator.checks import endings, floors, implied, invariants, past
+from clonos.simulator.checks import endings, floors, implied, invariants, levels, past
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import Cuts
 from clonos.simulator.checks.levels import Kept
@@ -407,7 +407,8 @@ class Recorder:
     @property
     def used(self) -> set[str]:
         """The paths of the layers that the journal refers to."""
-        layers = {ref.path for chain in self._layers.values() for ref in chain}
+        chains = (*self._layers.values(), *self._in_use.values())
+        layers = {ref.path for chain in chains for ref in chain}
         return layers | self._past.paths if self._past is not None else layers
 
     @property
@@ -417,6 +418,10 @@ class Recorder:
     @property
     def _layers(self) -> Mapping[int, tuple[LayerRef, ...]]:
         return self._may_stand[0].layers if self._may_stand else {}
+
+    @property
+    def _in_use(self) -> Mapping[int, tuple[LayerRef, ...]]:
+        return self._may_stand[0].in_use.layers if self._may_stand else {}
 
     def store_is_back(self) -> None:
         """The store has lost what was not synced."""
@@ -441,8 +446,18 @@ class Recorder:
         self._stable = dict(keeper.stable)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
         self.generation = max(self.generation, keeper.generation)
+        for task in self.holders.chosen:
+            levels.stored_before_it_counts(task, keeper.layers[task])
         if keeper.epoch > self._floor_epoch:
             self._floor_epoch = keeper.epoch
+            invariants.logs_kept(keeper)
+            if not self.holders.chosen:
+                self._new_floor(keeper)
+
+    def uses(self, keeper: ClosedKeeper) -> None:
+        """Floors are in use from now on. If all are hard at once, that is when the journal has
+        them."""
+        if self.holders.chosen:
             self._new_floor(keeper)
 
     def _check_cuts(self, keeper: HouseKeeper | ClosedKeeper) -> None:
@@ -453,13 +468,14 @@ class Recorder:
         self._journaled |= now
 
     def _new_floor(self, keeper: ClosedKeeper) -> None:
-        plan = self.job.plan
-        newest = {t: refs[-1:] for t, refs in keeper.layers.items() if refs}
+        plan, in_use = self.job.plan, keeper.in_use
+        newest = {t: refs[-1:] for t, refs in in_use.layers.items() if refs}
         layers = {t: self._layer(ref) for t, (ref,) in newest.items()}
-        moved = {t: layers[t] for t in layers if keeper.positions[t] != self._floors.get(t)}
-        self._floors = dict(keeper.positions)
-        self._channel_floors = floors.floors_of_channels(plan, layers)
-        invariants.logs_kept(keeper)
+        moved = {t: layers[t] for t in layers if in_use.positions[t] != self._floors.get(t)}
+        # Who lives has been told of the highest, also if all went back to others.
+        self._floors = {t: max(n, self._floors.get(t, 0)) for t, n in in_use.positions.items()}
+        now = floors.floors_of_channels(plan, layers)
+        self._channel_floors = {c: max(n, self._channel_floors[c]) for c, n in now.items()}
         floors.floor_of_the_living(moved, self._over)
         if plan.has_markers:
             floors.consistent_floor(plan, layers)

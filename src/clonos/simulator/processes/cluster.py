@@ -11,6 +11,7 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.history import Keep
+from clonos.core.levels import AUTO
 from clonos.core.messages import Layer
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
@@ -106,6 +107,9 @@ class Options:
     """Whether channels are bytes on simulated sockets."""
     has_machines: bool = False
     """Whether a place is always on the same machine."""
+    late_ms: float = 1000.0
+    quiet_ms: float = 5000.0
+    """When a level counts as slow, and when no more."""
     lost_ms: int = 5_000
     """How long a machine may be away that alone has a layer."""
     waits_ms: float = 0.0
@@ -174,6 +178,7 @@ class Cluster:
             self.scheduler.now, self.disks = before.scheduler.now, before.disks
         self.recorder = Recorder(job, self.disks, self.scheduler.digest)
         self.recorder.holders.copies = options.standbys
+        self.recorder.holders.chosen = {t.id for t in self.job.plan.tasks if t.level == AUTO}
         self.recorder.goes_on(first or {})
         self.slots: list[Slot] = []
         self.outcome = Outcome()

@@ -363,7 +363,13 @@ class SlotStore:
         self._later(lambda: self._slot.post(events.PartRead(ticket, self._layers.part(ref, start))))
 
     def merge(self, ticket: int, command: MergeLayers) -> None:
-        self._later(lambda: self._merge(ticket, command))
+        if command.level == STORE:
+            cluster = self._cluster
+            delay = max(0.0, cluster.store_back_at - cluster.scheduler.now)
+            delay += 2 * cluster.options.store_ms * cluster.level_random.random()
+            cluster.scheduler.after(delay, self._if_alive, lambda: self._merge(ticket, command))
+        else:
+            self._later(lambda: self._merge(ticket, command))
 
     def _merge(self, ticket: int, command: MergeLayers) -> None:
         if self._cluster.level_random.random() < 0.1:

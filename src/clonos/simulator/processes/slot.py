@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.content import STATE_MEMORY
+from clonos.core.dial import Dial, ladder
 from clonos.core.layer import UnreadableLayer
-from clonos.core.levels import LOCAL
+from clonos.core.levels import AUTO, LOCAL
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
@@ -123,7 +124,7 @@ class Slot:
         drawn = Random(cluster.random.getstate()[1][number % 100])
         self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
         opened_bytes = drawn.choice((0, OPENED_BYTES))
-        keeps_locally = any(task.level == LOCAL for task in cluster.job.plan.tasks)
+        keeps_locally = any(task.level in (LOCAL, AUTO) for task in cluster.job.plan.tasks)
         machine = cluster.disks.of_machine(group) if keeps_locally else None
         self.store = SlotStore(self, layers, opened_bytes, machine)
         self.track = SlotTrack(self)
@@ -148,10 +149,15 @@ class Slot:
             machines=partial(WatchedMachine, cluster.recorder),
             memory_bytes=cluster.options.memory_bytes,
             log_bytes=cluster.options.log_bytes or LOG_BYTES,
+            dials=self._dial,
         )
         self.node.random = cluster.random
         self.node.is_given_up = lambda: not self.is_controlled
         self.node.join(ControlEnd(self))
+
+    def _dial(self) -> Dial:
+        options = self.cluster.options
+        return Dial(ladder(options.standbys), options.late_ms / 1000, options.quiet_ms / 1000)
 
     @property
     def machines(self) -> list[TaskMachine]:
