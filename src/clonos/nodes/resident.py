@@ -24,7 +24,7 @@ from clonos.core.levels import AUTO, LayerRef, LevelInUse, MergeLayers
 from clonos.core.life import Phase
 from clonos.core.log import in_pieces
 from clonos.core.messages import Layer
-from clonos.core.plan import Plan, TaskSpec
+from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.core.step import RunningStep, checked
 from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError
@@ -153,6 +153,10 @@ class Resident:
     @property
     def spec(self) -> TaskSpec:
         return self._home.plan.tasks[self.task]
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self._command.incarnation
 
     # --- lifecycle ------------------------------------------------------------------------------
 

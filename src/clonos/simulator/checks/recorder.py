@@ -61,7 +61,7 @@ class Recorder:
         self.cuts: Cuts = {}
         self.first: dict[int, Layer] = {}
         self.generation = self._begun_in = 0
-        self.steps = 0
+        self.steps = self.backs = 0
         self.checks_state, self.has_failures = True, False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
@@ -86,6 +86,7 @@ class Recorder:
         self._may_stand: list[ClosedKeeper] = []  # in the journal: acknowledged, and written since
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
+        self._in_use: Mapping[int, int] = {}
         self._floors: dict[int, int] = {}
         self._channel_floors = floors.floors_of_channels(job.plan, {})
         self._shared = invariants.shared_logs(job.plan)
@@ -378,6 +379,7 @@ class Recorder:
         self._check_durable(keeper, delivered)
         self._check_cuts(keeper)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
+        self._in_use = keeper.positions
 
     def lets_out(self, term: int) -> None:
         """The driver of a term lets out an output."""
@@ -407,8 +409,7 @@ class Recorder:
     @property
     def used(self) -> set[str]:
         """The paths of the layers that the journal refers to."""
-        chains = (*self._layers.values(), *self._in_use.values())
-        layers = {ref.path for chain in chains for ref in chain}
+        layers = {ref.path for chain in self._layers.values() for ref in chain}
         return layers | self._past.paths if self._past is not None else layers
 
     @property
@@ -418,10 +419,6 @@ class Recorder:
     @property
     def _layers(self) -> Mapping[int, tuple[LayerRef, ...]]:
         return self._may_stand[0].layers if self._may_stand else {}
-
-    @property
-    def _in_use(self) -> Mapping[int, tuple[LayerRef, ...]]:
-        return self._may_stand[0].in_use.layers if self._may_stand else {}
 
     def store_is_back(self) -> None:
         """The store has lost what was not synced."""
@@ -460,6 +457,11 @@ class Recorder:
         if self.holders.chosen:
             self._new_floor(keeper)
 
+    def goes_back(self, positions: Mapping[int, int]) -> None:
+        """All tasks begin again with the floors that are hard."""
+        self._in_use = positions
+        self.backs += 1
+
     def _check_cuts(self, keeper: HouseKeeper | ClosedKeeper) -> None:
         """Those that are in the journal for the first time, against what was told before."""
         now = {(cut.task, cut.incarnation, cut.length) for cut in keeper.resolved}
@@ -471,7 +473,8 @@ class Recorder:
         plan, in_use = self.job.plan, keeper.in_use
         newest = {t: refs[-1:] for t, refs in in_use.layers.items() if refs}
         layers = {t: self._layer(ref) for t, (ref,) in newest.items()}
-        moved = {t: layers[t] for t in layers if in_use.positions[t] != self._floors.get(t)}
+        moved = {t: layers[t] for t in layers if in_use.positions[t] != self._in_use.get(t)}
+        self._in_use = in_use.positions
         # Who lives has been told of the highest, also if all went back to others.
         self._floors = {t: max(n, self._floors.get(t, 0)) for t, n in in_use.positions.items()}
         now = floors.floors_of_channels(plan, layers)

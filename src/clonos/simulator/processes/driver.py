@@ -69,6 +69,10 @@ class WatchedKeeper(HouseKeeper):
         if self._driver is self._driver.cluster.driver:
             self._driver.cluster.recorder.uses(ClosedKeeper(self))
 
+    def fall_back(self) -> None:
+        super().fall_back()
+        self._driver.cluster.recorder.goes_back(self.positions)
+
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         stream = self._driver.accepted.get(event.conn)
         is_current = self._driver is self._driver.cluster.driver

@@ -22,6 +22,7 @@ from clonos.core.levels import STORE, LayerRef, MergeLayers
 from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
+from clonos.simulator.checks.invariants import unused
 from clonos.simulator.world.disk import Died, Disk
 from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
@@ -176,6 +177,8 @@ class SimulatedMerger:
 
     def delete(self, paths: Sequence[str]) -> None:
         self._cluster.recorder.deletes(paths)
+        chains = self._driver.keeper.layers.values()  # also where nothing is hard yet
+        unused(paths, {ref.path for chain in chains for ref in chain if ref.level == STORE})
         with suppress(StoreAway):  # they stay
             self._store.delete(paths)
 

@@ -63,6 +63,8 @@ class WatchedNode(SlotNode):
     random: Random
     is_given_up: Callable[[], bool]
     """Whether the driver has: what it is told to restore may be gone then."""
+    is_fenced: Callable[[Resident], bool]
+    """Whether the driver has begun another life of its task."""
 
     def _order(self) -> list[Resident]:
         order = super()._order()
@@ -80,6 +82,8 @@ class WatchedNode(SlotNode):
     def _failed(self, resident: Resident, error: Exception) -> None:
         if isinstance(error, UnreadableLayer) and self.is_given_up():
             return  # the floor has passed it: nobody waits for this life; all else is still judged
+        if isinstance(error, PeerUnreachable) and self.is_fenced(resident):
+            return  # all went back to other layers, and it has yet to hear that it is over
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):
@@ -153,7 +157,13 @@ class Slot:
         )
         self.node.random = cluster.random
         self.node.is_given_up = lambda: not self.is_controlled
+        self.node.is_fenced = self._is_fenced
         self.node.join(ControlEnd(self))
+
+    def _is_fenced(self, resident: Resident) -> bool:
+        return (
+            resident.incarnation < self.cluster.driver.coordinator.tasks[resident.task].incarnation
+        )
 
     def _dial(self) -> Dial:
         options = self.cluster.options

@@ -368,7 +368,7 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     options.merges_overlap = False
     job = with_levels(job, random, options.standbys)
     kinds = (*KINDS, *LOSSES) if seed % 3 else KINDS
-    if seed % 2:
+    if seed % 2 and job.plan.causal_log:
         job = with_dials(job, options, Random(f"dials {seed}"))
         kinds = (*kinds, ("store away", 10))
     with merged_early(random.choice((2, 4, 32))):
