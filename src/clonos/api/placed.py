@@ -46,7 +46,8 @@ class Placed:
         """
         options, graph = self._job.graph.options, self._job.graph
         history = "..." if options.keep is not None else None
-        require_level(level, options.standbys, options.guarantee, history)
+        promised = options.guarantee, history, options.on_orphan, options.log
+        require_level(level, options.standbys, *promised)
         graph.levels[self._vertex.id] = level
         return self
 

@@ -112,7 +112,9 @@ def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> N
         require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
 
 
-def require_level(level: str, standbys: int, guarantee: str, history: Any) -> None:
+def require_level(
+    level: str, standbys: int, guarantee: str, history: Any, on_orphan: str, log: str
+) -> None:
     """See that state can be kept at a level."""
     one_of("persistence", level, *CHOICES)
     if level == STORE:
@@ -125,6 +127,10 @@ def require_level(level: str, standbys: int, guarantee: str, history: Any) -> No
         what, why = f"history={history!r}", "the past is read from the checkpoint directory"
     elif level == AUTO and guarantee != "exactly_once":
         what, why = f"guarantee={guarantee!r}", "only logs lead back from one level to another"
+    elif level == AUTO and on_orphan == "availability":
+        what, why = f"on_orphan={on_orphan!r}", "who goes on after a loss has logs with gaps"
+    elif level == AUTO and log == "needed":
+        what, why = f"log={log!r}", "who goes back to the directory needs the logs of all tasks"
     else:
         return
     raise WrongType(f"persistence={level!r} with {what}", remedy=why)

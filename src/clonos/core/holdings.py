@@ -172,10 +172,12 @@ class Holdings:
                 places.discard(("slot", slot))
         for key in [key for key in self._told if key[0] == slot]:
             del self._told[key]
+        self.version += self._is_used
         self._changed.update(self.tasks)
 
     def moved(self, task: int) -> None:
-        """Its floor has moved, a copy of it begins, or it lives elsewhere."""
+        """Its floor has moved, a copy of it begins or ends, or it lives elsewhere."""
+        self.version += self._is_used
         self._changed.add(task)
 
     def forget(self, task: int) -> None:
@@ -323,7 +325,11 @@ class Holdings:
 
     def settle(self) -> Iterator[Compacted]:
         """After all that has happened: tell slots what has changed. Yields merges that count."""
+        now_ms = self._roster.now_ms
         changed, self._changed = self._changed, set()
+        for task in [task for task, ms in self._not_before.items() if now_ms >= ms]:
+            del self._not_before[task]
+            changed.add(task)
         for task in changed & set(self.tasks):
             yield from self._safe_merges(task)
             self._merge(task)

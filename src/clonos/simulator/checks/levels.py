@@ -96,6 +96,11 @@ class Kept:
         return [ref for ref in chain if ref.level != STORE]
 
 
+def in_store(layers: Mapping[int, Sequence[LayerRef]]) -> set[str]:
+    """Which files these layers are."""
+    return {ref.path for chain in layers.values() for ref in chain if ref.level == STORE}
+
+
 def place(address: str, disk: str, ref: LayerRef) -> Place:
     """Where a process keeps a layer."""
     return ("slot", address) if ref.level == MEMORY else ("disk", disk)

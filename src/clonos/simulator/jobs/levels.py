@@ -29,6 +29,7 @@ def with_dials(job: Job, options: Options, random: Random) -> Job:
         replace(task, level=AUTO) if is_all or random.random() < 0.5 else task
         for task in job.plan.tasks
     )
+    options.availability = False
     options.store_ms = random.choice((4.0, 20.0, 100.0))
     options.late_ms = random.choice((5.0, 20.0, 80.0))
     options.quiet_ms = random.choice((20.0, 100.0))

@@ -20,6 +20,7 @@ from clonos.core.watch import DEATHS
 from clonos.errors import ClonosError
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.checks.invariants import few_are_burnt
+from clonos.simulator.checks.levels import in_store
 from clonos.simulator.checks.litter import Litter
 from clonos.simulator.checks.recorder import Recorder
 from clonos.simulator.checks.violations import Violation, require
@@ -496,8 +497,10 @@ class Cluster:
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
         if note.what == "floor":
-            sealed = self.driver.coordinator.checkpoints.sealed.values()
+            driver = self.driver.coordinator
+            sealed = driver.checkpoints.sealed.values()
             waiting = {layer.ref.path for layers in sealed for layer in layers}
+            waiting |= driver.holdings.expected | in_store(self.driver.keeper.layers)
             self.litter.look(self.scheduler.now, self.recorder.used | waiting)
         elif note.what in ("detected", "moving", "restored"):
             self.litter.forget()

@@ -23,6 +23,7 @@ from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import unused
+from clonos.simulator.checks.levels import in_store
 from clonos.simulator.world.disk import Died, Disk
 from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
@@ -177,8 +178,7 @@ class SimulatedMerger:
 
     def delete(self, paths: Sequence[str]) -> None:
         self._cluster.recorder.deletes(paths)
-        chains = self._driver.keeper.layers.values()  # also where nothing is hard yet
-        unused(paths, {ref.path for chain in chains for ref in chain if ref.level == STORE})
+        unused(paths, in_store(self._driver.keeper.layers))  # also where nothing is hard yet
         with suppress(StoreAway):  # they stay
             self._store.delete(paths)
 
