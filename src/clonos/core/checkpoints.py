@@ -238,6 +238,7 @@ class Checkpoints:
         if chain[start : start + count] == event.replaced:
             shorter = (*chain[:start], event.merged, *chain[start + count :])
             keeper.shorten(task, shorter)
+            self._holdings.moved(task)  # what is in the store now no copy needs to have
             self._harden()
 
     def check(self) -> None:
