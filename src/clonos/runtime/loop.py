@@ -136,7 +136,7 @@ class SlotLoop:
             memory_bytes=shipment.inflight_bytes,
             disk_bytes=DISK_BYTES if shipment.spills else 0,
             log_bytes=shipment.log_bytes,
-            dials=lambda: Dial(shipment.levels),
+            dials=lambda: Dial(shipment.levels, shipment.late_s, shipment.quiet_s),
         )
 
     def _program_of(self, task: int) -> Program:
