@@ -167,8 +167,7 @@ class Job:
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
         require_logs_of(guarantee, checkpoints, speculation=speculation)
         one_of("on_orphan", on_orphan, "consistency", "availability")
-        copies = number_of("standbys", standbys, 0)
-        require_level(persistence, copies, guarantee, history, on_orphan, log)
+        require_level(persistence, standbys, guarantee, history, on_orphan, log)
         keep = keep_of(history, history_bytes, history_interval)
         if keep is not None:
             require_one_past(history, guarantee, on_orphan)

@@ -113,17 +113,9 @@ class SlotNode:
         self._layers: list[Heard] = []  # for which the track was not free
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
-        self._home = Home(
-            plan,
-            ports,
-            self._links,
-            share_s,
-            seal_s,
-            log_bytes // TOLD_SHARE,
-            dials,
-            machines,
-            self._send,
-        )
+        growth = log_bytes // TOLD_SHARE
+        makes = dials, machines, self._send
+        self._home = Home(plan, ports, self._links, share_s, seal_s, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)
