@@ -80,6 +80,14 @@ def begun(kit: Any, spark: Any, folder: Path, heard: Heard) -> Any:
     )
     running = job.start(spark, progress_s=0.1, listeners=[heard])
     kit.wait_quiet(running)
+
+    def is_current() -> bool:
+        tasks, now = running.last_progress.tasks, running.last_progress.checkpoint
+        at_rest = not any(task.steps_to_replay for task in tasks)
+        has_copies = all(task.current_standbys == 1 for task in tasks)
+        return at_rest and has_copies and now.id == now.hard_id > 0
+
+    kit.wait_for(is_current)  # a copy reads what is in the directory while it is there
     return running
 
 
