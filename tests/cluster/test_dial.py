@@ -74,6 +74,7 @@ def begun(kit: Any, spark: Any, folder: Path, heard: Heard) -> Any:
         parallelism=1,
         persistence="auto",
         standbys=1,
+        checkpoints="uncoordinated",  # at rest nobody seals, so copies have all that is stored
         checkpoint_interval="100 ms",
         checkpoint_dir=str(folder / "checkpoint"),
         local_dir=str(folder / "local"),
@@ -162,6 +163,7 @@ def test_a_job_goes_on_from_its_directory_that_had_gone_on_without(
         rate=None,
         parallelism=1,
         persistence="auto",
+        checkpoints="uncoordinated",
         checkpoint_dir=str(tmp_path / "checkpoint"),
         local_dir=str(tmp_path / "local"),
     ).start(spark)
