@@ -15,6 +15,7 @@ from clonos.operators.base import OperatorInfo
 from clonos.replay import NothingToReplay
 from clonos.simulator.command import main
 from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.tables import Table
 from clonos.upgrade.section import borders, section_of
@@ -25,6 +26,11 @@ INFO = OperatorInfo("job", 3, "pay[1]", "pay", 0, 1, 2)
 @pytest.mark.parametrize("first", [0, pytest.param(100, marks=pytest.mark.soak)])
 def test_no_seed_violates_an_invariant(first):
     assert main(15 if first == 0 else 400, first, kind=Kind(rewind=True)) == 0
+
+
+def test_a_section_goes_back_twice_before_anybody_has_done_anything():
+    """What those before it carry for it since the first time, they send the second time, too."""
+    assert simulate(327, Kind(rewind=True)).verdict == "ok"
 
 
 def test_calls_asked_before_keep_their_names_and_later_ones_get_others():

@@ -13,6 +13,7 @@ from clonos.replay import Replay
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
 from clonos.replay.past import Past
+from clonos.replay.tasks import ReplayedTask
 from clonos.storage.layers import LayerStore
 from clonos.upgrade.section import borders
 
@@ -54,12 +55,10 @@ def sent_since(
     found: dict[int, list[Item]] = {channel: [] for channel in borders(plan, section)}
     try:
         with Replay(replace(past, without=frozenset(section))) as replay:
+            for sender in replay:  # what its layer carries, it had sent by the point
+                _take(sender, taken, found)
             while (step := replay.step()) is not None:
-                sender = replay[step.task]
-                for channel in sender.machine.outputs.keys() & found.keys():
-                    log = sender.machine.outputs[channel].log
-                    found[channel] += sender.items(channel, taken[channel])
-                    log.truncate(log.last)
+                _take(replay[step.task], taken, found)
     except (Divergence, NothingToReplay) as error:
         raise CannotRewind(
             f"what it has made since cannot be made again: {error.what}",
@@ -68,6 +67,13 @@ def sent_since(
             "whole job back",
         ) from error
     return found
+
+
+def _take(sender: ReplayedTask, taken: Mapping[int, int], found: dict[int, list[Item]]) -> None:
+    for channel in sender.machine.outputs.keys() & found.keys():
+        log = sender.machine.outputs[channel].log
+        found[channel] += sender.items(channel, taken[channel])
+        log.truncate(log.last)
 
 
 def rows_of(past: Past, sent: Mapping[int, list[Item]]) -> dict[str, int]:
