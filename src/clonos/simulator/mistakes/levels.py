@@ -8,7 +8,6 @@ from clonos.core.hardening import Hardening
 from clonos.core.holdings import Holdings
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import Held, Hold
-from clonos.core.standbys import Standbys
 from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
 
@@ -78,16 +77,6 @@ def with_the_floor_in_use(original: Any) -> Any:
     return advance
 
 
-def copies_stay(_: Any) -> Any:
-    """Who has a copy keeps it, though all tasks go back behind it."""
-
-    def forget(self: Standbys) -> None:
-        for slot in self._roster.slots.values():
-            slot.standbys.clear()
-
-    return forget
-
-
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
@@ -109,9 +98,6 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     ),
     "logs are forgotten for what is in no store": mutation(
         "no early truncation", (HouseKeeper, "advance", with_the_floor_in_use), kind=LEVELS
-    ),
-    "copies are beyond the floors to which all go back": mutation(
-        "sound state", (Standbys, "forget", copies_stay), kind=LEVELS
     ),
     "nobody knows what a restored task has": mutation(
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
