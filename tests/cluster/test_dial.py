@@ -66,15 +66,18 @@ def heard() -> Heard:
     return Heard()
 
 
-def begun(kit: Any, spark: Any, folder: Path, heard: Heard) -> Any:
-    """A job with all its copies, some of whose rows come later."""
+def begun(
+    kit: Any, spark: Any, folder: Path, heard: Heard, checkpoints: str = "uncoordinated"
+) -> Any:
+    """A job with all its copies, some of whose rows come later. Without markers nobody seals at
+    rest, so copies have all that is stored."""
     job = kit.build(
         kit.gated(folder, ROWS, begins=False),
         rate=1000.0,
         parallelism=1,
         persistence="auto",
         standbys=1,
-        checkpoints="uncoordinated",  # at rest nobody seals, so copies have all that is stored
+        checkpoints=checkpoints,
         checkpoint_interval="100 ms",
         checkpoint_dir=str(folder / "checkpoint"),
         local_dir=str(folder / "local"),
@@ -151,7 +154,7 @@ def test_what_was_in_no_store_is_done_again_when_all_who_had_it_are_gone(
 def test_a_job_goes_on_from_its_directory_that_had_gone_on_without(
     kit, spark, tmp_path, store, heard
 ):
-    running = begun(kit, spark, tmp_path, heard)
+    running = begun(kit, spark, tmp_path, heard, "marked")
     go_on_without_store(kit, running, store, tmp_path)
     running.stop()
     store.comes()
@@ -163,7 +166,6 @@ def test_a_job_goes_on_from_its_directory_that_had_gone_on_without(
         rate=None,
         parallelism=1,
         persistence="auto",
-        checkpoints="uncoordinated",
         checkpoint_dir=str(tmp_path / "checkpoint"),
         local_dir=str(tmp_path / "local"),
     ).start(spark)
