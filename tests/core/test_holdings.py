@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from clonos.core.coordinator import Coordinator, Reported, SlotLost, SlotReady
 from clonos.core.decisions import Command, Fail
+from clonos.core.determinants import Marker, encode_record
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (
+    AUTO,
     LOCAL,
     MEMORY,
+    STORE,
     Discard,
     Held,
     Hold,
@@ -21,7 +25,16 @@ from clonos.core.levels import (
     MergeLayers,
     strictest,
 )
-from clonos.core.messages import Activate, Followed, LayerAck, Live, Restored
+from clonos.core.messages import (
+    Activate,
+    Drop,
+    FenceAnswer,
+    Followed,
+    LayerAck,
+    Live,
+    Restored,
+    Run,
+)
 from clonos.core.plan import Plan, TaskSpec
 
 
@@ -38,6 +51,7 @@ class World:
         )
         self.now_ms, self.epoch = 0, 0
         self.said: list[Any] = []
+        self.journal: list[bytes] = []
         self.take(self.coordinator.start())
 
     def take(self, actions: Any) -> None:
@@ -85,6 +99,11 @@ class World:
         """With what the job has ended, if it has."""
         ends = (f"{a.error}: {a.message}" for a in self.said if isinstance(a, Fail))
         return next(ends, "")
+
+    def records(self) -> list[bytes]:
+        """All that the journal has."""
+        self.journal += self.keeper.take_records()
+        return self.journal
 
     @property
     def floor(self) -> int:
@@ -365,3 +384,128 @@ def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
     assert not job.told(7, Discard)
     job.joins(7, disk="disk0")
     assert [command.layers for command in job.told(7, Discard)] == [(ref,)]
+
+
+# --- levels that are chosen -----------------------------------------------------------------------
+
+
+def logged(job: World) -> None:
+    """The journal has one log entry more."""
+    life, record = job.coordinator.tasks[0].incarnation, encode_record([Marker(1)])
+    job.keeper.append([Run(0, life, job.keeper.length(0) + 1, (record,))])
+    job.keeper.committed()
+
+
+def seals_at(job: World, level: str, slot: int = 0) -> LayerRef:
+    """The next layer, at this level, and all log entries up to it in the journal."""
+    logged(job)
+    chosen, job.level = job.level, level
+    ref = job.seals(slot)
+    job.level = chosen
+    return ref
+
+
+def journaled(job: World) -> tuple[int, tuple[str, ...]]:
+    """What another driver would find."""
+    again = HouseKeeper(job.keeper.plan, lambda batch: b"", lambda data: data)
+    again.recover(job.records())
+    return again.positions[0], tuple(ref.path for ref in again.layers[0])
+
+
+def test_floors_are_hard_at_once_if_all_layers_are_stored():
+    job = world(AUTO)
+    ref = seals_at(job, STORE)
+    assert job.floor == job.keeper.hard.positions[0] == 1
+    assert journaled(job) == (1, (ref.path,))
+
+
+def test_a_floor_in_use_becomes_hard_when_its_layers_are_in_the_store():
+    job = world(AUTO)
+    first = seals_at(job, STORE)
+    kept = [seals_at(job, LOCAL)]
+    job.has(1, *kept)
+    kept.append(seals_at(job, LOCAL))
+    job.has(1, *kept)
+    assert (job.floor, job.keeper.hard.positions[0]) == (3, 1)
+    assert journaled(job) == (1, (first.path,))
+    (command,) = job.told(0, MergeLayers)
+    assert (command.layers, command.level) == ((kept[0],), STORE), "as much as was in use then"
+    merged = LayerRef(0, 2, kept[0].incarnation, 2, command.path, 100, 9, STORE)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    assert journaled(job) == (2, (first.path, merged.path))
+    command = job.told(0, MergeLayers)[-1]
+    assert command.layers == (kept[1],)
+    assert job.coordinator.holdings.expected == {command.path}
+    last = LayerRef(0, 3, kept[1].incarnation, 3, command.path, 100, 9, STORE)
+    job.hear(Reported(0, LayersMerged(0, command.layers, last)))
+    assert job.keeper.hard.positions[0] == 3
+    assert {r for d in job.told(1, Discard) for r in d.layers} == set(kept)
+    job.coordinator.check()
+
+
+def test_a_floor_in_use_has_all_log_entries_below_it_in_the_journal():
+    job = world(AUTO)
+    ref = job.seals(0)
+    job.has(1, ref)
+    assert job.floor == 0
+    logged(job)
+    job.tick()
+    assert job.floor == 1
+
+
+def test_all_go_back_to_the_hard_floor_if_nobody_has_a_layer_any_more():
+    job = world(AUTO)
+    first = seals_at(job, STORE)
+    ref = seals_at(job, MEMORY)
+    job.has(1, ref)
+    assert job.floor == 2
+    job.dies(1)
+    job.dies(0)
+    job.tick(1000)
+    assert job.floor == 2, "somebody may yet say that it has it"
+    job.tick(1500)
+    assert job.floor == 1
+    assert not job.failure
+    assert job.told(2, Activate)[-1].layers == (first,)
+    job.coordinator.check()
+
+
+def test_who_lives_goes_back_too_and_copies_are_dropped():
+    job = world(AUTO, slots=4)
+    seals_at(job, STORE)
+    ref = seals_at(job, LOCAL)
+    job.has(1, ref)
+    before = job.coordinator.tasks[0].incarnation
+    job.dies(1)
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    job.tick(3000)
+    life = job.coordinator.tasks[0].incarnation
+    assert life > before
+    job.hear(Reported(0, FenceAnswer(0, 0, life, 2, None)))
+    assert [command.task for command in job.told(2, Drop)] == [0]
+    assert job.told(0, Activate)[-1].layers == job.keeper.hard.layers[0]
+
+
+def test_without_any_slot_for_a_copy_floors_move():
+    job = world(AUTO, slots=1)
+    seals_at(job, LOCAL)
+    assert job.floor == 1
+
+
+def test_a_job_that_is_now_to_be_stored_has_its_layers_merged_into_the_store():
+    job = world(LOCAL)
+    ref = job.seals(0)
+    job.has(1, ref)
+    (spec,) = job.keeper.plan.tasks
+    plan = Plan((replace(spec, level=STORE),), (), has_markers=False)
+    keeper = HouseKeeper(plan, lambda batch: b"", lambda data: data)
+    keeper.recover(job.records())
+    again = World(STORE, keeper=keeper)
+    again.joins(0, 1)
+    again.has(0, ref)
+    again.lives(0)
+    (command,) = again.told(0, MergeLayers)
+    assert (command.layers, command.level) == ((ref,), STORE)
+    merged = LayerRef(0, 1, ref.incarnation, 1, command.path, 100, 9, STORE)
+    again.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    assert again.keeper.hard.layers[0] == (merged,)

@@ -3,8 +3,9 @@
 The job is that of ``clonos-bench failures``, with one partition. The process with the state is
 killed again and again, and the state comes
 
-* from the memory of a standby, with all state in the checkpoint store, too (standby), or in no
-  other place (memory): then the next standby gets it from the one that took over;
+* from the memory of a standby, with all state in the checkpoint store, too (standby; auto: unless
+  the store is too slow), or in no other place (memory): then the next standby gets it from the one
+  that took over;
 * or, without a standby, from the local disk (local), or from the checkpoint store (store).
 
 Measured per kill:
@@ -38,6 +39,7 @@ from clonos_bench.watch import Watch
 LEVELS: Final = {
     "memory": ("memory", 1, "standby"),
     "standby": ("store", 1, "standby"),
+    "auto": ("auto", 1, "standby"),
     "local": ("local", 0, "local"),
     "store": ("store", 0, "store"),
 }

@@ -70,7 +70,10 @@ class Job:
         How safe the state of tasks is kept: in the checkpoint directory ("store"), on the local
         disks of the machines of a task and a standby ("local"), or only in the memories of a task
         and its standbys ("memory"). What is not in the directory is gone with what has it: the job
-        then ends with a `StateLost`. :meth:`Stream.with_persistence` says it for some operators.
+        then ends with a `StateLost`. "auto" loses nothing: as long as the directory is too slow, or
+        away, state is also kept at the other levels, and tasks are restored from there; input is
+        given up only for what is in the directory. :meth:`Stream.with_persistence` says it for some
+        operators.
     local_dir
         Where on each machine the state is kept for "local"; by default a folder among its
         temporary files.
@@ -142,7 +145,7 @@ class Job:
         checkpoints: Literal["marked", "uncoordinated"] = "marked",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
-        persistence: Literal["memory", "local", "store"] = "store",
+        persistence: Literal["memory", "local", "auto", "store"] = "store",
         local_dir: str | None = None,
         guarantee: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once",
         on_orphan: Literal["consistency", "availability"] = "consistency",
@@ -165,7 +168,7 @@ class Job:
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
         require_logs_of(guarantee, checkpoints, speculation=speculation)
         one_of("on_orphan", on_orphan, "consistency", "availability")
-        require_level(persistence, number_of("standbys", standbys, 0), guarantee, history)
+        require_level(persistence, standbys, guarantee, history, on_orphan, log)
         keep = keep_of(history, history_bytes, history_interval)
         if keep is not None:
             require_one_past(history, guarantee, on_orphan)

@@ -28,7 +28,7 @@ class Placed:
         before them, unless they are in another :meth:`slot_group`."""
         return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
 
-    def with_persistence(self, level: Literal["memory", "local", "store"]) -> Self:
+    def with_persistence(self, level: Literal["memory", "local", "auto", "store"]) -> Self:
         """Keep the state of the operator that these rows come from at this level, whatever
         ``persistence`` of the job is.
 
@@ -46,7 +46,8 @@ class Placed:
         """
         options, graph = self._job.graph.options, self._job.graph
         history = "..." if options.keep is not None else None
-        require_level(level, options.standbys, options.guarantee, history)
+        promised = options.guarantee, history, options.on_orphan, options.log
+        require_level(level, options.standbys, *promised)
         graph.levels[self._vertex.id] = level
         return self
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from clonos.columns.durations import parse_duration
 from clonos.columns.sizes import parse_size
 from clonos.core.history import Keep
-from clonos.core.levels import LEVELS, MEMORY, STORE
+from clonos.core.levels import AUTO, CHOICES, MEMORY, STORE
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import Unbounded, WrongType
 from clonos.graph.logical import LogicalGraph
@@ -112,9 +112,11 @@ def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> N
         require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
 
 
-def require_level(level: str, standbys: int, guarantee: str, history: Any) -> None:
+def require_level(
+    level: str, standbys: int, guarantee: str, history: Any, on_orphan: str, log: str
+) -> None:
     """See that state can be kept at a level."""
-    one_of("persistence", level, *LEVELS)
+    one_of("persistence", level, *CHOICES)
     if level == STORE:
         return
     if level == MEMORY and not standbys:
@@ -123,6 +125,12 @@ def require_level(level: str, standbys: int, guarantee: str, history: Any) -> No
         what, why = f"guarantee={guarantee!r}", "without checkpoints no state is kept: leave it out"
     elif history is not None:
         what, why = f"history={history!r}", "the past is read from the checkpoint directory"
+    elif level == AUTO and guarantee != "exactly_once":
+        what, why = f"guarantee={guarantee!r}", "only logs lead back from one level to another"
+    elif level == AUTO and on_orphan == "availability":
+        what, why = f"on_orphan={on_orphan!r}", "who goes on after a loss has logs with gaps"
+    elif level == AUTO and log == "needed":
+        what, why = f"log={log!r}", "who goes back to the directory needs the logs of all tasks"
     else:
         return
     raise WrongType(f"persistence={level!r} with {what}", remedy=why)

@@ -19,6 +19,8 @@ from clonos.nodes.views import (
     JobProgress,
     JobStarted,
     JobTerminated,
+    LevelChanged,
+    News,
     Recovery,
     Sample,
 )
@@ -34,6 +36,7 @@ _METHODS: Final[dict[type[Any], str]] = {
     JobStarted: "on_started",
     JobProgress: "on_progress",
     Recovery: "on_recovery",
+    LevelChanged: "on_level",
     JobTerminated: "on_terminated",
 }
 
@@ -196,7 +199,7 @@ class JobAudience:
             self._posts = tuple(p for p in self._posts if p is not post)
             post.close()
 
-    def told(self, what: JobStarted | JobProgress | Recovery | JobTerminated) -> None:
+    def told(self, what: News) -> None:
         for post in self._posts:
             post.put(_METHODS[type(what)], what)
         if type(what) is JobTerminated:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Recovery
+from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, LevelChanged, Recovery
 
 
 class Listener:
@@ -39,6 +39,9 @@ class Listener:
 
         A recovery that another failure broke off is not told, the next one of the task is.
         """
+
+    def on_level(self, changed: LevelChanged) -> None:
+        """With ``persistence="auto"``: a task keeps its state elsewhere from now on."""
 
     def on_terminated(self, terminated: JobTerminated) -> None:
         """It is over, for whatever reason; the last thing that is told."""

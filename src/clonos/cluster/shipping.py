@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from clonos.core.dial import LATE_S, QUIET_S, ladder
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.runtime.shipment import Shipment
 from clonos.sinks.lanes import Lane, OutputWriter
@@ -64,6 +65,9 @@ def ship(
         layers_uri=layers_uri,
         layers_durability=layers_durability,
         seal_ms=compiled.options.checkpoint_interval_ms,
+        levels=ladder(compiled.options.standbys),
+        late_s=LATE_S,
+        quiet_s=QUIET_S,
         inflight_bytes=compiled.options.inflight_bytes,
         log_bytes=compiled.options.log_bytes,
         state_memory=compiled.options.state_memory,

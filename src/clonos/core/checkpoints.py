@@ -122,6 +122,7 @@ class Checkpoints:
         """Time passes: without markers, or where history has waited for log entries, floors may
         have come to move."""
         is_awaited = self.markers is None or self._keeper.history.points or self._holdings.version
+        is_awaited = is_awaited or self._roster.plan.chooses_levels
         if not is_awaited or self._roster.now_ms - self._looked_ms < self._look_ms:
             return
         self._looked_ms = self._roster.now_ms
@@ -178,11 +179,25 @@ class Checkpoints:
             self._sent_back.update((c, newest.outs[c]) for c in back)
         keeper.advance(epoch, positions, layers, needs)
         roster.do(Note("floor", value=epoch))
+        self._harden()
         tasks = roster.plan.tasks
         for active in roster.active():
             of_task = {c: needs[c] for c in tasks[active.id].outputs if c in needs}
             roster.command(active.id, msg.Floor(positions, of_task))
         self._standbys.floor(layers)
+
+    def _harden(self) -> None:
+        if self._holdings.hardening.look():
+            self._roster.do(Note("hard", value=self._keeper.hard.epoch))
+
+    def fall_back(self) -> None:
+        """All tasks go back to the hard floors."""
+        self._keeper.fall_back()
+        self._holdings.fall_back()
+        if self.markers is not None:
+            self.markers = self.markers.again()
+        self._open_calls.clear()
+        self._sent_back.clear()
 
     @property
     def no_call_is_open(self) -> bool:
@@ -223,6 +238,8 @@ class Checkpoints:
         if chain[start : start + count] == event.replaced:
             shorter = (*chain[:start], event.merged, *chain[start + count :])
             keeper.shorten(task, shorter)
+            self._holdings.moved(task)  # what is in the store now no copy needs to have
+            self._harden()
 
     def check(self) -> None:
         """Assertions over the whole state."""

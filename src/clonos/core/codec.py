@@ -457,6 +457,7 @@ CODEC: Final = Codec(
         60: levels.LayerPart,
         61: levels.LayersHere,
         62: levels.Lacks,
+        63: levels.LevelInUse,
     }
 )
 """Every message of :mod:`clonos.core.messages` and :mod:`clonos.core.levels`. Numbers up to 63 are

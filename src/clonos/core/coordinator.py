@@ -29,7 +29,7 @@ from clonos.core.decisions import (
     SlotLost,
     SlotReady,
 )
-from clonos.core.holdings import LOST_MS, Holdings
+from clonos.core.holdings import LOST_MS, Holdings, Loss
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, with_stories
 from clonos.core.moves import Moves
@@ -140,6 +140,7 @@ class Coordinator:
             levels.Held: self._on_held,
             levels.Lacks: self._on_lacks,
             levels.LayersMerged: self.holdings.merged,
+            levels.LevelInUse: self._on_level_in_use,
         }
 
     @property
@@ -343,10 +344,28 @@ class Coordinator:
 
     def _settle_holdings(self) -> None:
         """What slots have has changed, or what they are to have; or it is lost."""
-        if self.done or self.failed or self.holdings.tick():
+        if self.done or self.failed:
             return
+        match self.holdings.tick():
+            case Loss.STATE:
+                return
+            case Loss.BEYOND_HARD:
+                self._fall_back()
         for merge in self.holdings.settle():
             self.checkpoints.compacted(merge)
+
+    def _fall_back(self) -> None:
+        """Layers beyond the hard floors are lost. All tasks do again what they have done since, as
+        after the death of all processes: what was delivered, nobody notices."""
+        self.checkpoints.fall_back()
+        self.standbys.forget()
+        self.recoveries.all_again()
+        self.roster.do(Note("back", value=self.keeper.epoch))
+
+    def _on_level_in_use(self, slot: int, report: levels.LevelInUse) -> None:
+        if report.incarnation == self.tasks[report.task].incarnation:
+            life = report.task, report.incarnation
+            self.roster.do(Note("level", *life, level=report.level, why=report.why))
 
     def _on_held(self, slot: int, report: levels.Held) -> None:
         self.holdings.held(slot, report)

@@ -43,6 +43,25 @@ def valid_length(
     return length
 
 
+def rests_on_stable(
+    plan: Plan, record: bytes, stable: Mapping[int, int], resolved: Iterable[Resolve]
+) -> bool:
+    """Whether what a log entry took can never be cut any more: `stable` says how much of which log.
+
+    ``resolved``: the cuts; a loss may have been forgiven, and then the entry is still there.
+    """
+    cause = decode_record(record)[0]
+    if not isinstance(cause, Order):
+        return True
+    maker = plan.makers[cause.channel]
+    is_void = any(
+        maker == cut.task and cause.incarnation < cut.incarnation
+        for cut in resolved
+        if cause.position > cut.length
+    )
+    return not is_void and cause.position <= stable[maker]
+
+
 def dependencies_of(plan: Plan, log: Iterable[Run]) -> Dependencies:
     """What the replay of a log depends on directly."""
     result: Dependencies = {}

@@ -92,18 +92,21 @@ class Expel:
 class Note:
     """Something worth showing: a recovery's progress, a floor, a warning.
 
-    ``of``: what `value` is a part of, where it is one.
+    ``of``: what `value` is a part of, where it is one. ``level``, ``why``: where layers go, and why
+    not to the strongest level.
     """
 
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
         "generation", "standby", "unreachable", "unreadable", "moving", "moved", "stayed",
-        "rival",
+        "rival", "hard", "back", "level",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY
     value: int = 0
     of: int = 0
+    level: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,22 @@ A disk outlives the processes of its machine. What only disks have on whose mach
 is missing until one does: for a while, then it counts as lost. What was in the memories of
 processes is lost with the last of them, unless one that lives says soon that it has got it. Lost is
 lost: nobody can make it again, for what led to it was given up. The job ends then
-(:class:`~clonos.errors.StateLost`).
+(:class:`~clonos.errors.StateLost`). What lies beyond the hard floors can be made again: if only
+such layers are lost, all tasks go back there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Final
 
 from clonos.core.decisions import Command, Compacted
-from clonos.core.layer import choose, merged_here_path, merged_path
+from clonos.core.hardening import Hardening
+from clonos.core.layer import merged_here_path, merged_path
 from clonos.core.levels import (
+    AUTO,
     LOCAL,
     MEMORY,
     STORE,
@@ -53,6 +57,14 @@ Place = tuple[str, int | str]
 """Where a layer is kept: the memory of a slot, or a disk, which several slots may have."""
 
 
+class Loss(Enum):
+    """What nobody has any more."""
+
+    NOTHING = "nothing"
+    BEYOND_HARD = "layers beyond the hard floors"
+    STATE = "some of the hard floors"
+
+
 class Holdings:
     """Which slot has which layers.
 
@@ -69,20 +81,25 @@ class Holdings:
         By task: layers beyond its floor, in order.
     version
         Grows with whatever may make a layer safe.
+    hardening
+        Which floors are hard, and what is to be.
     """
 
     def __init__(self, roster: Roster, copies: int, lost_ms: int = LOST_MS) -> None:
         self._roster, self._copies, self._lost_ms = roster, copies, lost_ms
         self.beyond: dict[int, list[LayerAck]] = {task: [] for task in roster.tasks}
         self.version = 0
+        self.hardening = Hardening(roster)
         self._is_used = any(
             task.level != STORE or any(ref.level != STORE for ref in roster.keeper.layers[task.id])
             for task in roster.plan.tasks
         )
         self._where: dict[int, dict[str, tuple[LayerRef, set[Place]]]] = defaultdict(dict)
         self._told: dict[tuple[int, int], Hold] = {}  # by slot and task
-        self._merging: dict[int, tuple[LayerRef, ...]] = {}  # by task: what is to be replaced
-        self._merged: dict[int, tuple[LayerRef, tuple[LayerRef, ...]]] = {}  # safe yet or not
+        # By task, and whether into the store: into what path what is to be merged ...
+        self._merging: dict[tuple[int, bool], tuple[str, tuple[LayerRef, ...]]] = {}
+        # ... and what was; safe yet or not.
+        self._merged: dict[tuple[int, bool], tuple[LayerRef, tuple[LayerRef, ...]]] = {}
         self._not_before: dict[int, int] = {}  # by task: a merge
         self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
         self._unread: set[int] = set()  # tasks of which somebody could not read a layer
@@ -155,17 +172,26 @@ class Holdings:
                 places.discard(("slot", slot))
         for key in [key for key in self._told if key[0] == slot]:
             del self._told[key]
+        self.version += self._is_used
         self._changed.update(self.tasks)
 
     def moved(self, task: int) -> None:
-        """Its floor has moved, a copy of it begins, or it lives elsewhere."""
+        """Its floor has moved, a copy of it begins or ends, or it lives elsewhere."""
+        self.version += self._is_used
         self._changed.add(task)
 
     def forget(self, task: int) -> None:
         """A life is over: what it was to merge may never be."""
-        self._merging.pop(task, None)
-        self._merged.pop(task, None)
+        for key in (task, False), (task, True):
+            self._merging.pop(key, None)
+            self._merged.pop(key, None)
         self._changed.add(task)
+
+    def fall_back(self) -> None:
+        """All go back to the hard floors."""
+        self.hardening.forget()
+        self._missing.clear()
+        self._changed.update(self.tasks)
 
     # --- what is safe, what is lost -------------------------------------------------------------
 
@@ -182,8 +208,10 @@ class Holdings:
             return False
         weakest = MEMORY if any(ref.level == MEMORY for ref in chain) else LOCAL
         due = self._copies if weakest == MEMORY else min(self._copies, 1)
-        others = [slot for slot in self._keepers(task) if self._has(slot.id, task, chain)]
-        return len(others) >= due
+        keepers = self._keepers(task)
+        if self._roster.plan.tasks[task].level == AUTO:
+            due = min(due, len(keepers))  # else it would wait for a copy instead of for the store
+        return sum(self._has(slot.id, task, chain) for slot in keepers) >= due
 
     def _keepers(self, task: int) -> list[Slot]:
         home = self._roster.tasks[task].slot
@@ -213,23 +241,27 @@ class Holdings:
             if ref.level != STORE and not (ref.path in of_task and of_task[ref.path][1] & there)
         ]
 
-    def tick(self) -> bool:
-        """Time passes. Whether the job has to end, because state is lost."""
+    def tick(self) -> Loss:
+        """Time passes. What counts as lost: the job has to end, or all tasks go back."""
         if not self._changed and not self._missing:
-            return False
-        now_ms = self._roster.now_ms
+            return Loss.NOTHING
+        now_ms, hard = self._roster.now_ms, self._roster.keeper.hard.layers
         for task in self.tasks:
             without = self._without(task)
             if not without:
                 self._missing.pop(task, None)
                 continue
             since_ms = self._missing.setdefault(task, now_ms)
-            is_memory = any(ref.level == MEMORY for ref in without)
-            patience_ms = min(HEARD_MS, self._lost_ms) if is_memory else self._lost_ms
-            if now_ms - since_ms > patience_ms:
-                self._give_up(task, without)
-                return True
-        return False
+            is_hard = any(ref in hard[task] for ref in without)
+            is_short = not is_hard or any(ref.level == MEMORY for ref in without)
+            patience_ms = min(HEARD_MS, self._lost_ms) if is_short else self._lost_ms
+            if now_ms - since_ms <= patience_ms:
+                continue
+            if not is_hard:
+                return Loss.BEYOND_HARD
+            self._give_up(task, without)
+            return Loss.STATE
+        return Loss.NOTHING
 
     def _give_up(self, task: int, without: Sequence[LayerRef]) -> None:
         level, chain = without[0].level, self._roster.keeper.layers[task]
@@ -264,8 +296,8 @@ class Holdings:
         return [ref for ref in refs if ref.level != STORE]
 
     def _wanted(self, task: int) -> list[LayerRef]:
-        merged = [self._merged[task][0]] if task in self._merged else []
-        return [*self._named(task), *(ref for ref in merged if ref.level != STORE)]
+        merged = [self._merged[task, False][0]] if (task, False) in self._merged else []
+        return [*self._named(task), *merged]
 
     def _tell(self, slot: int, task: int, *, asks: bool = True) -> None:
         layers, told = tuple(self._wanted(task)), self._told.get((slot, task))
@@ -293,10 +325,13 @@ class Holdings:
 
     def settle(self) -> Iterator[Compacted]:
         """After all that has happened: tell slots what has changed. Yields merges that count."""
+        now_ms = self._roster.now_ms
         changed, self._changed = self._changed, set()
+        for task in [task for task, ms in self._not_before.items() if now_ms >= ms]:
+            del self._not_before[task]
+            changed.add(task)
         for task in changed & set(self.tasks):
-            if (done := self._merge_is_safe(task)) is not None:
-                yield done
+            yield from self._safe_merges(task)
             self._merge(task)
             home = self._roster.tasks[task].slot
             for slot in self._keepers(task):
@@ -355,44 +390,60 @@ class Holdings:
     # --- merging ------------------------------------------------------------------------------
 
     def _merge(self, task: int) -> None:
-        roster = self._roster
-        chain, state = roster.keeper.layers[task], roster.tasks[task]
-        is_early = roster.now_ms < self._not_before.get(task, 0)
-        if state.phase not in RUNNING or task in self._merging or task in self._merged or is_early:
+        roster, chain = self._roster, self._roster.keeper.layers[task]
+        state = roster.tasks[task]
+        if state.phase not in RUNNING or roster.now_ms < self._not_before.get(task, 0):
             return
-        if (chosen := tuple(choose(chain))) and any(ref.level != STORE for ref in chain):
+        for chosen, level in self.hardening.merges(task):
+            key, other = (task, level == STORE), (task, level != STORE)
+            begun = self._merging.keys() | self._merged.keys()
+            if key in begun or (other in begun and self._touches(other, chosen)):
+                continue
             assert state.slot is not None
-            self._merging[task] = chosen
-            level, is_base = roster.plan.tasks[task].level, chosen[0] == chain[0]
             path = merged_here_path(chosen, state.incarnation)
-            if level == STORE:  # it was another one when the job was started before
+            if level == STORE:
                 path = merged_path(chosen, roster.term)
-            roster.do(Command(state.slot, MergeLayers(task, chosen, is_base, level, path)))
+            self._merging[key] = path, chosen
+            merge = MergeLayers(task, chosen, chosen[0] == chain[0], level, path)
+            roster.do(Command(state.slot, merge))
+
+    def _touches(self, key: tuple[int, bool], chosen: Sequence[LayerRef]) -> bool:
+        """Whether another merge replaces some of these."""
+        merges = self._merging if key in self._merging else self._merged
+        return not set(merges[key][1]).isdisjoint(chosen)
+
+    @property
+    def expected(self) -> set[str]:
+        """What slots merge into the store, and no chain has yet."""
+        merging = (path for (_, is_stored), (path, _) in self._merging.items() if is_stored)
+        return {*merging, *(ref.path for ref, _ in self._merged.values() if ref.level == STORE)}
 
     def merged(self, slot: int, report: LayersMerged) -> None:
         """A slot has merged layers, or has failed to."""
         task, merged = report.task, report.merged
-        if self._roster.tasks[task].slot != slot or self._merging.get(task) != report.replaced:
+        of_task = [key for key, (_, refs) in self._merging.items() if refs == report.replaced]
+        if self._roster.tasks[task].slot != slot or not of_task:
             if merged is not None:  # of a life that is over: it will be discarded
                 self.sealed(slot, merged)
             return
-        del self._merging[task]
+        del self._merging[of_task[0]]
         if merged is None:
             self._not_before[task] = self._roster.now_ms + AGAIN_MS
         else:
-            self._merged[task] = merged, report.replaced
+            self._merged[of_task[0]] = merged, report.replaced
             self.sealed(slot, merged)
             self._changed.add(task)
 
-    def _merge_is_safe(self, task: int) -> Compacted | None:
+    def _safe_merges(self, task: int) -> Iterator[Compacted]:
         """As soon as whoever has the chain has what replaces a part of it, that counts."""
-        if task not in self._merged or self._roster.tasks[task].phase not in RUNNING:
-            return None
-        merged, replaced = self._merged[task]
-        if not self._are_safe(self._roster.tasks[task].slot, task, self._wanted(task)):
-            return None
-        del self._merged[task]
-        return Compacted(merged, replaced)
+        home, phase = self._roster.tasks[task].slot, self._roster.tasks[task].phase
+        for key in (task, True), (task, False):
+            if key not in self._merged or phase not in RUNNING:
+                continue
+            merged, replaced = self._merged[key]
+            if merged.level == STORE or self._are_safe(home, task, self._wanted(task)):
+                del self._merged[key]
+                yield Compacted(merged, replaced)
 
     def check(self) -> None:
         """Assertions over the whole state."""

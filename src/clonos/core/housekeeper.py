@@ -24,7 +24,7 @@ import msgpack
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
-from clonos.core.determinants import Order, decode_record
+from clonos.core.cuts import rests_on_stable
 from clonos.core.fences import Trust, depends_on_lost, fields_of, from_fields, merged
 from clonos.core.history import RECORDS, Chains, History, Keep, Point
 from clonos.core.holder import Holder
@@ -34,10 +34,9 @@ from clonos.core.machine import with_stories
 from clonos.core.messages import Dependencies, Item, Kind, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
+from clonos.core.standing import Floors, Positions, cuts_still_needed
 from clonos.core.version import VERSION
 from clonos.errors import ProtocolError
-
-Positions = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ class HouseKeeper:
         Of each channel: the last item that its receiver's floor has taken.
     floor_generation
         That of all floors.
+    hard
+        The floors that the journal names; see :mod:`clonos.core.standing`.
     failed
         Of tasks that could not go on: the step that has failed, and what is known of it.
     claimed
@@ -103,6 +104,7 @@ class HouseKeeper:
         self.positions: dict[int, int] = {task.id: 0 for task in plan.tasks}
         self.layers: dict[int, tuple[LayerRef, ...]] = {task.id: () for task in plan.tasks}
         self.needs: dict[int, int] = {channel.id: 0 for channel in plan.channels}
+        self.hard = self.floors
         self.complete = False
         self.failed: dict[int, tuple[int, bytes]] = {}
         self.claimed: dict[int, tuple[int, bytes]] = {}
@@ -187,16 +189,8 @@ class HouseKeeper:
                     self._unstable.discard(task)
 
     def _rests_on_stable(self, task: int, position: int) -> bool:
-        cause = decode_record(self.book.record(task, position))[0]
-        if not isinstance(cause, Order):
-            return True
-        maker = self.plan.makers[cause.channel]
-        is_void = any(  # forgiven, so the entry is still here
-            maker == cut.task and cause.incarnation < cut.incarnation
-            for cut in self.resolved
-            if cause.position > cut.length
-        )
-        return not is_void and cause.position <= self.stable[maker]
+        record = self.book.record(task, position)
+        return rests_on_stable(self.plan, record, self.stable, self.resolved)
 
     def snapshot(self, unsettled: Iterable[bytes] = ()) -> list[bytes]:
         """Records that stand for the whole journal so far, but for delivered content.
@@ -207,7 +201,7 @@ class HouseKeeper:
         if self.version:
             self._write(VERSION, self.version)
         self._write("term", self.term, self.generation, self.complete)
-        self._write_floor(self.positions, self.layers, self.needs)
+        self._write_floor(self.hard.positions, self.hard.layers, self.hard.needs)
         for record in self.history.snapshot():
             self._write(*record)
         for command in self.resolved:
@@ -264,7 +258,8 @@ class HouseKeeper:
     ) -> None:
         refs, needs = rest
         layers = {t: tuple(map(LayerRef.of, chain)) for t, chain in refs.items()}
-        self._stand_on(epoch, generation, positions, layers, needs)
+        self._stand_on(self.floors.moved(epoch, generation, positions, layers, needs))
+        self._harden(self.floors)
 
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
         stable = max(start - 1, 0)
@@ -273,9 +268,8 @@ class HouseKeeper:
 
     def _read_item(self, channel: int, generation: int, seq: int, *rest: Any) -> None:
         kind, epoch, rows, digest, chain, dep, content = rest
-        batch = None
-        if Kind(kind) is Kind.BATCH:
-            batch = Batch(self._decode(content), rows, len(content), digest)
+        is_batch = Kind(kind) is Kind.BATCH
+        batch = Batch(self._decode(content), rows, len(content), digest) if is_batch else None
         item = Item(seq, Kind(kind), epoch, 0, batch, from_fields(dep), chain)
         dep = merged(self.inputs[channel].consumed_dep, item.dep)
         i = self._restore(channel, seq, chain, ended=item.kind is Kind.END)
@@ -458,16 +452,10 @@ class HouseKeeper:
         """How often a loss was forgiven: the other generations have begun with another plan."""
         return self.generation - self.version
 
-    @property
-    def world_dep(self) -> dict[int, Dependencies]:
-        """What the output delivered so far depends on, by channel."""
-        return {channel: i.consumed_dep for channel, i in self.inputs.items()}
-
     def depends_on_lost(self, task: int, incarnation: Incarnation, length: int) -> bool:
         """Whether output already in the world needs what is lost."""
-        return any(
-            depends_on_lost(task, incarnation, length, dep) for dep in self.world_dep.values()
-        )
+        deps = (i.consumed_dep for i in self.inputs.values())
+        return any(depends_on_lost(task, incarnation, length, dep) for dep in deps)
 
     @property
     def is_settled(self) -> bool:
@@ -509,37 +497,59 @@ class HouseKeeper:
                 self._restore(channel, needs[channel], chain, ended=layer.end_is_out)
         positions = {task: layer.position for task, (layer, _) in first.items()}
         layers = {task: chain for task, (_, chain) in first.items()}
-        self._stand_on(before.epoch + 1, self.generation, positions, layers, needs)
+        epoch = before.epoch + 1
+        self._stand_on(self.floors.moved(epoch, self.generation, positions, layers, needs))
+        self._harden(self.floors)
+
+    @property
+    def floors(self) -> Floors:
+        """Those in use."""
+        numbers = self.epoch, self.floor_generation
+        return Floors(*numbers, self.positions, self.layers, self.needs)
 
     def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:
         """Floors have moved, of these tasks and channels; others stay where they are."""
-        self._stand_on(epoch, self.generation, positions, layers, needs)
-        self._write_floor(positions, layers, needs)
+        self._stand_on(self.floors.moved(epoch, self.generation, positions, layers, needs))
+        if not self.plan.chooses_levels:
+            self.harden(self.floors)
+
+    def harden(self, floors: Floors) -> None:
+        """Whatever dies from now on, nothing goes back beyond these floors."""
+        before = self.hard
+        self._harden(floors)
+        self._write_floor(*floors.since(before))
+
+    def fall_back(self) -> None:
+        """What floors in use need is lost: all tasks go back to the hard ones."""
+        self._stand_on(self.hard)
 
     def shorten(self, task: int, chain: tuple[LayerRef, ...]) -> None:
         """Layers of a task were merged: its floor is where it was."""
-        self._stand_on(self.epoch, self.floor_generation, {}, {task: chain}, {})
-        self._write_floor({}, {task: chain}, {})
+        self.layers = {**self.layers, task: chain}
+        before, self.hard = self.hard, self.hard.shortened(task, chain)
+        if self.hard.layers[task] != before.layers[task]:
+            self._write_floor({}, {task: self.hard.layers[task]}, {})
 
     def may_pass(self, ref: LayerRef) -> bool:
-        """Whether a floor may move to this layer: the history has all log entries below it."""
-        return not self.history.points or self.stable[ref.task] >= ref.position
+        """Whether a floor may move to this layer: the history, or who has to go back further, has
+        all log entries below it."""
+        needs_all = self.history.points or self.plan.chooses_levels
+        return not needs_all or self.stable[ref.task] >= ref.position
 
     def make_point(self, now_ms: int) -> None:
         """Make the present floors a point of the history."""
-        floors = self.positions, self.layers, self.needs
-        self.keep_in_mind(*self.history.next_point(now_ms, self.epoch, *floors))
+        self.keep_in_mind(*self.history.next_point(now_ms, *self.hard.place))
 
     def rewind(self, point: Point, runs: Iterable[msg.Run]) -> None:
         """Go back to a point of the history, and hold all log entries since. For replays only: the
         journal is not told."""
-        self.epoch, self.needs = point.epoch, dict(point.needs)
-        self.positions, self.layers = dict(point.positions), dict(point.layers)
+        floors = point.positions, point.layers, point.needs
+        self.hard = Floors(point.epoch, self.floor_generation, *floors)
+        self.fall_back()
         for task, position in self.positions.items():
             self.book.begin_at(task, position)
         for run in runs:
             self.book.admit(run)
-        self._unstable.update(self.positions)
 
     def keep_in_mind(self, kind: str, *values: Any) -> None:
         """Change the history by a record, which the journal gets, too."""
@@ -548,38 +558,24 @@ class HouseKeeper:
 
     def _write_floor(self, positions: Positions, layers: Chains, needs: Positions) -> None:
         refs = {t: [ref.named for ref in chain] for t, chain in layers.items()}
-        self._write("floor", self.epoch, self.floor_generation, positions, refs, needs)
+        self._write("floor", self.hard.epoch, self.hard.generation, positions, refs, needs)
 
-    def _stand_on(
-        self, epoch: int, generation: int, positions: Positions, layers: Chains, needs: Positions
-    ) -> None:
-        self.epoch, self.floor_generation = epoch, generation
+    def _stand_on(self, floors: Floors) -> None:
+        self.epoch, self.floor_generation = floors.epoch, floors.generation
         # Replaced, never changed: others keep what they have seen.
-        self.positions = {**self.positions, **positions}
-        self.layers = {**self.layers, **layers}
-        self.needs = {**self.needs, **needs}
-        for task, position in positions.items():
+        self.positions, self.layers = dict(floors.positions), dict(floors.layers)
+        self.needs = dict(floors.needs)
+        self._unstable.update(self.positions)  # it may be ahead of all that we have heard
+
+    def _harden(self, floors: Floors) -> None:
+        self.hard = floors
+        for task, position in floors.positions.items():
             if self.history.points:
                 for run in self.book.runs(task, 1):
                     self.history.passed(run, position)
             self.book.truncate(task, position)
-        self._unstable.update(positions)  # a floor may be ahead of all that we have heard
-        self.fences.truncate(self.positions)
-        self.resolved = self._cuts_still_needed()
-
-    def _cuts_still_needed(self) -> list[msg.Resolve]:
-        """The newest of each task, as something may come late that was written before it; and those
-        not below the floor, to judge what lies beyond them.
-
-        One that was forgiven is needed until a floor has passed it. Such a floor is of the new
-        generation: what was made before that, its receivers' floors have taken.
-        """
-        newest = {command.task: command for command in self.resolved}
-        return [
-            command
-            for command in self.resolved
-            if command is newest[command.task] or command.length >= self.positions[command.task]
-        ]
+        self.fences.truncate(floors.positions)
+        self.resolved = cuts_still_needed(self.resolved, floors.positions)
 
     def check(self) -> None:
         """Assertions over the whole state."""
@@ -589,6 +585,7 @@ class HouseKeeper:
         for task, refs in self.layers.items():
             assert not refs or refs[-1].position == self.positions[task]
             assert all(one.epoch < other.epoch for one, other in pairwise(refs))
+            assert self.hard.part_of(task, refs) == self.hard.layers[task]
             held, stable = self.length(task), self.stable[task]
             assert stable <= held
             assert stable >= self.positions[task] or task in self._unstable

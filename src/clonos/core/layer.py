@@ -127,7 +127,7 @@ def left_behind(
     ['3/000000000018-3-2.layer']
     """
     now = Incarnation(max((life.term for life in lives.values()), default=0), 0)
-    used = {ref.path for chain in chains.values() for ref in chain}
+    used = {ref.path for chain in chains.values() for ref in chain if ref.level == STORE}
     found = []
     for path in stored:
         name = _PATH.fullmatch(path)

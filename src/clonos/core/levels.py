@@ -10,6 +10,8 @@ level      a layer is in
 
 At the first two levels it is the *slots* that keep layers, and the coordinator who knows which slot
 has which (:mod:`clonos.core.holdings`). Whoever is to have a layer fetches it from one who has it.
+
+A task of level "auto" has layers of any level (:mod:`clonos.core.dial`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ LOCAL: Final = "local"
 STORE: Final = "store"
 LEVELS: Final = (MEMORY, LOCAL, STORE)
 """The weakest first."""
+AUTO: Final = "auto"
+CHOICES: Final = (MEMORY, LOCAL, AUTO, STORE)
+"""What a task may be told, the weakest first. What is lost with "auto" is time only, so it is above
+all levels that may lose state."""
 
 SHELF: Final = -2
 """The channel on which slots hand each other layers: it is in no plan, and between any two."""
@@ -38,7 +44,18 @@ def strictest(levels: Iterable[str]) -> str:
     >>> strictest(["local", "memory"])
     'local'
     """
-    return max(levels, key=LEVELS.index, default=STORE)
+    return max(levels, key=CHOICES.index, default=STORE)
+
+
+def weakest(levels: Iterable[str]) -> str:
+    """The one of these that survives least; without any, the strictest of all.
+
+    Examples
+    --------
+    >>> weakest(["local", "memory", "store"])
+    'memory'
+    """
+    return min(levels, key=LEVELS.index, default=STORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +151,16 @@ class LayersMerged:
     task: int
     replaced: tuple[LayerRef, ...]
     merged: LayerRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class LevelInUse:
+    """Where the next layers of `task` go, and why not to the strongest level (empty: they do)."""
+
+    task: int
+    incarnation: Incarnation
+    level: str
+    why: str
 
 
 # --- slot to slot ---------------------------------------------------------------------------

@@ -54,6 +54,12 @@ class Markers:
         self.next_epoch = roster.keeper.epoch + 1
         self._mixed_until = 0  # epochs with layers from before and after a reset: no floors
 
+    def again(self) -> Markers:
+        """All tasks go back to earlier floors: as at the beginning of a term."""
+        markers = Markers(self._roster)
+        markers._mixed_until = self._mixed_until
+        return markers
+
     @property
     def pending_epoch(self) -> int:
         """The epoch whose markers are under way; 0: none."""

@@ -19,6 +19,7 @@ from clonos.core.levels import (
     Lacks,
     LayerRef,
     LayersMerged,
+    LevelInUse,
     MergeLayers,
 )
 from clonos.core.plan import Incarnation
@@ -534,6 +535,7 @@ Report = (
     | Held
     | Lacks
     | LayersMerged
+    | LevelInUse
 )
 ChannelMessage = Data | Hello | Welcome | Credit
 

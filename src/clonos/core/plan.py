@@ -116,6 +116,11 @@ class Plan:
         require_sound(self)
 
     @cached_property
+    def chooses_levels(self) -> bool:
+        """Whether the levels of some tasks are chosen while the job runs."""
+        return any(task.level == "auto" for task in self.tasks)
+
+    @cached_property
     def loops(self) -> dict[int, frozenset[int]]:
         """Of each task in a loop: all tasks that it reaches and that reach it."""
         if not any(channel.is_feedback for channel in self.channels):

@@ -123,6 +123,12 @@ class Recoveries:
             self._begin(task)
             self._advance()
 
+    def all_again(self) -> None:
+        """The same for all."""
+        for task in self._roster.active():
+            self._begin(task)
+        self._advance()
+
     def hand_over(self, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
         """A cell goes on in another slot. Each task has its log to the end, and is asked for it. If
         the cell rests, as planned, nothing is lost; else what it is at is."""

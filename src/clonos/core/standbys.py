@@ -83,6 +83,14 @@ class Standbys:
                 if task in layers:
                     self._follow(slot.id, task)
 
+    def forget(self) -> None:
+        """Tasks go back to earlier floors: copies that are beyond them are of no use."""
+        for slot in self._roster.slots.values():
+            for task in slot.standbys:
+                self._roster.do(Command(slot.id, msg.Drop(task)))
+            slot.standbys.clear()
+        self._failed.clear()
+
     def tick(self) -> None:
         """Copies that could not be filled are tried again: no floor need come that would."""
         roster = self._roster

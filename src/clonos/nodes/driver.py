@@ -396,7 +396,9 @@ class DriverNode:
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
         lives = {task.id: task.incarnation for task in self.coordinator.tasks.values()}
-        found = left_behind(event.paths, self.keeper.layers, lives)
+        awaited = self.coordinator.holdings.expected
+        paths = [path for path in event.paths if path not in awaited]
+        found = left_behind(paths, self.keeper.layers, lives)
         self._pending.append(self._history.unused(Unused(tuple(found))))
         self._pending.append(self._history.surveyed(event, self._ports.clock.wall_s()))
 
@@ -483,25 +485,21 @@ class DriverNode:
     def _note(self, note: co.Note) -> None:
         now_s = self._ports.clock.ticks_s()
         self._has_news = True
-        recovery = self._chronicle.noted(note, now_s)
+        news = self._chronicle.noted(note, now_s)
         self._ports.audience.noted(note, now_s)
-        if recovery is not None:
-            self._ports.audience.told(recovery)
-        if note.what == "floor":
+        if news is not None:
+            self._ports.audience.told(news)
+        if note.what in ("floor", "hard"):
             self.commits.after_floor()
-            self._layers.after_floor(self.keeper.layers, self._clock_s)
+            self._layers.after_floor(self.keeper.hard.layers, self._clock_s)
             self._history.look(self._wall_ms())
-            layers, kept = self.keeper.layers, self._history.kept
+            layers, kept = self.keeper.hard.layers, self._history.kept
             self._ports.audience.floor(layers, layers if kept is None else kept)
         elif note.what == "live":  # not before: a recovery needs the processors
             slot = self.coordinator.tasks[note.task].slot
             self.places.show(self.plan.tasks[note.task].name, note.incarnation, slot)
-        elif note.what == "generation":
-            self._warn(
-                f"job {self._settings.name!r}: a failure took log entries that nobody else held; "
-                f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
-                "have been delivered twice"
-            )
+        if (warning := self._chronicle.warning(note)) is not None:
+            self._warn(warning)
 
     # --- what is told ---------------------------------------------------------------------------
 

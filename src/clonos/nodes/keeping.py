@@ -370,11 +370,12 @@ class Keeping:
         self._merging[ticket] = command
         self._ports.store.merge(ticket, command)
 
-    def merged(self, event: MergedHere) -> None:
-        """It is there, or cannot be."""
+    def merged(self, event: MergedHere) -> MergeLayers:
+        """It is there, or cannot be. Returns what was asked."""
         command, merged = self._merging.pop(event.ticket), event.merged
         if merged is not None and merged.level != STORE:
             self._here[merged.path] = merged
         elif merged is None:
             self._doubt(command.layers)
         self._send(LayersMerged(command.task, command.layers, merged))
+        return command

@@ -35,7 +35,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job
 from clonos.errors import ClonosError
-from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Recovery, Sample
+from clonos.nodes.views import News, Sample
 from clonos.transport.events import Connection
 
 # --- of every process -------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Audience(Protocol):
     def sampled(self, sample: Sample) -> None:
         """A task has sent its statistics."""
 
-    def told(self, what: JobStarted | JobProgress | Recovery | JobTerminated) -> None:
+    def told(self, what: News) -> None:
         """An event for listeners."""
 
     def warned(self, text: str) -> None:

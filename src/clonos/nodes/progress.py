@@ -15,6 +15,7 @@ from typing import Final
 
 from clonos.core.coordinator import Coordinator, Note, TaskPhase
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import AUTO, STORE
 from clonos.core.plan import Cell
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (
@@ -24,6 +25,7 @@ from clonos.nodes.views import (
     HistoryProgress,
     JobProgress,
     JobStatus,
+    LevelChanged,
     OperatorProgress,
     Recovery,
     Sample,
@@ -107,7 +109,9 @@ class Chronicle:
         self._reports = self._number = 0
         self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
         self._recoveries: list[Recovery] = []
-        self._refused = set[int]()  # tasks of which a warning was given ...
+        self._levels: dict[int, tuple[Note, float]] = {}  # by task that has chosen: and when
+        self._weaker = set[int]()  # tasks of which a warning was given ...
+        self._refused = set[int]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
         self._open: dict[int, int] = {}  # by task: which of them is its newest
         self._floor = self._orphans = 0
@@ -147,8 +151,35 @@ class Chronicle:
     def epoch_began(self, now_s: float) -> None:
         self._began_s = now_s
 
-    def noted(self, note: Note, now_s: float) -> Recovery | None:
-        """Take a notice of the coordinator; return the recovery that it completes, if any."""
+    def warning(self, note: Note) -> str | None:
+        """What a notice of the coordinator is worth a warning for, the first time."""
+        if note.what == "generation":
+            return (
+                f"job {self._name!r}: a failure took log entries that nobody else held; "
+                f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
+                "have been delivered twice"
+            )
+        if note.what == "back":
+            return (
+                f"job {self._name!r}: layers that were in no checkpoint directory yet are lost "
+                "with all who had them; all tasks do again what they have done since the newest "
+                f"checkpoint that is there (number {note.value}). Nothing is delivered twice"
+            )
+        if note.what != "level" or not note.why or note.task in self._weaker:
+            return None
+        self._weaker.add(note.task)
+        return (
+            f"{self._names[note.task]}: {note.why}; its state is kept at {note.level!r}, too, "
+            "until that is over. Nothing is lost with it, but logs grow, and input is kept. Is "
+            "the directory full, slow or away? A longer checkpoint_interval writes less"
+        )
+
+    def noted(self, note: Note, now_s: float) -> Recovery | LevelChanged | None:
+        """Take a notice of the coordinator; return the news that there are, if any."""
+        if note.what == "level":
+            before = self._level(note.task)
+            self._levels[note.task] = note, now_s
+            return LevelChanged(self._names[note.task], note.level, before, note.why)
         if note.what == "floor":
             self._floor = note.value
             self._floor_s = now_s
@@ -158,7 +189,8 @@ class Chronicle:
         elif note.what == "detected":
             self._open[note.task] = len(self._recoveries)
             stages = {"detected": now_s}
-            level = self._coordinator.plan.tasks[note.task].level
+            level = self._level(note.task)
+            self._levels.pop(note.task, None)  # the next life begins with the strongest
             named = note.task, self._names[note.task], note.incarnation
             recovery = Recovery(*named, stages, kept=level)
             self._recoveries.append(recovery)
@@ -182,6 +214,12 @@ class Chronicle:
         del self._open[note.task]
         return recovery
 
+    def _level(self, task: int) -> str:
+        """Where the next layers of a task go."""
+        level = self._coordinator.plan.tasks[task].level
+        chosen = self._levels[task][0].level if task in self._levels else STORE
+        return chosen if level == AUTO else level
+
     # --- a progress -----------------------------------------------------------------------------
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
@@ -198,7 +236,7 @@ class Chronicle:
             for task, epoch in slot.standbys.items():
                 if epoch >= 0:
                     copies[task].append(epoch)
-        tasks = tuple(self._task(task, seconds, copies[task]) for task in self._tasks)
+        tasks = tuple(self._task(task, seconds, copies[task], now_s) for task in self._tasks)
         keeper = self._coordinator.keeper
         progress = JobProgress(
             name=self._name,
@@ -212,6 +250,7 @@ class Chronicle:
                 now_s - self._floor_s if self._floor_s is not None else None,
                 self._floor_took_s * 1000 if self._floor_took_s is not None else None,
                 sum(task.state_bytes for task in tasks),
+                keeper.hard.epoch,
             ),
             delivered=dict(self._delivered),
             recoveries=sum(r.finished for r in self._recoveries),
@@ -222,7 +261,7 @@ class Chronicle:
         self._recent.append(progress)
         return progress
 
-    def _task(self, task: int, seconds: float, copies: Sequence[int]) -> TaskProgress:
+    def _task(self, task: int, seconds: float, copies: Sequence[int], now_s: float) -> TaskProgress:
         counted, state = self._tasks[task], self._coordinator.tasks[task]
         seat = self._seat(state.slot)
         now, most = counted.now, counted.most
@@ -257,6 +296,9 @@ class Chronicle:
             operators=operators,
             lag=now.get("lag"),
             persistence=self._coordinator.plan.tasks[task].level,
+            level=self._level(task),
+            level_for_s=now_s - self._levels[task][1] if task in self._levels else None,
+            level_why=self._levels[task][0].why if task in self._levels else "",
         )
 
     # --- a view ---------------------------------------------------------------------------------

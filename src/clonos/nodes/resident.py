@@ -19,14 +19,16 @@ from clonos.blame import complaint_of
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Determinant, encode_record
-from clonos.core.levels import LayerRef
+from clonos.core.dial import Dial
+from clonos.core.levels import AUTO, LayerRef, LevelInUse, MergeLayers
 from clonos.core.life import Phase
 from clonos.core.log import in_pieces
 from clonos.core.messages import Layer
-from clonos.core.plan import Plan, TaskSpec
+from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.core.step import RunningStep, checked
 from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError
+from clonos.nodes.levels import Levels
 from clonos.nodes.links import Links
 from clonos.nodes.ports import Prefetch, SlotPorts, Writer
 from clonos.nodes.standby import Standby
@@ -57,6 +59,8 @@ class Home:
         Without markers: how often a task that has done something seals a layer.
     log_growth
         Bytes of logs that a task tells of at once.
+    dials
+        Makes what chooses the levels of a task.
     machines
         Makes the automaton of a task; the simulator's watches what it does.
     send
@@ -69,6 +73,7 @@ class Home:
     share_s: float
     seal_s: float
     log_growth: int
+    dials: Callable[[], Dial]
     machines: Callable[..., TaskMachine]
     send: Callable[[Any], None]
 
@@ -126,6 +131,8 @@ class Resident:
         self._seals_by_itself = not home.plan.has_markers
         self._statistics_at = 0.0
         self._told_logs = 0
+        chooses = self.spec.level == AUTO
+        self._levels = Levels(home.dials(), self._keep, self._tell_level) if chooses else None
         links = home.links
         self._on_action: dict[type[Any], Callable[[Any], None]] = {
             ev.Dial: self._dial,
@@ -146,6 +153,10 @@ class Resident:
     @property
     def spec(self) -> TaskSpec:
         return self._home.plan.tasks[self.task]
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self._command.incarnation
 
     # --- lifecycle ------------------------------------------------------------------------------
 
@@ -356,6 +367,8 @@ class Resident:
             self._tick_at = None  # what comes of it will be heard, and that is the next occasion
         if self._seals_by_itself:
             self._seal_in_time(machine, now)
+        if self._levels is not None:
+            self._levels.look(now)
         grown = machine.book.nbytes - self._told_logs
         if now >= self._statistics_at or grown > self._home.log_growth:
             self._statistics_at = now + STATISTICS_S
@@ -437,6 +450,8 @@ class Resident:
             until = min(until, seal_at - self._ports.clock.ticks_s())
         if (wait_ms := machine.wait_ms) is not None:
             until = min(until, wait_ms / 1000)
+        if self._levels is not None and (due_s := self._levels.due_s()) is not None:
+            until = min(until, due_s - self._ports.clock.ticks_s())
         return until
 
     # --- what the automaton asks for ------------------------------------------------------------
@@ -460,7 +475,25 @@ class Resident:
         self._ports.calls.make(self.number, action.calls)
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
-        self._ports.store.put(self.number, action, self.spec.level)
+        if self._levels is None:
+            self._ports.store.put(self.number, action, self.spec.level)
+        else:
+            self._levels.put(action, self._ports.clock.ticks_s())
+
+    def _keep(self, action: ev.StoreLayer, level: str) -> None:
+        self._ports.store.put(self.number, action, level)
+
+    def _tell_level(self, level: str, why: str) -> None:
+        self._home.send(LevelInUse(self.task, self._command.incarnation, level, why))
+
+    def is_first(self, ref: LayerRef) -> bool:
+        """Whether a layer that is kept now was not kept before, at another level."""
+        return self._levels is None or self._levels.stored(ref, self._ports.clock.ticks_s())
+
+    def merges(self, command: MergeLayers, *, is_over: bool = False) -> None:
+        """Layers of the task are merged here, or were: that takes as long as its store takes."""
+        if self._levels is not None:
+            self._levels.merges(command, self._ports.clock.ticks_s(), is_over=is_over)
 
     def _release(self, action: ev.Release) -> None:
         if self._writer is None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from clonos.core import events as ev
 from clonos.core import levels
 from clonos.core import messages as msg
+from clonos.core.dial import Dial, ladder
 from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
@@ -99,6 +100,7 @@ class SlotNode:
         memory_bytes: int = INFLIGHT_BYTES,
         disk_bytes: int = DISK_BYTES,
         log_bytes: int = LOG_BYTES,
+        dials: Callable[[], Dial] = lambda: Dial(ladder(0)),
     ) -> None:
         self.is_over = False
         self.lost: ClonosError | None = None
@@ -111,9 +113,9 @@ class SlotNode:
         self._layers: list[Heard] = []  # for which the track was not free
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
-        self._home = Home(
-            plan, ports, self._links, share_s, seal_s, log_bytes // TOLD_SHARE, machines, self._send
-        )
+        growth = log_bytes // TOLD_SHARE
+        makes = dials, machines, self._send
+        self._home = Home(plan, ports, self._links, share_s, seal_s, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)
@@ -131,7 +133,7 @@ class SlotNode:
             node_events.Looked: self._keeping.looked,
             node_events.Kept: self._keeping.kept,
             node_events.PartRead: self._keeping.read,
-            node_events.MergedHere: self._keeping.merged,
+            node_events.MergedHere: self._on_merged,
             node_events.Wrote: self._on_wrote,
             node_events.CallsOver: self._on_calls_over,
             node_events.WorkFailed: self._on_work_failed,
@@ -148,7 +150,7 @@ class SlotNode:
             msg.Stop: self._on_stop,
             levels.Hold: self._keeping.hold,
             levels.Discard: self._keeping.discard,
-            levels.MergeLayers: self._keeping.merge,
+            levels.MergeLayers: self._on_merge,
         }
 
     @property
@@ -335,9 +337,20 @@ class SlotNode:
 
     def _on_stored(self, event: node_events.Stored) -> None:
         resident = self._of(event.life)
-        self._keeping.stored(event.ref, is_over=resident is None)
-        if resident is not None:
+        is_new = resident is not None and resident.is_first(event.ref)
+        self._keeping.stored(event.ref, is_over=not is_new)
+        if resident is not None and is_new:
             self._let(resident, resident.hear, ev.LayerStored(event.ref))
+
+    def _on_merge(self, command: levels.MergeLayers) -> None:
+        self._keeping.merge(command)
+        if (resident := self._residents.get(command.task)) is not None:
+            resident.merges(command)
+
+    def _on_merged(self, event: node_events.MergedHere) -> None:
+        command = self._keeping.merged(event)
+        if (resident := self._residents.get(command.task)) is not None:
+            resident.merges(command, is_over=True)
 
     def _on_wrote(self, event: node_events.Wrote) -> None:
         if (resident := self._of(event.life)) is not None:

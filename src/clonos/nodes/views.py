@@ -112,7 +112,13 @@ class TaskProgress(Told):
         Messages in its partitions that it has not read yet, as of some seconds ago; None: it reads
         nothing whose end is known. Only Kafka's is.
     persistence
-        Where its state is kept: ``"store"``, ``"local"`` or ``"memory"``.
+        Where its state is kept: ``"store"``, ``"local"``, ``"memory"``, or ``"auto"``.
+    level
+        Where its next layers go: with "auto" what is in use now, else the same as `persistence`.
+    level_for_s
+        Since how many seconds that is in use; None: it has always been, in this run.
+    level_why
+        Why not the strongest; empty if it is.
     """
 
     name: str
@@ -139,6 +145,9 @@ class TaskProgress(Told):
     lag: int | None = None
     current_standbys: int = 0
     persistence: str = STORE
+    level: str = STORE
+    level_for_s: float | None = None
+    level_why: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,13 +155,15 @@ class CheckpointProgress(Told):
     """The newest checkpoint that is complete (id 0: none yet).
 
     ``age_s`` is the time since it was completed, ``duration_ms`` from its marker to then; None
-    if that was before this driver.
+    if that was before this driver. ``hard_id``: the newest one down to which input is given up;
+    with ``persistence="auto"`` it may be an older one, while the checkpoint directory is slow.
     """
 
     id: int
     age_s: float | None
     duration_ms: float | None
     state_bytes: int
+    hard_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -257,6 +268,20 @@ class JobTerminated(Told):
     run_id: str
     is_complete: bool
     error: str | None
+
+
+@dataclass(frozen=True)
+class LevelChanged(Told):
+    """The layers of a task that chooses its levels go to another one from now on.
+
+    ``level``, ``before``: ``"store"``, ``"local"`` or ``"memory"``; ``why``: why not to the
+    strongest, empty if they do.
+    """
+
+    task: str
+    level: str
+    before: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -431,3 +456,7 @@ class DriverView:
     delivered: Mapping[str, int] = field(default_factory=dict)
     is_complete: bool = False
     bill: Mapping[str, Spent] = field(default_factory=dict)
+
+
+News = JobStarted | JobProgress | Recovery | LevelChanged | JobTerminated
+"""What listeners are told."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from clonos.core import events as ev
-from clonos.core.levels import LEVELS, LOCAL, LayerPart, LayerRef, MergeLayers
+from clonos.core.levels import AUTO, LEVELS, LOCAL, STORE, LayerPart, LayerRef, MergeLayers
 from clonos.nodes.events import (
     Fetched,
     FetchFailed,
@@ -107,7 +107,7 @@ class Layers:
         local, self.disk = None, ""
         self._folder: Path | None = None
         self._is_complete = False
-        if LOCAL in levels:
+        if LOCAL in levels or AUTO in levels:
             folder = self._folder = local_folder(uri, local_dir)
             self.disk = disk_of(folder)
             local = LayerStore(folder / "layers", "process", retry=retry)
@@ -115,15 +115,22 @@ class Layers:
         self._inbox = inbox
         # Each waits until it works; none may wait for another one's disk, or for its store. What is
         # dropped makes room for what is put.
-        self._fetching = ThreadPoolExecutor(1, thread_name_prefix="clonos-fetch")
+        self._fetching = {
+            name: ThreadPoolExecutor(1, thread_name_prefix=f"clonos-fetch-{name}")
+            for name in ("stored", "kept")
+        }
         self._putting = {
             level: ThreadPoolExecutor(1, thread_name_prefix=f"clonos-{level}") for level in LEVELS
         }
         self._shelf = ThreadPoolExecutor(1, thread_name_prefix="clonos-shelf")
-        self._merging = ThreadPoolExecutor(1, thread_name_prefix="clonos-join")
+        self._merging = {
+            level: ThreadPoolExecutor(1, thread_name_prefix=f"clonos-join-{level}")
+            for level in LEVELS
+        }
 
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        self._fetching.submit(self._fetch, ticket, refs)
+        is_stored = any(ref.level == STORE for ref in refs)
+        self._fetching["stored" if is_stored else "kept"].submit(self._fetch, ticket, refs)
 
     def _fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         try:
@@ -166,7 +173,7 @@ class Layers:
             return merge_into(ScratchFile(), parts, is_base=is_base)
 
         self._do(
-            self._merging,
+            self._merging[command.level],
             lambda: MergedHere(ticket, self._layers.merge(command, deltas)),
             lambda _: MergedHere(ticket, None),
         )
@@ -200,7 +207,8 @@ class Layers:
     def close(self) -> None:
         """The slot ends."""
         self._closed.set()
-        for pool in (self._fetching, *self._putting.values(), self._shelf, self._merging):
+        pools = (*self._fetching.values(), *self._putting.values(), *self._merging.values())
+        for pool in (*pools, self._shelf):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._is_complete and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # others may be at it, too

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.blame import users_lines
+from clonos.core.dial import Dial
 from clonos.core.levels import SHELF
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
@@ -135,6 +136,7 @@ class SlotLoop:
             memory_bytes=shipment.inflight_bytes,
             disk_bytes=DISK_BYTES if shipment.spills else 0,
             log_bytes=shipment.log_bytes,
+            dials=lambda: Dial(shipment.levels, shipment.late_s, shipment.quiet_s),
         )
 
     def _program_of(self, task: int) -> Program:

@@ -10,6 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.core.content import STATE_MEMORY
+from clonos.core.dial import LATE_S, QUIET_S
+from clonos.core.levels import STORE
 from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
@@ -57,6 +59,9 @@ class Shipment:
         What values and rows by key may take of its memory.
     local_dir
         Where on its disk it keeps layers, if any; by default with temporary files.
+    levels, late_s, quiet_s
+        Of tasks that choose their levels: which, the strongest first, when one is behind, and when
+        it is not any more (see :mod:`clonos.core.dial`).
     """
 
     job_id: str
@@ -82,5 +87,8 @@ class Shipment:
     spills: bool = True
     log_bytes: int = LOG_BYTES
     local_dir: str | None = None
+    levels: tuple[str, ...] = (STORE,)
+    late_s: float = LATE_S
+    quiet_s: float = QUIET_S
     state_memory: int = STATE_MEMORY
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

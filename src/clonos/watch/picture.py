@@ -14,7 +14,7 @@ from clonos.nodes.views import PARTS
 from clonos.watch.drawing import drawing, trend
 from clonos.watch.phases import KINDS, kind_of
 from clonos.watch.snapshot import Healing, Slot, Snapshot, Task
-from clonos.watch.words import costs, count, duration, size
+from clonos.watch.words import costs, count, duration, kept, size
 
 COLUMNS: Final = (
     "task", "phase", "rows/s", "rows in", "rows out", "latency", "backlog", "logs", "in memory",
@@ -184,7 +184,7 @@ def _task(task: Task) -> str:
         size(task["backlog_bytes"]),
         size(task["log_bytes"]),
         size(task["held_bytes"]),
-        size(task["state_bytes"]),
+        kept(task["state_bytes"], task["level"]),
         f"{count(task['steps_to_replay'])} steps",
         task["incarnation"],
         slot,

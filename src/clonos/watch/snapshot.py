@@ -41,6 +41,7 @@ class Task(TypedDict):
     held_bytes: int
     log_bytes: int
     state_bytes: int
+    level: str
     steps_to_replay: int
     standbys: int
 
@@ -198,6 +199,7 @@ def _task(task: TaskView, told: TaskProgress | None) -> Task:
         held_bytes=told.in_flight_bytes + told.log_bytes if told else 0,
         log_bytes=told.log_bytes if told else 0,
         state_bytes=told.state_bytes if told else 0,
+        level=told.level if told and told.level_why else "",
         steps_to_replay=told.steps_to_replay if told else 0,
         standbys=told.standbys if told else 0,
     )

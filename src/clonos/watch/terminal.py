@@ -8,7 +8,7 @@ from clonos.extras import imported
 from clonos.nodes.views import PARTS
 from clonos.watch.phases import kind_of
 from clonos.watch.snapshot import Healing, Snapshot, Task
-from clonos.watch.words import costs, count, duration, size
+from clonos.watch.words import costs, count, duration, kept, size
 
 STYLES: Final = {"live": "green", "finished": "bright_black", "busy": "yellow", "away": "red"}
 COLOURS: Final = {
@@ -75,7 +75,7 @@ def _task(task: Task, text: Any) -> list[Any]:
         count(task["rows_per_s"]),
         duration(task["latency_ms"]),
         size(task["log_bytes"]),
-        size(task["state_bytes"]),
+        kept(task["state_bytes"], task["level"]),
         count(task["steps_to_replay"]),
         "-" if task["slot"] is None else str(task["slot"]),
         str(task["standbys"]),

@@ -36,6 +36,17 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} {_UNITS[unit]}" if unit else f"{nbytes:.0f} B"
 
 
+def kept(nbytes: float, level: str) -> str:
+    """How large a state is, and where its next layers go, if that is not where they should.
+
+    Examples
+    --------
+    >>> kept(41_500, ""), kept(41_500, "local")
+    ('41.5 kB', '41.5 kB, local')
+    """
+    return f"{size(nbytes)}, {level}" if level else size(nbytes)
+
+
 def count(number: float) -> str:
     """A number of rows.
 

@@ -12,8 +12,10 @@ class ClosedKeeper:
     """The house-keeper as it was when a group was closed: what is durable once the group is."""
 
     def __init__(self, keeper: HouseKeeper) -> None:
-        self.plan, self.generation, self.epoch = keeper.plan, keeper.generation, keeper.epoch
-        self.positions, self.layers = keeper.positions, keeper.layers  # replaced, never changed
+        self.plan, self.generation, self.epoch = keeper.plan, keeper.generation, keeper.hard.epoch
+        # Replaced, never changed.
+        self.positions, self.layers = keeper.hard.positions, keeper.hard.layers
+        self.in_use = keeper.floors
         self.stable, self.resolved = dict(keeper.stable), tuple(keeper.resolved)
         self.past = KeptPast.of(keeper.history)
         self._lengths = {task: keeper.length(task) for task in keeper.positions}

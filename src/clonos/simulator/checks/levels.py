@@ -26,6 +26,8 @@ class Kept:
         By path: all that were ever kept by a slot.
     copies
         How many standbys tasks have.
+    chosen
+        Tasks that choose their levels.
     lost
         Disks that are gone.
     """
@@ -33,6 +35,7 @@ class Kept:
     def __init__(self, copies: int = 0) -> None:
         self.copies = copies
         self.layers: dict[str, Layer] = {}
+        self.chosen: set[int] = set()
         self.lost: set[str] = set()
         self._rotten: set[tuple[str, Place]] = set()  # by path: nobody can know before it is read
         self._at: dict[str, set[Place]] = defaultdict(set)
@@ -75,7 +78,8 @@ class Kept:
     def advances(self, slots: Mapping[int, Slot], layers: Mapping[int, Sequence[LayerRef]]) -> None:
         """The driver decides that floors move to these layers."""
         for task, chain in layers.items():
-            safe_enough(task, self._kept_by_slots(chain), slots.values(), self)
+            copies = 0 if task in self.chosen else self.copies
+            safe_enough(task, self._kept_by_slots(chain), slots.values(), self, copies)
 
     def does(self, keeper: HouseKeeper, slots: Mapping[int, Slot], action: Action) -> None:
         """The driver decides to have layers given up."""
@@ -83,13 +87,18 @@ class Kept:
             giver = slots[action.slot]
             gone = {ref.path for ref in command.layers}
             chain = self._kept_by_slots(keeper.layers[command.task])
-            if any(ref.path in gone for ref in chain):
+            if command.task not in self.chosen and any(ref.path in gone for ref in chain):
                 left = [slot for slot in slots.values() if not _share(slot, giver, chain)]
                 copies_stay(command.task, chain, left, self)
 
     @staticmethod
     def _kept_by_slots(chain: Sequence[LayerRef]) -> list[LayerRef]:
         return [ref for ref in chain if ref.level != STORE]
+
+
+def in_store(layers: Mapping[int, Sequence[LayerRef]]) -> set[str]:
+    """Which files these layers are."""
+    return {ref.path for chain in layers.values() for ref in chain if ref.level == STORE}
 
 
 def place(address: str, disk: str, ref: LayerRef) -> Place:
@@ -109,11 +118,24 @@ def _due(chain: Sequence[LayerRef], copies: int) -> int:
     return 1 + (copies if any(ref.level == MEMORY for ref in chain) else min(copies, 1))
 
 
-def safe_enough(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept) -> None:
+def stored_before_it_counts(task: int, chain: Iterable[LayerRef]) -> None:
+    """Of a task that chooses its levels, the journal names layers in the checkpoint store only: so
+    input is given up for nothing else, and any death is survived."""
+    elsewhere = [ref.path for ref in chain if ref.level != STORE]
+    require(
+        not elsewhere,
+        "stored before it counts",
+        f"input of task {task} is given up for {elsewhere}, which are in no store",
+    )
+
+
+def safe_enough(
+    task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept, copies: int
+) -> None:
     """A floor moves, so that inputs are given up, when enough slots have all layers up to it."""
     holders = [slot.address for slot in slots if kept.has(slot, chain)]
     require(
-        not chain or len(holders) >= _due(chain, kept.copies),
+        not chain or len(holders) >= _due(chain, copies),
         "safe enough",
         f"the floor of task {task} moves, and of its {len(chain)} layers only {holders} have all",
     )

@@ -17,7 +17,7 @@ from clonos.core.life import Phase
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator.checks import endings, floors, implied, invariants, past
+from clonos.simulator.checks import endings, floors, implied, invariants, levels, past
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import Cuts
 from clonos.simulator.checks.levels import Kept
@@ -61,7 +61,7 @@ class Recorder:
         self.cuts: Cuts = {}
         self.first: dict[int, Layer] = {}
         self.generation = self._begun_in = 0
-        self.steps = 0
+        self.steps = self.backs = 0
         self.checks_state, self.has_failures = True, False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
@@ -86,6 +86,7 @@ class Recorder:
         self._may_stand: list[ClosedKeeper] = []  # in the journal: acknowledged, and written since
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
+        self._in_use: Mapping[int, int] = {}
         self._floors: dict[int, int] = {}
         self._channel_floors = floors.floors_of_channels(job.plan, {})
         self._shared = invariants.shared_logs(job.plan)
@@ -378,6 +379,7 @@ class Recorder:
         self._check_durable(keeper, delivered)
         self._check_cuts(keeper)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
+        self._in_use = keeper.positions
 
     def lets_out(self, term: int) -> None:
         """The driver of a term lets out an output."""
@@ -441,9 +443,24 @@ class Recorder:
         self._stable = dict(keeper.stable)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
         self.generation = max(self.generation, keeper.generation)
+        for task in self.holders.chosen:
+            levels.stored_before_it_counts(task, keeper.layers[task])
         if keeper.epoch > self._floor_epoch:
             self._floor_epoch = keeper.epoch
+            invariants.logs_kept(keeper)
+            if not self.holders.chosen:
+                self._new_floor(keeper)
+
+    def uses(self, keeper: ClosedKeeper) -> None:
+        """Floors are in use from now on. If all are hard at once, that is when the journal has
+        them."""
+        if self.holders.chosen:
             self._new_floor(keeper)
+
+    def goes_back(self, positions: Mapping[int, int]) -> None:
+        """All tasks begin again with the floors that are hard."""
+        self._in_use = positions
+        self.backs += 1
 
     def _check_cuts(self, keeper: HouseKeeper | ClosedKeeper) -> None:
         """Those that are in the journal for the first time, against what was told before."""
@@ -453,13 +470,15 @@ class Recorder:
         self._journaled |= now
 
     def _new_floor(self, keeper: ClosedKeeper) -> None:
-        plan = self.job.plan
-        newest = {t: refs[-1:] for t, refs in keeper.layers.items() if refs}
+        plan, in_use = self.job.plan, keeper.in_use
+        newest = {t: refs[-1:] for t, refs in in_use.layers.items() if refs}
         layers = {t: self._layer(ref) for t, (ref,) in newest.items()}
-        moved = {t: layers[t] for t in layers if keeper.positions[t] != self._floors.get(t)}
-        self._floors = dict(keeper.positions)
-        self._channel_floors = floors.floors_of_channels(plan, layers)
-        invariants.logs_kept(keeper)
+        moved = {t: layers[t] for t in layers if in_use.positions[t] != self._in_use.get(t)}
+        self._in_use = in_use.positions
+        # Who lives has been told of the highest, also if all went back to others.
+        self._floors = {t: max(n, self._floors.get(t, 0)) for t, n in in_use.positions.items()}
+        now = floors.floors_of_channels(plan, layers)
+        self._channel_floors = {c: max(n, self._channel_floors[c]) for c, n in now.items()}
         floors.floor_of_the_living(moved, self._over)
         if plan.has_markers:
             floors.consistent_floor(plan, layers)

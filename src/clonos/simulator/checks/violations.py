@@ -22,6 +22,7 @@ INVARIANTS = {
     "restored as told": "what is said of where a task's state came from is so",
     "safe enough": "input is given up when enough have what has become of it",
     "copies stay": "nobody gives up a layer that is not as safe with others",
+    "stored before it counts": "where levels are chosen, input is given up for what is stored",
     "lost for a reason": "state is lost when more have died than its level survives, not before",
     "fitting floors": "what one floor has sent, the next has taken, though nobody agreed on when",
     "durable": "what was acknowledged is in the journal",

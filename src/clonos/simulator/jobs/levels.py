@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from clonos.core import layer as layer_module
-from clonos.core.levels import LEVELS, LOCAL, STORE
+from clonos.core.levels import AUTO, LEVELS, LOCAL, STORE
 from clonos.simulator.jobs.programs import Job
 from clonos.simulator.processes.cluster import Options
 
@@ -18,6 +18,21 @@ def with_levels(job: Job, random: Random, standbys: int) -> Job:
     few = (LOCAL, STORE) if not standbys else LEVELS
     allowed = random.choice((few, few, few[:1], few[-2:]))
     tasks = tuple(replace(task, level=random.choice(allowed)) for task in job.plan.tasks)
+    return replace(job, plan=replace(job.plan, tasks=tasks))
+
+
+def with_dials(job: Job, options: Options, random: Random) -> Job:
+    """The same job, in which some or all tasks choose their levels, with a store that is slow at
+    times."""
+    is_all = random.random() < 0.7
+    tasks = tuple(
+        replace(task, level=AUTO) if is_all or random.random() < 0.5 else task
+        for task in job.plan.tasks
+    )
+    options.availability = False
+    options.store_ms = random.choice((4.0, 20.0, 100.0))
+    options.late_ms = random.choice((5.0, 20.0, 80.0))
+    options.quiet_ms = random.choice((20.0, 100.0))
     return replace(job, plan=replace(job.plan, tasks=tasks))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from clonos.core.hardening import Hardening
 from clonos.core.holdings import Holdings
+from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import Held, Hold
 from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
@@ -64,6 +66,17 @@ def for_good(_: Any) -> Any:
     return lambda *_: None
 
 
+def with_the_floor_in_use(original: Any) -> Any:
+    """The house-keeper forgets logs as soon as tasks are restored behind them."""
+
+    def advance(self: HouseKeeper, epoch: int, positions: Any, layers: Any, needs: Any) -> None:
+        original(self, epoch, positions, layers, needs)
+        for task, position in positions.items():
+            self.book.truncate(task, position)
+
+    return advance
+
+
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
@@ -79,6 +92,12 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     ),
     "a layer that was found damaged counts": mutation(
         "safe enough", (Holdings, "lacks", for_good), kind=LEVELS
+    ),
+    "input is given up for what is in no store": mutation(
+        "stored before it counts", (Hardening, "_is_stored", at_once), kind=LEVELS
+    ),
+    "logs are forgotten for what is in no store": mutation(
+        "no early truncation", (HouseKeeper, "advance", with_the_floor_in_use), kind=LEVELS
     ),
     "nobody knows what a restored task has": mutation(
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS

@@ -11,6 +11,7 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.history import Keep
+from clonos.core.levels import AUTO
 from clonos.core.messages import Layer
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
@@ -19,6 +20,7 @@ from clonos.core.watch import DEATHS
 from clonos.errors import ClonosError
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.checks.invariants import few_are_burnt
+from clonos.simulator.checks.levels import in_store
 from clonos.simulator.checks.litter import Litter
 from clonos.simulator.checks.recorder import Recorder
 from clonos.simulator.checks.violations import Violation, require
@@ -106,6 +108,9 @@ class Options:
     """Whether channels are bytes on simulated sockets."""
     has_machines: bool = False
     """Whether a place is always on the same machine."""
+    late_ms: float = 1000.0
+    quiet_ms: float = 5000.0
+    """When a level counts as slow, and when no more."""
     lost_ms: int = 5_000
     """How long a machine may be away that alone has a layer."""
     waits_ms: float = 0.0
@@ -174,6 +179,7 @@ class Cluster:
             self.scheduler.now, self.disks = before.scheduler.now, before.disks
         self.recorder = Recorder(job, self.disks, self.scheduler.digest)
         self.recorder.holders.copies = options.standbys
+        self.recorder.holders.chosen = {t.id for t in self.job.plan.tasks if t.level == AUTO}
         self.recorder.goes_on(first or {})
         self.slots: list[Slot] = []
         self.outcome = Outcome()
@@ -491,8 +497,10 @@ class Cluster:
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
         if note.what == "floor":
-            sealed = self.driver.coordinator.checkpoints.sealed.values()
+            driver = self.driver.coordinator
+            sealed = driver.checkpoints.sealed.values()
             waiting = {layer.ref.path for layers in sealed for layer in layers}
+            waiting |= driver.holdings.expected | in_store(self.driver.keeper.layers)
             self.litter.look(self.scheduler.now, self.recorder.used | waiting)
         elif note.what in ("detected", "moving", "restored"):
             self.litter.forget()

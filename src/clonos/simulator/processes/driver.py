@@ -66,6 +66,12 @@ class WatchedKeeper(HouseKeeper):
     def advance(self, epoch: int, positions: Any, layers: Any, needs: Any) -> None:
         self.on_advance(layers)
         super().advance(epoch, positions, layers, needs)
+        if self._driver is self._driver.cluster.driver:
+            self._driver.cluster.recorder.uses(ClosedKeeper(self))
+
+    def fall_back(self) -> None:
+        super().fall_back()
+        self._driver.cluster.recorder.goes_back(self.positions)
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         stream = self._driver.accepted.get(event.conn)

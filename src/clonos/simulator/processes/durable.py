@@ -22,6 +22,8 @@ from clonos.core.levels import STORE, LayerRef, MergeLayers
 from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
+from clonos.simulator.checks.invariants import unused
+from clonos.simulator.checks.levels import in_store
 from clonos.simulator.world.disk import Died, Disk
 from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
@@ -176,6 +178,7 @@ class SimulatedMerger:
 
     def delete(self, paths: Sequence[str]) -> None:
         self._cluster.recorder.deletes(paths)
+        unused(paths, in_store(self._driver.keeper.layers))  # also where nothing is hard yet
         with suppress(StoreAway):  # they stay
             self._store.delete(paths)
 
@@ -363,7 +366,13 @@ class SlotStore:
         self._later(lambda: self._slot.post(events.PartRead(ticket, self._layers.part(ref, start))))
 
     def merge(self, ticket: int, command: MergeLayers) -> None:
-        self._later(lambda: self._merge(ticket, command))
+        if command.level == STORE:
+            cluster = self._cluster
+            delay = max(0.0, cluster.store_back_at - cluster.scheduler.now)
+            delay += 2 * cluster.options.store_ms * cluster.level_random.random()
+            cluster.scheduler.after(delay, self._if_alive, lambda: self._merge(ticket, command))
+        else:
+            self._later(lambda: self._merge(ticket, command))
 
     def _merge(self, ticket: int, command: MergeLayers) -> None:
         if self._cluster.level_random.random() < 0.1:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.content import STATE_MEMORY
+from clonos.core.dial import Dial, ladder
 from clonos.core.layer import UnreadableLayer
-from clonos.core.levels import LOCAL
+from clonos.core.levels import AUTO, LOCAL
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
@@ -62,6 +63,8 @@ class WatchedNode(SlotNode):
     random: Random
     is_given_up: Callable[[], bool]
     """Whether the driver has: what it is told to restore may be gone then."""
+    is_fenced: Callable[[Resident], bool]
+    """Whether the driver has begun another life of its task."""
 
     def _order(self) -> list[Resident]:
         order = super()._order()
@@ -79,6 +82,8 @@ class WatchedNode(SlotNode):
     def _failed(self, resident: Resident, error: Exception) -> None:
         if isinstance(error, UnreadableLayer) and self.is_given_up():
             return  # the floor has passed it: nobody waits for this life; all else is still judged
+        if isinstance(error, PeerUnreachable) and self.is_fenced(resident):
+            return  # all went back to other layers, and it has yet to hear that it is over
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):
@@ -123,7 +128,7 @@ class Slot:
         drawn = Random(cluster.random.getstate()[1][number % 100])
         self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
         opened_bytes = drawn.choice((0, OPENED_BYTES))
-        keeps_locally = any(task.level == LOCAL for task in cluster.job.plan.tasks)
+        keeps_locally = any(task.level in (LOCAL, AUTO) for task in cluster.job.plan.tasks)
         machine = cluster.disks.of_machine(group) if keeps_locally else None
         self.store = SlotStore(self, layers, opened_bytes, machine)
         self.track = SlotTrack(self)
@@ -148,10 +153,21 @@ class Slot:
             machines=partial(WatchedMachine, cluster.recorder),
             memory_bytes=cluster.options.memory_bytes,
             log_bytes=cluster.options.log_bytes or LOG_BYTES,
+            dials=self._dial,
         )
         self.node.random = cluster.random
         self.node.is_given_up = lambda: not self.is_controlled
+        self.node.is_fenced = self._is_fenced
         self.node.join(ControlEnd(self))
+
+    def _is_fenced(self, resident: Resident) -> bool:
+        return (
+            resident.incarnation < self.cluster.driver.coordinator.tasks[resident.task].incarnation
+        )
+
+    def _dial(self) -> Dial:
+        options = self.cluster.options
+        return Dial(ladder(options.standbys), options.late_ms / 1000, options.quiet_ms / 1000)
 
     @property
     def machines(self) -> list[TaskMachine]:

@@ -23,7 +23,7 @@ from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
-from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_levels
+from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_dials, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
@@ -368,6 +368,9 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     options.merges_overlap = False
     job = with_levels(job, random, options.standbys)
     kinds = (*KINDS, *LOSSES) if seed % 3 else KINDS
+    if seed % 2 and job.plan.causal_log:
+        job = with_dials(job, options, Random(f"dials {seed}"))
+        kinds = (*kinds, ("store away", 10))
     with merged_early(random.choice((2, 4, 32))):
         return simulate_job(seed, job, options, random, kinds=kinds, size=LARGE, **judged)[0]
 

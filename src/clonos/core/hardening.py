@@ -1,0 +1,89 @@
+"""How floors become hard, and which layers slots merge on the way there.
+
+The floors in use that are to become hard next are the *aim*. Of every task that chooses its levels,
+the layers up to the aim are merged into one in the checkpoint store, as long as some of them are
+elsewhere; what was overwritten in between is never written there. When all of them are in the
+store, the aim is hard, and the next aim is what is in use by then. So the store is written as often
+as it can be, and no more.
+
+A merge never reaches across hard floors or the aim: a layer has to end there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from clonos.core.layer import choose
+from clonos.core.levels import AUTO, STORE, LayerRef, weakest
+from clonos.core.roster import Roster
+from clonos.core.standing import Floors
+
+Part = Sequence[LayerRef]
+
+
+class Hardening:
+    """Of the floors of one job.
+
+    Attributes
+    ----------
+    aim
+        None: all floors are hard.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._keeper, self._tasks = roster.keeper, roster.plan.tasks
+        self._chooses = [task.id for task in roster.plan.tasks if task.level == AUTO]
+        self.aim: Floors | None = None
+
+    def look(self) -> bool:
+        """Floors have moved, or layers were merged. Whether some are hard now that were not."""
+        keeper, has_moved = self._keeper, False
+        while keeper.floors.epoch != keeper.hard.epoch:
+            self.aim = self.aim or keeper.floors
+            if not self._is_stored(self.aim):
+                break
+            aim, layers = self.aim, keeper.layers
+            parts = {task: aim.part_of(task, layers[task]) for task in layers}
+            keeper.harden(replace(aim, layers=parts))
+            self.aim, has_moved = None, True
+        return has_moved
+
+    def _is_stored(self, aim: Floors) -> bool:
+        layers = self._keeper.layers
+        return all(
+            ref.level == STORE for task in self._chooses for ref in aim.part_of(task, layers[task])
+        )
+
+    def forget(self) -> None:
+        """All go back to the hard floors."""
+        self.aim = None
+
+    def _parts(self, task: int) -> tuple[Part, Part, Part]:
+        """Up to the hard floor, from there to the aim, and beyond."""
+        chain, keeper = self._keeper.layers[task], self._keeper
+        hard = keeper.hard.part_of(task, chain)
+        aimed = self.aim.part_of(task, chain) if self.aim is not None else hard
+        return hard, aimed[len(hard) :], chain[len(aimed) :]
+
+    def merges(self, task: int) -> Iterator[tuple[tuple[LayerRef, ...], str]]:
+        """What slots should merge of a task, and at which level to keep that."""
+        level, parts = self._tasks[task].level, self._parts(task)
+        hard, aimed, beyond = parts
+        if level not in (AUTO, STORE):
+            for part in parts:
+                if any(ref.level != STORE for ref in part) and (chosen := choose(part)):
+                    yield tuple(chosen), level
+            return
+        for part in (hard, aimed):
+            if chosen := _kept_by_slots(part):
+                yield tuple(chosen), STORE
+                break
+        if chosen := choose(beyond):
+            yield tuple(chosen), weakest(ref.level for ref in chosen)
+
+
+def _kept_by_slots(part: Part) -> Part:
+    """From the first of these layers that is in no store to the last."""
+    places = [place for place, ref in enumerate(part) if ref.level != STORE]
+    return part[places[0] : places[-1] + 1] if places else ()

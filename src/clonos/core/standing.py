@@ -1,0 +1,80 @@
+"""Floors of a whole job as one value: what is in use, and what is hard.
+
+Floors are *in use* as soon as enough processes have their layers: a lost task is restored there,
+and nobody in the job keeps what lies below. They are *hard* when the journal names them: then log
+entries below them are deleted, and so is input outside. In a job that chooses its levels by itself
+(:mod:`clonos.core.dial`), a floor becomes hard only when all its layers are in the checkpoint
+store; until then the journal has whatever leads there from the hard floors. In any other job all
+floors are hard at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from clonos.core.history import Chains
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Resolve
+
+Positions = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Where all tasks of a job can begin together.
+
+    ``epoch``: how often floors had moved. ``positions``, ``layers``: by task. ``needs``: by
+    channel, the last item that its receiver's floor has taken.
+    """
+
+    epoch: int
+    generation: int
+    positions: Positions
+    layers: Chains
+    needs: Positions
+
+    @property
+    def place(self) -> tuple[int, Positions, Chains, Positions]:
+        """All but the generation."""
+        return self.epoch, self.positions, self.layers, self.needs
+
+    def moved(
+        self, epoch: int, generation: int, positions: Positions, layers: Chains, needs: Positions
+    ) -> Floors:
+        """The same, but for these."""
+        return Floors(
+            epoch,
+            generation,
+            {**self.positions, **positions},
+            {**self.layers, **layers},
+            {**self.needs, **needs},
+        )
+
+    def since(self, before: Floors) -> tuple[Positions, Chains, Positions]:
+        """What is not as before."""
+        layers = {t: chain for t, chain in self.layers.items() if chain != before.layers[t]}
+        positions = {t: self.positions[t] for t in self.positions if t in layers}
+        needs = {c: n for c, n in self.needs.items() if n != before.needs.get(c)}
+        return positions, layers, needs
+
+    def part_of(self, task: int, chain: Iterable[LayerRef]) -> tuple[LayerRef, ...]:
+        """Those of a task's layers that lead to its floor here."""
+        end = self.layers[task][-1].epoch if self.layers[task] else -1
+        return tuple(ref for ref in chain if ref.epoch <= end)
+
+    def shortened(self, task: int, chain: Iterable[LayerRef]) -> Floors:
+        """Some of a task's layers are another one now."""
+        return replace(self, layers={**self.layers, task: self.part_of(task, chain)})
+
+
+def cuts_still_needed(resolved: Iterable[Resolve], positions: Positions) -> list[Resolve]:
+    """The newest of each task, as something may come late that was written before it; and those not
+    below the floor, to judge what lies beyond them.
+
+    One that was forgiven is needed until a floor has passed it. Such a floor is of the new
+    generation: what was made before that, its receivers' floors have taken.
+    """
+    cuts = list(resolved)
+    newest = {cut.task: cut for cut in cuts}
+    return [cut for cut in cuts if cut is newest[cut.task] or cut.length >= positions[cut.task]]

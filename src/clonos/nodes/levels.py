@@ -1,0 +1,68 @@
+"""The layers of one task that chooses its levels, until they are kept at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clonos.core.dial import Dial
+from clonos.core.events import StoreLayer
+from clonos.core.levels import STORE, LayerRef, MergeLayers
+
+
+class Levels:
+    """Puts layers where they belong, and where they get sooner if that takes too long.
+
+    Parameters
+    ----------
+    dial
+        Says where.
+    keep
+        Puts a layer at a level.
+    tell
+        Takes the level in use, whenever it is another one, and why.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        keep: Callable[[StoreLayer, str], None],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._dial, self._keep, self._tell = dial, keep, tell
+        self._under_way: dict[int, tuple[StoreLayer, list[str]]] = {}  # by epoch: asked where
+
+    def put(self, sealed: StoreLayer, now_s: float) -> None:
+        """Keep a layer."""
+        self.look(now_s)
+        self._under_way[sealed.layer.epoch] = sealed, []
+        self._ask(sealed.layer.epoch, now_s)
+
+    def _ask(self, epoch: int, now_s: float) -> None:
+        sealed, asked = self._under_way[epoch]
+        asked.append(self._dial.level)
+        self._dial.asked(self._dial.level, epoch, now_s)
+        self._keep(sealed, self._dial.level)
+
+    def stored(self, ref: LayerRef, now_s: float) -> bool:
+        """A layer is there. Whether it was nowhere before."""
+        self._dial.answered(ref.level, ref.epoch, now_s)
+        return self._under_way.pop(ref.epoch, None) is not None
+
+    def merges(self, command: MergeLayers, now_s: float, *, is_over: bool) -> None:
+        """What was kept elsewhere is on its way to the store, or there."""
+        if command.level == STORE:
+            note = self._dial.answered if is_over else self._dial.asked
+            note(STORE, command.path, now_s)
+
+    def look(self, now_s: float) -> None:
+        """Time passes: what waits may be better off elsewhere."""
+        if not self._dial.look(now_s):
+            return
+        self._tell(self._dial.level, self._dial.why)
+        for epoch, (_, asked) in self._under_way.items():
+            if self._dial.is_weaker(asked):
+                self._ask(epoch, now_s)
+
+    def due_s(self) -> float | None:
+        """When to look again; None: not before something comes."""
+        return self._dial.due_s()
