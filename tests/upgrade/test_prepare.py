@@ -161,6 +161,16 @@ def test_what_is_large_is_no_basis(basis_bytes, tmp_path, monkeypatch):
     assert prepared is not None
     # Values by key do not count: they are shared out.
     assert set(prepared.basis) == set(before.chains if basis_bytes else before.homes)
+    kept = prepare(
+        before.shape,
+        Shape.of(job(3)),
+        before.chains,
+        before.store,
+        Incarnation(2, 1 << 30),
+        drop_state=["seen"],
+    )
+    assert kept is not None
+    assert set(kept.basis) == (set(before.chains) if basis_bytes else set()), "they are not"
 
 
 def test_what_was_merged_with_later_layers_is_not_gone_on_from(tmp_path):

@@ -24,7 +24,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.operators.shares import Heir
-from clonos.state.deltas import merge_deltas, of_runs, open_delta
+from clonos.state.deltas import Opened, merge_deltas, of_runs, open_delta
 from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.storage.opened import ScratchFile
@@ -76,7 +76,7 @@ class Prepared:
 ROUNDS: Final = 4
 """At most. What is changed faster than it is written stays for the switch."""
 BASIS_BYTES: Final = 4 << 20
-"""More than this of what a task keeps in memory anyway is not made one layer before the switch."""
+"""More than this is not made one layer before the switch."""
 NOTHING: Final = Prepared({}, frozenset(), {}, 0)
 
 
@@ -144,9 +144,15 @@ def _basis(
         if so_far.rounds and known is None:
             continue
         layers = (*((known,) if known is not None else ()), *get_layers(store, refs))
-        if sum(len(open_delta(layer.delta).table) for layer in layers) <= BASIS_BYTES:
+        others = {n for n, name in enumerate(before.chains[task]) if name not in operators}
+        if sum(_nbytes(open_delta(layer.delta), others) for layer in layers) <= BASIS_BYTES:
             found[task] = _as_one(before, task, layers, operators, len(layers))
     return found
+
+
+def _nbytes(delta: Opened, others: Collection[int]) -> int:
+    """Of all but the runs of operators whose values are shared out."""
+    return len(delta.table) + sum(run.nbytes for number, run in delta.runs if number in others)
 
 
 def _as_one(
