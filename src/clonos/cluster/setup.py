@@ -154,12 +154,8 @@ class DriverSetup:
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             uri = self.directory.layers_uri
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
-            written = undo.enter_context(closing(JournalThread(file, self.inbox)))
-            writers = undo.enter_context(ThreadPoolExecutor(WRITERS, "clonos-outputs"))
-            outputs = DeliveredOutputs(
-                plan, store, self.consumers, self.inbox.put, each=writers.map
-            )
-            ports, settings = self._ports(written, outputs), replace(self._known, term=self._term)
+            ports = self._ports(file, store, undo)
+            settings = replace(self._known, term=self._term)
             self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
             self.observer.look = lambda: self.node.view
             self.page = self._open_page(ui_port, undo)
@@ -292,7 +288,11 @@ class DriverSetup:
             SystemClock().ticks_s(),
         )
 
-    def _ports(self, journal: Journal, outputs: DeliveredOutputs) -> DriverPorts:
+    def _ports(self, file: JournalFile, store: DeliveredStore, undo: ExitStack) -> DriverPorts:
+        plan, put = self.compiled.plan, self.inbox.put
+        journal: Journal = undo.enter_context(closing(JournalThread(file, self.inbox)))
+        writers = undo.enter_context(ThreadPoolExecutor(WRITERS, "clonos-outputs"))
+        outputs = DeliveredOutputs(plan, store, self.consumers, put, each=writers.map)
         return DriverPorts(
             SystemClock(), journal, outputs, self.pool, self.merger, self.audience, self._lookout
         )
