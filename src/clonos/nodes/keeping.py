@@ -155,8 +155,10 @@ class Keeping:
         self._tell(found)
 
     def _doubt(self, refs: Sequence[LayerRef]) -> None:
-        """Some of these may not be here any more."""
-        if doubtful := tuple(ref for ref in refs if ref.path in self._here):
+        """Some of these may not be here any more. What is on our disk we may never have been told
+        of: others ask us because the coordinator knows whose disk it is."""
+        doubtful = tuple(r for r in refs if r.path in self._here or r.level == LOCAL)
+        if doubtful:
             self._look(doubtful)
 
     def _is_named(self, ref: LayerRef) -> bool:
