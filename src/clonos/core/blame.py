@@ -166,6 +166,7 @@ class Blame:
         for task, rows in last.counted.items():
             case = self._cases[task]
             case.suspects = _with(case.suspects, rows, -1, lives=0)
+            case.deaths -= 1
         return True
 
     # --- what follows ---------------------------------------------------------------------------
