@@ -189,6 +189,8 @@ class Checkpoints:
     def _harden(self) -> None:
         if self._holdings.hardening.look():
             self._roster.do(Note("hard", value=self._keeper.hard.epoch))
+            for task in self._keeper.layers:  # other layers are to come to the store next
+                self._holdings.moved(task)
 
     def fall_back(self) -> None:
         """All tasks go back to the hard floors."""

@@ -459,14 +459,15 @@ class HouseKeeper:
 
     @property
     def is_settled(self) -> bool:
-        """Whether logs and output end at the floors: who starts from there has nothing to replay.
+        """Whether logs and output end at the hard floors: who starts from there has nothing to replay.
 
         Then nothing is on its way between tasks either, but what goes round. An item that the floor
         of its sender has sent, the floor of its receiver has taken; one that was sent later would
         be in a log.
         """
-        return all(self.length(t) == position for t, position in self.positions.items()) and all(
-            self.needs[channel] == i.consumed for channel, i in self.inputs.items()
+        positions, needs = self.hard.positions, self.hard.needs
+        return all(self.length(t) == position for t, position in positions.items()) and all(
+            needs[channel] == i.consumed for channel, i in self.inputs.items()
         )
 
     def succeed(
