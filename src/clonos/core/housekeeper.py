@@ -459,7 +459,7 @@ class HouseKeeper:
 
     @property
     def is_settled(self) -> bool:
-        """Whether logs and output end at the hard floors: who starts from there has nothing to replay.
+        """Whether logs and output end at the hard floors: who begins there has nothing to replay.
 
         Then nothing is on its way between tasks either, but what goes round. An item that the floor
         of its sender has sent, the floor of its receiver has taken; one that was sent later would

@@ -49,7 +49,7 @@ class Settling:
             return False
         if self._otherwise is None or self._coordinator.has_settled:
             return True
-        self.until_s = None
+        self.until_s, otherwise, self._otherwise = None, self._otherwise, None
         self._coordinator.go_on()
-        self._otherwise()
+        otherwise()
         return False
