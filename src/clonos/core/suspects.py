@@ -57,4 +57,4 @@ class Suspect(NamedTuple):
 
 
 ALL: Final = Suspect(Rows(ANY, 0, 0), 0, 0)
-"""Whatever the next life takes: to be tried, and nothing counts against it but that."""
+"""All rows that the next life takes: they are tried, and only the trial counts against them."""

@@ -36,7 +36,7 @@ class Settling:
 
     @property
     def is_for_another(self) -> bool:
-        """Whether somebody waits for the end, and goes on."""
+        """Whether another driver waits for the end, to go on with the job."""
         return self._otherwise is not None
 
     def is_over(self, now_s: float) -> bool:
