@@ -526,9 +526,10 @@ class HouseKeeper:
     def shorten(self, task: int, chain: tuple[LayerRef, ...]) -> None:
         """Layers of a task were merged: its floor is where it was."""
         self.layers = {**self.layers, task: chain}
-        before, self.hard = self.hard, self.hard.shortened(task, chain)
-        if self.hard.layers[task] != before.layers[task]:
-            self._write_floor({}, {task: self.hard.layers[task]}, {})
+        hard = self.hard.shortened(task, chain)
+        if hard.layers[task] != self.hard.layers[task]:
+            self._harden(hard)  # as whoever reads the record does
+            self._write_floor({}, {task: hard.layers[task]}, {})
 
     def may_pass(self, ref: LayerRef) -> bool:
         """Whether a floor may move to this layer. With a history, or if tasks may have to go back

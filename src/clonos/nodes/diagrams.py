@@ -6,6 +6,7 @@ from typing import Any
 
 from clonos.core.blame import BLAME
 from clonos.core.channels import INBOUND_ITEMS, INBOUND_LINK, OUTBOUND
+from clonos.core.dial import PACE
 from clonos.core.life import LIFE
 from clonos.core.machine import Table
 from clonos.core.markers import EPOCH
@@ -19,8 +20,8 @@ from clonos.nodes.tenure import TENURE
 from clonos.transport.states import STREAM
 
 TABLES: tuple[Table[Any, Any], ...] = (
-    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, BLAME, MOVE, PLACE, JOURNAL,
-    DRIVER, TENURE, STREAM,
+    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, PACE, BLAME, MOVE, PLACE,
+    JOURNAL, DRIVER, TENURE, STREAM,
 )  # fmt: skip
 
 HEAD = """\
