@@ -238,7 +238,7 @@ class Checkpoints:
         if chain[start : start + count] == event.replaced:
             shorter = (*chain[:start], event.merged, *chain[start + count :])
             keeper.shorten(task, shorter)
-            self._holdings.moved(task)  # what is in the store now no copy needs to have
+            self._holdings.moved(task)  # copies need not have what is in the store
             self._harden()
 
     def check(self) -> None:

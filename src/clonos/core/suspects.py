@@ -41,7 +41,7 @@ CALLS: Final = -4
 
 
 ANY: Final = -(1 << 30)
-"""... any rows whatever."""
+"""... any rows."""
 
 
 class Suspect(NamedTuple):

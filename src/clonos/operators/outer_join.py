@@ -101,7 +101,7 @@ class OuterJoinOperator(JoinOperator):
         super().__init__(schemas, keys, bounds)
         self.schema = joined_schema(schemas, how)
         self._how = HOWS[how]
-        # Rows that wait leave at the end at the latest, and hold back the watermark until then.
+        # Rows that wait hold back the watermark until they leave: at the end, if not before.
         times = [DUE, ROW_TIME] if self._is_bounded else [DUE]
         self._waiting = [
             self._new_store(port, times, _ORDERS[f"waiting {port}"]) if is_asked else None
