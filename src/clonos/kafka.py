@@ -17,13 +17,13 @@ Partition = tuple[str, int]
 LOG: Final = logging.getLogger("clonos.kafka")
 """What librdkafka says."""
 REPEATED_S: Final = 10.0
-"""How often it says the same: while brokers are away, it says so many times a second."""
+"""A message is logged once in this time; librdkafka repeats it many times a second."""
 METADATA_S: Final = 10.0
 """How long an answer about topics is waited for."""
 
 
 class NotAgain(logging.Filter):
-    """Lets out the same text, whatever times it names, once in :data:`REPEATED_S`.
+    """Logs a message once in :data:`REPEATED_S`, even if the milliseconds that it names differ.
 
     Examples
     --------

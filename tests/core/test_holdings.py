@@ -41,15 +41,24 @@ from clonos.core.plan import Plan, TaskSpec
 class World:
     """A task at some level, and what the coordinator says."""
 
-    def __init__(self, level: str, standbys: int = 1, keeper: HouseKeeper | None = None) -> None:
-        spec = TaskSpec(0, "count[0]", "count", 0, (), (), is_source=True, level=level)
-        plan = Plan((spec,), (), has_markers=False)
+    def __init__(
+        self,
+        level: str,
+        standbys: int = 1,
+        keeper: HouseKeeper | None = None,
+        tasks: int = 1,
+    ) -> None:
+        specs = tuple(
+            TaskSpec(n, f"count[{n}]", "count", n, (), (), is_source=True, level=level)
+            for n in range(tasks)
+        )
+        plan = Plan(specs, (), has_markers=False)
         self.level = level
         self.keeper = keeper or HouseKeeper(plan, lambda batch: b"", lambda data: data)
         self.coordinator = Coordinator(
             plan, self.keeper, address="keeper", standbys=standbys, lost_ms=1000
         )
-        self.now_ms, self.epoch = 0, 0
+        self.now_ms, self._epochs = 0, dict.fromkeys(range(tasks), 0)
         self.said: list[Any] = []
         self.journal: list[bytes] = []
         self.take(self.coordinator.start())
@@ -68,17 +77,25 @@ class World:
         for slot in slots:
             self.hear(SlotReady(slot, f"slot{slot}", f"group{slot}", disk=disk or f"disk{slot}"))
 
-    def lives(self, slot: int) -> None:
-        life = self.coordinator.tasks[0].incarnation
-        self.hear(Reported(slot, Restored(0, life)))
-        self.hear(Reported(slot, Live(0, life, self.epoch)))
+    @property
+    def epoch(self) -> int:
+        """Of task 0."""
+        return self._epochs[0]
 
-    def seals(self, slot: int) -> LayerRef:
-        self.epoch += 1
-        life = self.coordinator.tasks[0].incarnation
-        path = f"0/{self.epoch}"
-        ref = LayerRef(0, self.epoch, life, self.epoch, path, 100, 7, self.level)
-        self.hear(Reported(slot, LayerAck(0, life, ref, {}, {}, {})))
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epochs[0] = epoch
+
+    def lives(self, slot: int, task: int = 0) -> None:
+        life = self.coordinator.tasks[task].incarnation
+        self.hear(Reported(slot, Restored(task, life)))
+        self.hear(Reported(slot, Live(task, life, self._epochs[task])))
+
+    def seals(self, slot: int, task: int = 0) -> LayerRef:
+        self._epochs[task] += 1
+        life, epoch = self.coordinator.tasks[task].incarnation, self._epochs[task]
+        ref = LayerRef(task, epoch, life, epoch, f"{task}/{epoch}", 100, 7, self.level)
+        self.hear(Reported(slot, LayerAck(task, life, ref, {}, {}, {})))
         self.tick()
         return ref
 
@@ -389,18 +406,18 @@ def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
 # --- levels that are chosen -----------------------------------------------------------------------
 
 
-def logged(job: World) -> None:
+def logged(job: World, task: int = 0) -> None:
     """The journal has one log entry more."""
-    life, record = job.coordinator.tasks[0].incarnation, encode_record([Marker(1)])
-    job.keeper.append([Run(0, life, job.keeper.length(0) + 1, (record,))])
+    life, record = job.coordinator.tasks[task].incarnation, encode_record([Marker(1)])
+    job.keeper.append([Run(task, life, job.keeper.length(task) + 1, (record,))])
     job.keeper.committed()
 
 
-def seals_at(job: World, level: str, slot: int = 0) -> LayerRef:
+def seals_at(job: World, level: str, slot: int = 0, task: int = 0) -> LayerRef:
     """The next layer, at this level, and all log entries up to it in the journal."""
-    logged(job)
+    logged(job, task)
     chosen, job.level = job.level, level
-    ref = job.seals(slot)
+    ref = job.seals(slot, task)
     job.level = chosen
     return ref
 
@@ -440,6 +457,43 @@ def test_a_floor_in_use_becomes_hard_when_its_layers_are_in_the_store():
     job.hear(Reported(0, LayersMerged(0, command.layers, last)))
     assert job.keeper.hard.positions[0] == 3
     assert {r for d in job.told(1, Discard) for r in d.layers} == set(kept)
+    job.coordinator.check()
+
+
+def test_a_job_has_not_settled_before_its_floors_are_hard():
+    """Who goes on from the journal would find log entries beyond them."""
+    job = world(AUTO)
+    ref = seals_at(job, LOCAL)
+    job.has(1, ref)
+    assert job.floor == job.keeper.length(0) == 1
+    assert not job.keeper.is_settled
+    (command,) = job.told(0, MergeLayers)
+    merged = LayerRef(0, 1, ref.incarnation, 1, command.path, 100, 9, STORE)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    assert job.keeper.is_settled
+
+
+def test_as_soon_as_floors_are_hard_all_tasks_merge_towards_the_next():
+    """Nothing else need happen: the job may be idle."""
+    job = World(AUTO, standbys=0, tasks=2)
+    job.joins(0, 1)
+    tasks = job.coordinator.tasks.values()
+    homes = {task.id: task.slot for task in tasks if task.slot is not None}
+    for task, slot in homes.items():
+        job.lives(slot, task)
+    for _ in range(2):
+        for task, slot in homes.items():
+            seals_at(job, LOCAL, slot, task)
+    assert {**job.keeper.positions} == {0: 2, 1: 2}
+    done = list[MergeLayers]()
+    for _ in range(4):
+        for slot in {*homes.values()}:
+            for command in job.told(slot, MergeLayers):
+                if command not in done:
+                    done.append(command)
+                    merged = replace(command.layers[-1], path=command.path, level=STORE)
+                    job.hear(Reported(slot, LayersMerged(merged.task, command.layers, merged)))
+    assert {**job.keeper.hard.positions} == {0: 2, 1: 2}
     job.coordinator.check()
 
 

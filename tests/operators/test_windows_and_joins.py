@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import clonos
@@ -270,8 +270,12 @@ memories = st.sampled_from([None, 0, 4000])
 """Of what is restored: all is in memory, or hardly anything."""
 
 
+FOR_EVER: Any = [Batches(1, (batch([("", 0, at(0), 0)], f"{OTHER}, m long"),))]
+
+
 @settings(deadline=None, max_examples=120)
 @given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS), merges, memories)
+@example(FOR_EVER, "for ever", "left", None, 0)
 def test_joins_restored_equal_continued(script, kind, how, merge, memory):
     code = join_code(**JOINS[kind], how=how)
     check_restore(code.program, [*script, End(0), End(1)], merge=merge, state_memory=memory)

@@ -258,6 +258,44 @@ def test_a_large_layer_may_say_that_what_is_in_memory_is_gone(seed):
     assert store.take_due(3)["key"].to_pylist() == [0, 2, 3]
 
 
+class Stuck:
+    """A disk that takes orders, and has carried out none yet."""
+
+    content, failed = None, False
+
+    def write(self, fill: Any, *, is_long: bool) -> Stuck:
+        del fill, is_long
+        return self
+
+
+@pytest.mark.usefixtures("_usual")
+def test_what_is_gone_stays_gone_if_a_large_layer_comes_while_that_is_being_written():
+    """Nobody waits for the disk any more, but large layers below have these rows."""
+    rows = [(n, "a" * 200, n, n) for n in range(120)]
+    before, deltas = LargeRowStore(SCHEMA, ["key"], [DUE, "at"]), list[bytes]()
+
+    def seal():
+        deltas.append(encode_delta(["x"], [(0, before.changes())]))
+
+    before.append(batch_of(rows[:60]), 0)
+    seal()
+    for start in range(0, 45, 15):
+        before.discard(before.find(batch_of(rows[start : start + 15]), ["key"]).rows)
+        seal()
+    before.append(batch_of(rows[60:]), 60)
+    seal()
+
+    store = LargeRowStore(SCHEMA, ["key"], [DUE, "at"])
+    store.use(Stuck(), 6_000)
+    for delta in deltas[:-1]:
+        take_in(store, delta)
+    assert store._below.is_writing
+    take_in(store, deltas[-1])
+    assert store.find(batch_of(rows), ["key"]).orders.tolist() == list(range(45, 120))
+    assert store.lowest("at") == 45
+    assert store.take_due(50)["key"].to_pylist() == list(range(45, 51))
+
+
 @pytest.mark.usefixtures("_usual")
 def test_what_is_late_and_leaves_memory_is_dropped_all_the_same():
     store, random = LargeRowStore(SCHEMA, ["key"], [DUE, "at"]), Random(1)

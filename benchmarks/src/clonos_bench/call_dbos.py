@@ -1,7 +1,7 @@
-"""A durable step per call: DBOS 3 on a PostgreSQL of its own, asked for the same calls.
+"""A durable step per call: the same calls in DBOS 3, on a PostgreSQL of its own.
 
-Rows are asked about in workflows of one row, or of many whose steps are open at the same time.
-It is told nothing of a pace: as many calls are open as may be, and more begin when there is room.
+A workflow has one row, or many rows whose steps are open at the same time. There is no given rate:
+whenever fewer calls are open than may be, more begin.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ DEFAULT_PYTHON: Final = ".venv-dbos/bin/python"
 REMEDY: Final = "python3 -m venv .venv-dbos && .venv-dbos/bin/pip install dbos==3.4.0"
 PROGRAM: Final = Path(__file__).with_name("dbos_program.py")
 TOGETHER: Final = (1, 50)
-"""Rows of a workflow."""
+"""Numbers of rows in a workflow that are measured."""
 LOOK_S: Final = 0.05
 WAIT_S: Final = 300.0
 OPEN: Final = 200
-"""Calls at a time, if nobody is killed: 1,000 a second, if calls of 200 ms cost nothing."""
+"""Calls that are open at a time, without kills: enough for 1,000 calls of 200 ms a second."""
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """How many calls there are in a second, what they cost, and what a kill repeats."""
+    """Calls per second, what they cost, and what a kill repeats."""
     columns = ("", "calls/s", "p50, ms beyond", "p99", "CPU, us a call")
     report = Report("dbos", f"DBOS: {OPEN} calls of {arguments.call_ms:g} ms at a time", columns)
     if not Path(arguments.dbos_python).exists():
@@ -68,7 +68,7 @@ def _server() -> Iterator[tuple[str, int]]:
 
 
 def _rate(arguments: argparse.Namespace, together: int) -> float:
-    """About how many rows a second, by a short run that does not count."""
+    """About how many rows a second there will be, from a short run that is not reported."""
     with _server() as (dsn, server):
         _, per_s, _ = _once(arguments, dsn, server, 10 * OPEN // 2, together)
     return per_s
@@ -144,7 +144,7 @@ def _kills(arguments: argparse.Namespace) -> Report:
 
 
 def _until_open(arguments: argparse.Namespace, process: Any, folder: str) -> None:
-    """So many calls have been answered by this process that others have begun meanwhile."""
+    """Wait until the process has answered so many calls that others have begun meanwhile."""
     give_up = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < give_up:
         events = call_jobs.events(folder).get(process.pid)

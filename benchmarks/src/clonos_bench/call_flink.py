@@ -1,6 +1,6 @@
-"""The same calls in Flink, by its asynchronous I/O, beside ours.
+"""The same calls in Flink, with its asynchronous I/O, beside ours.
 
-The output is compared with the input, row by row; without that there is no report.
+The output is compared with the input, row by row; if it is wrong there is no report.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from clonos_bench.statistics import percentile
 
 LATE: Final = ("", "p50", "p90", "p99", "max", "CPU, us a call")
 MORE_S: Final = 3.0
-"""Rows go on for so long behind those that are measured, and until a kill has an end."""
+"""Rows go on for so long after those that are measured, and after the last kill."""
 BACK_S: Final = 5.0
-"""Normal work before a kill, and behind it."""
+"""Time of normal work before and after each kill."""
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Latency in turn with ours, then what a kill repeats."""
+    """Latency, in turn with ours, then what a kill repeats."""
     title = (
         f"calls of {arguments.call_ms:g} ms at {arguments.rate:,.0f} rows/s, ms beyond the call; "
         f"checkpoints every {CHECKPOINT_MS} ms"
@@ -63,7 +63,7 @@ def _add(report: Report, what: str, ms: Any, cpu_us: float) -> None:
 
 
 def _flink_latency(arguments: argparse.Namespace, *, ordered: bool) -> tuple[Any, Any, float]:
-    """How late rows are beyond their call, in the sink and for good; CPU per call."""
+    """Latency beyond the call, until the sink and until the checkpoint; CPU per call."""
     warm_up_s = call_latency.WARM_UP_S
     rows = round(arguments.rate * (warm_up_s + arguments.seconds + MORE_S))
     rows -= rows % arguments.parallelism
@@ -100,7 +100,7 @@ def require_each_once(ids: call_jobs.Keys, rows: int) -> None:
 
 @dataclass
 class Repeated:
-    """What kills have repeated."""
+    """What was repeated because of kills."""
 
     open: int = 0
     open_again: int = 0
@@ -108,7 +108,7 @@ class Repeated:
 
 
 def repeated(events: Any, kills_s: list[float]) -> Repeated:
-    """Of the calls of all processes, by time; `events` in the order of time.
+    """What the calls of all processes show; `events` are in the order of time.
 
     Examples
     --------
@@ -133,9 +133,9 @@ def repeated(events: Any, kills_s: list[float]) -> Repeated:
 
 
 def _flink_kills(arguments: argparse.Namespace) -> Report:
-    """Task managers are killed while many calls are open, but no more than its pace asks for.
+    """Kill task managers while many calls are open, but no more calls than the rate needs.
 
-    If there were more, checkpoints would wait behind the rows that wait, and more were repeated.
+    With more, checkpoints would wait behind waiting rows, and more calls would be repeated.
     """
     report = Report(
         "flink-kills", f"Flink: kill -9 while {arguments.open} calls are open", ("", "")

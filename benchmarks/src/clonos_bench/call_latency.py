@@ -22,16 +22,16 @@ from clonos_bench.statistics import summarize
 LATE: Final = {"p50": Aim(8.0), "p99": Aim(25.0)}
 """Milliseconds beyond the call."""
 IN_FLIGHT: Final = 400
-"""Of a task: more than are open."""
+"""The most calls that a task may have open; fewer are open at this rate."""
 WARM_UP_S: Final = 5.0
 END_S: Final = 60.0
 
 
 @dataclass(frozen=True)
 class Late:
-    """Of the oldest row of each output, in ms: how long before, in, and behind its call.
+    """Times of the oldest row of each output, in ms: before, during and after its call.
 
-    ``cpu_us``: of all processes, per call.
+    ``cpu_us`` is the CPU of all processes per call.
     """
 
     before: call_jobs.Times
@@ -40,12 +40,12 @@ class Late:
     cpu_us: float
 
     def beyond(self, call_ms: float) -> call_jobs.Times:
-        """All but the call."""
+        """All of these times without the call itself."""
         return np.asarray(self.before + self.within + self.behind - call_ms)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """As calls come, in order, and with effects."""
+    """Rows in order of their answers, in order of the input, and with effects."""
     title = f"calls of {arguments.call_ms:g} ms at {arguments.rate:,.0f} rows/s"
     report = Report("latency", title, PERCENTILES)
     kinds: dict[str, tuple[Callable[[Any], Any], bool]] = {

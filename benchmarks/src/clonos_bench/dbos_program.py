@@ -43,7 +43,7 @@ async def ask(key: int) -> int:
 
 @DBOS.workflow()  # type: ignore[untyped-decorator]
 async def about(first: int, rows: int) -> list[int]:
-    """Rows one behind the other, asked about at the same time."""
+    """Ask about consecutive rows at the same time."""
     return list(await asyncio.gather(*(ask(key) for key in range(first, first + rows))))
 
 

@@ -76,11 +76,11 @@ class PacedReader(BaseReader):
         # A batch that is worth its cost, but not older than the job lets it become.
         time.sleep(max(0.0, min(self._began_s + first / rate - time.time(), 0.05, max_wait_s)))
         due = 1 + int((time.time() - self._began_s) * rate) - first
-        due = -(-due // self._parallelism)  # of these numbers, one in so many is ours
+        due = -(-due // self._parallelism)  # of these rows, one in so many is ours
         return self.read_exactly(min(due, wanted, _PIECE_ROWS)) if due > 0 else None
 
     def _number(self, mine: Any) -> Any:
-        """Of a row in all tasks, by its number in ours."""
+        """The number of a row in all tasks, from its number in ours."""
         return mine * self._parallelism + self._task_index
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:

@@ -69,13 +69,13 @@ class Job:
     persistence
         How safe the state of tasks is kept: in the checkpoint directory ("store"), on the local
         disks of the machines of a task and a standby ("local"), or only in the memories of a task
-        and its standbys ("memory"). What is not in the directory is gone with what has it: the job
-        then ends with a `StateLost`. "auto" loses nothing: as long as the directory is too slow, or
-        away, state is also kept at the other levels, and tasks are restored from there; input is
-        given up only for what is in the directory. :meth:`Stream.with_persistence` says it for some
-        operators.
+        and its standbys ("memory"). State that is not in the directory is lost with the last
+        process or disk that has it; the job then ends with a `StateLost`. "auto" uses the
+        directory; while that is slow or away, state is also kept at the other levels, and tasks are
+        restored from there. Input is given up only for state that is in the directory, so nothing
+        is lost. :meth:`Stream.with_persistence` sets the level of single operators.
     local_dir
-        Where on each machine the state is kept for "local"; by default a folder among its
+        Where on each machine state is kept, for "local" and "auto"; by default a folder among its
         temporary files.
     guarantee
         "at_least_once" runs without logs: after a failure, rows since the last checkpoint come
@@ -104,9 +104,9 @@ class Job:
         How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
         begins at once, whatever the interval; above all of it sources wait for checkpoints.
     state_memory
-        How much memory a slot gives to values by key, and to rows of joins and such, 1 MiB or more.
-        What has not been wanted lately is on its local disk beyond that, or where the checkpoint
-        is.
+        How much memory a slot gives to values by key, and to rows of joins, `deduplicate`, `last`
+        and whole windows; 1 MiB or more. Beyond that, what has not been used lately is on the local
+        disk, or is read from the checkpoint.
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.

@@ -126,11 +126,11 @@ def require_level(
     elif history is not None:
         what, why = f"history={history!r}", "the past is read from the checkpoint directory"
     elif level == AUTO and guarantee != "exactly_once":
-        what, why = f"guarantee={guarantee!r}", "only logs lead back from one level to another"
+        what, why = f"guarantee={guarantee!r}", "to go back to the directory, tasks need logs"
     elif level == AUTO and on_orphan == "availability":
-        what, why = f"on_orphan={on_orphan!r}", "who goes on after a loss has logs with gaps"
+        what, why = f"on_orphan={on_orphan!r}", "after a loss, no log leads back to the directory"
     elif level == AUTO and log == "needed":
-        what, why = f"log={log!r}", "who goes back to the directory needs the logs of all tasks"
+        what, why = f"log={log!r}", "to go back to the directory, all tasks need their logs"
     else:
         return
     raise WrongType(f"persistence={level!r} with {what}", remedy=why)

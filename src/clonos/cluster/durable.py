@@ -122,8 +122,8 @@ class DeliveredOutputs:
     rows
         What the payload of a batch is in a file: Arrow's own, unless the job is simulated.
     each
-        Calls a function with each of some things, in their order or at once: a disk syncs several
-        files in little more time than one.
+        Calls a function with each element of a list, one by one or at the same time: a disk syncs
+        several files in little more time than one.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger("clonos")
 
 
 LARGE_BYTES: Final = 8 << 20
-"""Merging more than this takes its time: small merges overtake it, for chains grow meanwhile."""
+"""A merge of more than this is slow. Small merges overtake it, because chains grow meanwhile."""
 
 
 class _Lane:
@@ -32,8 +32,8 @@ class _Lane:
 
 
 class BackgroundMerger:
-    """A :class:`~clonos.nodes.ports.Merger`: a process for what is small, another one if something
-    is large. What is deleted or read comes after what is large: nothing goes while it is merged.
+    """A :class:`~clonos.nodes.ports.Merger` with a process for small merges and one for large ones.
+    Deletions and reads wait for large merges, so no file goes while it is being merged.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ class Listener:
         """
 
     def on_level(self, changed: LevelChanged) -> None:
-        """With ``persistence="auto"``: a task keeps its state elsewhere from now on."""
+        """A task with ``persistence="auto"`` keeps its next layers at another level."""
 
     def on_terminated(self, terminated: JobTerminated) -> None:
         """It is over, for whatever reason; the last thing that is told."""

@@ -83,7 +83,7 @@ class DriverLoop:
             except Exception as error:  # noqa: BLE001 - see _run
                 self.error = self.error or _as_ours(error, "ending the job failed")
         self.over.set()
-        setup.merger.close()  # a large process takes its time to end; who goes on need not wait
+        setup.merger.close()  # its processes may take long to end; a successor need not wait
 
     def _publish(self) -> None:
         if self.error is None and self._setup.keeper.complete:

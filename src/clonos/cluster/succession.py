@@ -44,7 +44,7 @@ SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
 _BY_NO_TASK: Final = 1 << 30
 """More lives than any task has in a term."""
 PREPARED_S: Final = 60.0
-"""After so long no other round begins of sharing out values, but for the last one ..."""
+"""After so long, no further round of sharing out values begins except the last one ..."""
 QUICK_S: Final = 0.5
 """... nor after one that was as quick as this: the next would have little to do."""
 HALF: Final = 0.5

@@ -6,9 +6,9 @@ it announces its first live steps before each begins. A death within an announce
 rows of that step *suspect*, and a life that meets suspect rows tries them first, in a process of
 its own (:mod:`clonos.core.watch`). What dies there is poison; what survives is cleared.
 
-Rows are known by their numbers. A task whose last steps nobody has logged takes its input in other
-pieces the next time, so the same record may have another number in each life. After a few deaths
-within announced steps, a watched life tries all that it takes.
+Rows are known by their numbers. If no other process has the log of a task's last steps, its next
+life takes its input in other pieces, so the same record may have another number in each life. After
+a few deaths within announced steps, a watched life therefore tries all rows that it takes.
 
 Where a trial says nothing (it hangs), deaths are counted after all, but only those within a step
 that takes the same rows, and not those of a whole executor. And a trial may be wrong: what takes
@@ -33,7 +33,7 @@ first things that the next one does."""
 SUSPECTS_MAX: Final = 8
 """How many suspect rows of a task are remembered: the newest."""
 WITHIN_MANY: Final = 4
-"""After so many deaths within announced steps, whichever rows these took, all are tried."""
+"""After so many deaths within announced steps, of whichever rows, all rows are tried."""
 TOGETHER_MS: Final = 1000
 """Slots of one executor that die this close to one another have died with it."""
 
@@ -166,6 +166,7 @@ class Blame:
         for task, rows in last.counted.items():
             case = self._cases[task]
             case.suspects = _with(case.suspects, rows, -1, lives=0)
+            case.deaths -= 1
         return True
 
     # --- what follows ---------------------------------------------------------------------------

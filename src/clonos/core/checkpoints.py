@@ -189,6 +189,8 @@ class Checkpoints:
     def _harden(self) -> None:
         if self._holdings.hardening.look():
             self._roster.do(Note("hard", value=self._keeper.hard.epoch))
+            for task in self._keeper.layers:  # other layers are to come to the store next
+                self._holdings.moved(task)
 
     def fall_back(self) -> None:
         """All tasks go back to the hard floors."""
@@ -238,7 +240,7 @@ class Checkpoints:
         if chain[start : start + count] == event.replaced:
             shorter = (*chain[:start], event.merged, *chain[start + count :])
             keeper.shorten(task, shorter)
-            self._holdings.moved(task)  # what is in the store now no copy needs to have
+            self._holdings.moved(task)  # copies need not have what is in the store
             self._harden()
 
     def check(self) -> None:

@@ -355,8 +355,8 @@ class Coordinator:
             self.checkpoints.compacted(merge)
 
     def _fall_back(self) -> None:
-        """Layers beyond the hard floors are lost. All tasks do again what they have done since, as
-        after the death of all processes: what was delivered, nobody notices."""
+        """Layers beyond the hard floors are lost. All tasks repeat what they have done since, as
+        after the death of all processes; output that was delivered stays as it is."""
         self.checkpoints.fall_back()
         self.standbys.forget()
         self.recoveries.all_again()

@@ -46,9 +46,10 @@ def valid_length(
 def rests_on_stable(
     plan: Plan, record: bytes, stable: Mapping[int, int], resolved: Iterable[Resolve]
 ) -> bool:
-    """Whether what a log entry took can never be cut any more: `stable` says how much of which log.
+    """Whether the item that a log entry took can never be cut any more.
 
-    ``resolved``: the cuts; a loss may have been forgiven, and then the entry is still there.
+    ``stable``: how much of each log is stable. ``resolved``: the cuts; a loss may have been
+    forgiven, and then the entry is still there.
     """
     cause = decode_record(record)[0]
     if not isinstance(cause, Order):

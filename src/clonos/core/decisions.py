@@ -92,8 +92,8 @@ class Expel:
 class Note:
     """Something worth showing: a recovery's progress, a floor, a warning.
 
-    ``of``: what `value` is a part of, where it is one. ``level``, ``why``: where layers go, and why
-    not to the strongest level.
+    ``of``: what `value` is a part of, where it is one. ``level``, ``why``: the level of the next
+    layers, and why it is not the strongest.
     """
 
     what: Literal[

@@ -1,16 +1,16 @@
 """Which level the next layers of a task are kept at, if the job leaves that to us.
 
-Every layer goes to the strongest level that keeps up. One at which a layer has waited too long is
-*behind*: the next layers go to the next weaker one, and so do those that wait. It is asked again
-when nothing has waited there too long for a while. ::
+Every layer goes to the strongest level that keeps up. A level at which a layer has waited too long
+is *behind*: the next layers go to the next weaker level, and so do those that wait. The level is
+used again when no layer has waited there too long for a while. ::
 
     KEEPS_UP --a layer has waited too long--> BEHIND
     BEHIND   --quiet for a while------------> KEEPS_UP
 
-The weakest level takes what comes, also if it is behind.
+The weakest level takes all layers, even if it is behind.
 
-This changes how fast a lost task comes back, never what is promised: input is given up for layers
-in the checkpoint store only (:mod:`clonos.core.standing`).
+This changes how fast a lost task recovers, but not the guarantee: input is given up only for layers
+in the checkpoint store (:mod:`clonos.core.standing`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from clonos.core.levels import LOCAL, MEMORY, STORE
 from clonos.core.machine import Machine, Table
 
 LATE_S: Final = 1.0
-"""A layer waits too long after this time: the usual interval between checkpoints."""
+"""A layer that waits longer than this waits too long: the usual interval of checkpoints."""
 QUIET_S: Final = 5.0
-"""A level is asked again after this time in which nothing waited there too long."""
+"""A level is used again after this time, if no layer has waited there too long meanwhile."""
 
 PLACES: Final = {
     STORE: "the checkpoint store",
@@ -35,14 +35,14 @@ PLACES: Final = {
 
 
 class Pace(Enum):
-    """Of one level."""
+    """Whether one level keeps up."""
 
     KEEPS_UP = "keeps up"
     BEHIND = "behind"
 
 
 class PaceEvent(Enum):
-    """What happens to it."""
+    """What changes the pace of a level."""
 
     LATE = "a layer has waited too long"
     QUIET = "quiet for a while"
@@ -107,8 +107,8 @@ class Dial:
             level: PACE.machine(level) for level in levels
         }
         self._asked_s: dict[tuple[str, Hashable], float] = {}  # by level and layer: since when
-        self._late_at_s: dict[str, float] = {}  # by level that is behind: when it last was
-        self._waited: dict[str, float] = {}  # by level: for how long a layer had, when it fell back
+        self._late_at_s: dict[str, float] = {}  # by level that is behind: when it was last late
+        self._waited: dict[str, float] = {}  # by level: how long that layer had waited
         self.level = levels[0]
         self.why = ""
 
@@ -117,7 +117,7 @@ class Dial:
         self._asked_s[level, layer] = now_s
 
     def answered(self, level: str, layer: Hashable, now_s: float) -> None:
-        """It is, or cannot be."""
+        """The layer is kept there now, or cannot be."""
         since_s = self._asked_s.pop((level, layer), now_s)
         if now_s - since_s > self._late_s:
             self._late(level, now_s, now_s - since_s)
@@ -129,7 +129,7 @@ class Dial:
             self._waited[level] = waited_s
 
     def look(self, now_s: float) -> bool:
-        """Time passes. Whether the level is another one now."""
+        """Time passes. Return whether the level has changed."""
         for (level, _), since_s in self._asked_s.items():
             if now_s - since_s > self._late_s:
                 self._late(level, now_s, now_s - since_s)
@@ -150,12 +150,12 @@ class Dial:
         return True
 
     def is_weaker(self, levels: Sequence[str]) -> bool:
-        """Whether the level is below all of these."""
+        """Whether the level in use is weaker than all of these."""
         order = list(self._pace)
         return all(order.index(self.level) > order.index(level) for level in levels)
 
     def due_s(self) -> float | None:
-        """When to look again, if nothing comes; None: not at all."""
+        """When to look again, if nothing happens before; None: never."""
         due = [
             since_s + self._late_s
             for (level, _), since_s in self._asked_s.items()

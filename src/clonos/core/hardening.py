@@ -1,12 +1,12 @@
 """How floors become hard, and which layers slots merge on the way there.
 
-The floors in use that are to become hard next are the *aim*. Of every task that chooses its levels,
-the layers up to the aim are merged into one in the checkpoint store, as long as some of them are
-elsewhere; what was overwritten in between is never written there. When all of them are in the
-store, the aim is hard, and the next aim is what is in use by then. So the store is written as often
-as it can be, and no more.
+The floors in use that are to become hard next are the *aim*. For each task that chooses its levels,
+the layers up to the aim are merged into one layer in the checkpoint store, unless all of them are
+there. Values that were overwritten in between are never written to the store. When all layers up to
+the aim are in the store, the aim is hard, and the floors in use by then are the next aim. So the
+store is written no more often than it can be.
 
-A merge never reaches across hard floors or the aim: a layer has to end there.
+A merge never reaches across the hard floors or the aim, because a layer has to end there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Part = Sequence[LayerRef]
 
 
 class Hardening:
-    """Of the floors of one job.
+    """Makes the floors of one job hard, one aim after the other.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Hardening:
         self.aim: Floors | None = None
 
     def look(self) -> bool:
-        """Floors have moved, or layers were merged. Whether some are hard now that were not."""
+        """Floors have moved, or layers were merged. Return whether hard floors have moved."""
         keeper, has_moved = self._keeper, False
         while keeper.floors.epoch != keeper.hard.epoch:
             self.aim = self.aim or keeper.floors
@@ -67,7 +67,7 @@ class Hardening:
         return hard, aimed[len(hard) :], chain[len(aimed) :]
 
     def merges(self, task: int) -> Iterator[tuple[tuple[LayerRef, ...], str]]:
-        """What slots should merge of a task, and at which level to keep that."""
+        """The layers of a task that slots should merge, and the level to keep the result at."""
         level, parts = self._tasks[task].level, self._parts(task)
         hard, aimed, beyond = parts
         if level not in (AUTO, STORE):

@@ -15,8 +15,8 @@ A disk outlives the processes of its machine. What only disks have on whose mach
 is missing until one does: for a while, then it counts as lost. What was in the memories of
 processes is lost with the last of them, unless one that lives says soon that it has got it. Lost is
 lost: nobody can make it again, for what led to it was given up. The job ends then
-(:class:`~clonos.errors.StateLost`). What lies beyond the hard floors can be made again: if only
-such layers are lost, all tasks go back there.
+(:class:`~clonos.errors.StateLost`). Layers beyond the hard floors can be made again: if only such
+layers are lost, all tasks go back to the hard floors.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Place = tuple[str, int | str]
 
 
 class Loss(Enum):
-    """What nobody has any more."""
+    """What is lost, because nobody has it any more."""
 
     NOTHING = "nothing"
     BEYOND_HARD = "layers beyond the hard floors"
@@ -82,7 +82,7 @@ class Holdings:
     version
         Grows with whatever may make a layer safe.
     hardening
-        Which floors are hard, and what is to be.
+        Decides which floors become hard next.
     """
 
     def __init__(self, roster: Roster, copies: int, lost_ms: int = LOST_MS) -> None:
@@ -96,9 +96,9 @@ class Holdings:
         )
         self._where: dict[int, dict[str, tuple[LayerRef, set[Place]]]] = defaultdict(dict)
         self._told: dict[tuple[int, int], Hold] = {}  # by slot and task
-        # By task, and whether into the store: into what path what is to be merged ...
+        # By task, and whether into the store: the path, and the layers to be merged ...
         self._merging: dict[tuple[int, bool], tuple[str, tuple[LayerRef, ...]]] = {}
-        # ... and what was; safe yet or not.
+        # ... and finished merges, whether they are safe yet or not.
         self._merged: dict[tuple[int, bool], tuple[LayerRef, tuple[LayerRef, ...]]] = {}
         self._not_before: dict[int, int] = {}  # by task: a merge
         self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
@@ -210,7 +210,7 @@ class Holdings:
         due = self._copies if weakest == MEMORY else min(self._copies, 1)
         keepers = self._keepers(task)
         if self._roster.plan.tasks[task].level == AUTO:
-            due = min(due, len(keepers))  # else it would wait for a copy instead of for the store
+            due = min(due, len(keepers))  # a missing copy holds up nothing: the store will have it
         return sum(self._has(slot.id, task, chain) for slot in keepers) >= due
 
     def _keepers(self, task: int) -> list[Slot]:
@@ -242,7 +242,7 @@ class Holdings:
         ]
 
     def tick(self) -> Loss:
-        """Time passes. What counts as lost: the job has to end, or all tasks go back."""
+        """Time passes. Return what counts as lost: then the job ends, or all tasks go back."""
         if not self._changed and not self._missing:
             return Loss.NOTHING
         now_ms, hard = self._roster.now_ms, self._roster.keeper.hard.layers
@@ -414,7 +414,7 @@ class Holdings:
 
     @property
     def expected(self) -> set[str]:
-        """What slots merge into the store, and no chain has yet."""
+        """Paths of layers that slots merge into the store, and that are in no chain yet."""
         merging = (path for (_, is_stored), (path, _) in self._merging.items() if is_stored)
         return {*merging, *(ref.path for ref, _ in self._merged.values() if ref.level == STORE)}
 

@@ -459,14 +459,15 @@ class HouseKeeper:
 
     @property
     def is_settled(self) -> bool:
-        """Whether logs and output end at the floors: who starts from there has nothing to replay.
+        """Whether logs and output end at the hard floors: who begins there has nothing to replay.
 
         Then nothing is on its way between tasks either, but what goes round. An item that the floor
         of its sender has sent, the floor of its receiver has taken; one that was sent later would
         be in a log.
         """
-        return all(self.length(t) == position for t, position in self.positions.items()) and all(
-            self.needs[channel] == i.consumed for channel, i in self.inputs.items()
+        positions, needs = self.hard.positions, self.hard.needs
+        return all(self.length(t) == position for t, position in positions.items()) and all(
+            needs[channel] == i.consumed for channel, i in self.inputs.items()
         )
 
     def succeed(
@@ -503,7 +504,7 @@ class HouseKeeper:
 
     @property
     def floors(self) -> Floors:
-        """Those in use."""
+        """The floors in use."""
         numbers = self.epoch, self.floor_generation
         return Floors(*numbers, self.positions, self.layers, self.needs)
 
@@ -514,13 +515,13 @@ class HouseKeeper:
             self.harden(self.floors)
 
     def harden(self, floors: Floors) -> None:
-        """Whatever dies from now on, nothing goes back beyond these floors."""
+        """From now on no task ever goes back below these floors."""
         before = self.hard
         self._harden(floors)
         self._write_floor(*floors.since(before))
 
     def fall_back(self) -> None:
-        """What floors in use need is lost: all tasks go back to the hard ones."""
+        """Layers of the floors in use are lost: all tasks go back to the hard floors."""
         self._stand_on(self.hard)
 
     def shorten(self, task: int, chain: tuple[LayerRef, ...]) -> None:
@@ -532,8 +533,8 @@ class HouseKeeper:
             self._write_floor({}, {task: hard.layers[task]}, {})
 
     def may_pass(self, ref: LayerRef) -> bool:
-        """Whether a floor may move to this layer: the history, or who has to go back further, has
-        all log entries below it."""
+        """Whether a floor may move to this layer. With a history, or if tasks may have to go back
+        further, all log entries below it must be stable."""
         needs_all = self.history.points or self.plan.chooses_levels
         return not needs_all or self.stable[ref.task] >= ref.position
 

@@ -29,8 +29,8 @@ LEVELS: Final = (MEMORY, LOCAL, STORE)
 """The weakest first."""
 AUTO: Final = "auto"
 CHOICES: Final = (MEMORY, LOCAL, AUTO, STORE)
-"""What a task may be told, the weakest first. What is lost with "auto" is time only, so it is above
-all levels that may lose state."""
+"""The settings of a task, the weakest first. "auto" may lose only time, so it is stronger than the
+levels that may lose state."""
 
 SHELF: Final = -2
 """The channel on which slots hand each other layers: it is in no plan, and between any two."""
@@ -48,7 +48,7 @@ def strictest(levels: Iterable[str]) -> str:
 
 
 def weakest(levels: Iterable[str]) -> str:
-    """The one of these that survives least; without any, the strictest of all.
+    """The weakest of these; without any, the strongest level.
 
     Examples
     --------
@@ -155,7 +155,7 @@ class LayersMerged:
 
 @dataclass(frozen=True, slots=True)
 class LevelInUse:
-    """Where the next layers of `task` go, and why not to the strongest level (empty: they do)."""
+    """The level of the next layers of `task`, and why it is not the strongest (empty: it is)."""
 
     task: int
     incarnation: Incarnation

@@ -55,7 +55,7 @@ class Markers:
         self._mixed_until = 0  # epochs with layers from before and after a reset: no floors
 
     def again(self) -> Markers:
-        """All tasks go back to earlier floors: as at the beginning of a term."""
+        """The markers after all tasks have gone back to earlier floors: as when a term begins."""
         markers = Markers(self._roster)
         markers._mixed_until = self._mixed_until
         return markers

@@ -124,7 +124,7 @@ class Recoveries:
             self._advance()
 
     def all_again(self) -> None:
-        """The same for all."""
+        """Recover all tasks."""
         for task in self._roster.active():
             self._begin(task)
         self._advance()

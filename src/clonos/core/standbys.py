@@ -84,7 +84,7 @@ class Standbys:
                     self._follow(slot.id, task)
 
     def forget(self) -> None:
-        """Tasks go back to earlier floors: copies that are beyond them are of no use."""
+        """Tasks go back to earlier floors: drop all copies, which are beyond these."""
         for slot in self._roster.slots.values():
             for task in slot.standbys:
                 self._roster.do(Command(slot.id, msg.Drop(task)))

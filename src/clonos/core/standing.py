@@ -1,11 +1,11 @@
 """Floors of a whole job as one value: what is in use, and what is hard.
 
 Floors are *in use* as soon as enough processes have their layers: a lost task is restored there,
-and nobody in the job keeps what lies below. They are *hard* when the journal names them: then log
-entries below them are deleted, and so is input outside. In a job that chooses its levels by itself
-(:mod:`clonos.core.dial`), a floor becomes hard only when all its layers are in the checkpoint
-store; until then the journal has whatever leads there from the hard floors. In any other job all
-floors are hard at once.
+and no process keeps what lies below. They are *hard* when the journal records them: then log
+entries below them are deleted, and input outside the job is given up. If tasks choose their levels
+(:mod:`clonos.core.dial`), floors become hard only when all their layers are in the checkpoint
+store; until then the journal keeps the logs that lead from the hard floors to those in use. In any
+other job, floors are hard as soon as they are in use.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Floors:
 
     @property
     def place(self) -> tuple[int, Positions, Chains, Positions]:
-        """All but the generation."""
+        """Everything but the generation."""
         return self.epoch, self.positions, self.layers, self.needs
 
     def moved(
         self, epoch: int, generation: int, positions: Positions, layers: Chains, needs: Positions
     ) -> Floors:
-        """The same, but for these."""
+        """The same, with these floors moved."""
         return Floors(
             epoch,
             generation,
@@ -52,19 +52,19 @@ class Floors:
         )
 
     def since(self, before: Floors) -> tuple[Positions, Chains, Positions]:
-        """What is not as before."""
+        """What has changed."""
         layers = {t: chain for t, chain in self.layers.items() if chain != before.layers[t]}
         positions = {t: self.positions[t] for t in self.positions if t in layers}
         needs = {c: n for c, n in self.needs.items() if n != before.needs.get(c)}
         return positions, layers, needs
 
     def part_of(self, task: int, chain: Iterable[LayerRef]) -> tuple[LayerRef, ...]:
-        """Those of a task's layers that lead to its floor here."""
+        """The layers of this chain up to the task's floor."""
         end = self.layers[task][-1].epoch if self.layers[task] else -1
         return tuple(ref for ref in chain if ref.epoch <= end)
 
     def shortened(self, task: int, chain: Iterable[LayerRef]) -> Floors:
-        """Some of a task's layers are another one now."""
+        """The same, after some of a task's layers were merged."""
         return replace(self, layers={**self.layers, task: self.part_of(task, chain)})
 
 

@@ -41,7 +41,7 @@ CALLS: Final = -4
 
 
 ANY: Final = -(1 << 30)
-"""... any rows whatever."""
+"""... any rows."""
 
 
 class Suspect(NamedTuple):
@@ -57,4 +57,4 @@ class Suspect(NamedTuple):
 
 
 ALL: Final = Suspect(Rows(ANY, 0, 0), 0, 0)
-"""Whatever the next life takes: to be tried, and nothing counts against it but that."""
+"""All rows that the next life takes: they are tried, and only the trial counts against them."""

@@ -566,7 +566,7 @@ class DriverNode:
             self._has_cancelled = True
             self.places.cancel_all()
             self._until_s = now_s + LEAVE_S
-        # Who goes on need not wait until Spark has noticed that slots have left.
+        # A successor need not wait until Spark has noticed that the slots have left.
         is_awaited = self.settling.is_for_another and not self.places.seats
         if self.places.is_empty or is_awaited or now_s >= self._until_s:
             self._enter(Step.ENDED)

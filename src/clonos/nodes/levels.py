@@ -10,16 +10,16 @@ from clonos.core.levels import STORE, LayerRef, MergeLayers
 
 
 class Levels:
-    """Puts layers where they belong, and where they get sooner if that takes too long.
+    """Keeps layers at the level in use, and also at a weaker one if that takes too long.
 
     Parameters
     ----------
     dial
-        Says where.
+        Chooses the level.
     keep
-        Puts a layer at a level.
+        Keeps a layer at a level.
     tell
-        Takes the level in use, whenever it is another one, and why.
+        Called with the level in use and the reason, whenever the level changes.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Levels:
         self._keep(sealed, self._dial.level)
 
     def stored(self, ref: LayerRef, now_s: float) -> bool:
-        """A layer is there. Whether it was nowhere before."""
+        """A layer is kept at a level. Return whether it was at none before."""
         self._dial.answered(ref.level, ref.epoch, now_s)
         return self._under_way.pop(ref.epoch, None) is not None
 
     def merges(self, command: MergeLayers, now_s: float, *, is_over: bool) -> None:
-        """What was kept elsewhere is on its way to the store, or there."""
+        """Layers from other levels are being merged into the store, or are there."""
         if command.level == STORE:
             note = self._dial.answered if is_over else self._dial.asked
             note(STORE, command.path, now_s)
 
     def look(self, now_s: float) -> None:
-        """Time passes: what waits may be better off elsewhere."""
+        """Time passes: layers that wait may go to a weaker level."""
         if not self._dial.look(now_s):
             return
         self._tell(self._dial.level, self._dial.why)
@@ -64,5 +64,5 @@ class Levels:
                 self._ask(epoch, now_s)
 
     def due_s(self) -> float | None:
-        """When to look again; None: not before something comes."""
+        """When to look again, if nothing happens before; None: never."""
         return self._dial.due_s()

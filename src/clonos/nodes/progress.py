@@ -144,15 +144,15 @@ class Chronicle:
             f"{self._names[sample.task]}: its process keeps {kept / 1e6:,.0f} MB of memory, and "
             f"{left / 1e6:,.0f} MB are left to it; without any, the system kills it. Values and "
             "rows by key move to the disk above state_memory=; windows, timers and open calls do "
-            "not. Higher parallelism helps, or more memory for executors "
-            "(spark.executor.memoryOverhead), or to keep rows for less long"
+            "not. Higher parallelism helps, more memory for executors "
+            "(spark.executor.memoryOverhead), or a shorter window or session"
         )
 
     def epoch_began(self, now_s: float) -> None:
         self._began_s = now_s
 
     def warning(self, note: Note) -> str | None:
-        """What a notice of the coordinator is worth a warning for, the first time."""
+        """The warning for a notice of the coordinator, if any; about levels only the first."""
         if note.what == "generation":
             return (
                 f"job {self._name!r}: a failure took log entries that nobody else held; "
@@ -161,17 +161,18 @@ class Chronicle:
             )
         if note.what == "back":
             return (
-                f"job {self._name!r}: layers that were in no checkpoint directory yet are lost "
-                "with all who had them; all tasks do again what they have done since the newest "
-                f"checkpoint that is there (number {note.value}). Nothing is delivered twice"
+                f"job {self._name!r}: layers that were not yet in the checkpoint directory are "
+                "lost, with all processes and disks that had them; all tasks go back to the newest "
+                f"checkpoint in the directory (number {note.value}). No row is lost or delivered "
+                "twice"
             )
         if note.what != "level" or not note.why or note.task in self._weaker:
             return None
         self._weaker.add(note.task)
         return (
             f"{self._names[note.task]}: {note.why}; its state is kept at {note.level!r}, too, "
-            "until that is over. Nothing is lost with it, but logs grow, and input is kept. Is "
-            "the directory full, slow or away? A longer checkpoint_interval writes less"
+            "until the directory keeps up again. No row is lost, but logs grow, and input is kept. "
+            "Is the directory full, slow or away? A longer checkpoint_interval writes less"
         )
 
     def noted(self, note: Note, now_s: float) -> Recovery | LevelChanged | None:

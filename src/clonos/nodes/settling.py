@@ -36,7 +36,7 @@ class Settling:
 
     @property
     def is_for_another(self) -> bool:
-        """Whether somebody waits for the end, and goes on."""
+        """Whether another driver waits for the end, to go on with the job."""
         return self._otherwise is not None
 
     def is_over(self, now_s: float) -> bool:
@@ -49,7 +49,7 @@ class Settling:
             return False
         if self._otherwise is None or self._coordinator.has_settled:
             return True
-        self.until_s = None
+        self.until_s, otherwise, self._otherwise = None, self._otherwise, None
         self._coordinator.go_on()
-        self._otherwise()
+        otherwise()
         return False

@@ -114,11 +114,11 @@ class TaskProgress(Told):
     persistence
         Where its state is kept: ``"store"``, ``"local"``, ``"memory"``, or ``"auto"``.
     level
-        Where its next layers go: with "auto" what is in use now, else the same as `persistence`.
+        Where its next layers go: with "auto" the level in use now, else the same as `persistence`.
     level_for_s
-        Since how many seconds that is in use; None: it has always been, in this run.
+        For how many seconds this level has been in use; None: ever since the task came to life.
     level_why
-        Why not the strongest; empty if it is.
+        Why this is not the strongest level; empty if it is.
     """
 
     name: str
@@ -155,8 +155,8 @@ class CheckpointProgress(Told):
     """The newest checkpoint that is complete (id 0: none yet).
 
     ``age_s`` is the time since it was completed, ``duration_ms`` from its marker to then; None
-    if that was before this driver. ``hard_id``: the newest one down to which input is given up;
-    with ``persistence="auto"`` it may be an older one, while the checkpoint directory is slow.
+    if that was before this driver. ``hard_id`` is the newest checkpoint whose input is given up;
+    with ``persistence="auto"`` it is older than `id` while the checkpoint directory is slow.
     """
 
     id: int
@@ -272,10 +272,10 @@ class JobTerminated(Told):
 
 @dataclass(frozen=True)
 class LevelChanged(Told):
-    """The layers of a task that chooses its levels go to another one from now on.
+    """A task with ``persistence="auto"`` keeps its next layers at another level.
 
-    ``level``, ``before``: ``"store"``, ``"local"`` or ``"memory"``; ``why``: why not to the
-    strongest, empty if they do.
+    ``level`` and ``before`` are ``"store"``, ``"local"`` or ``"memory"``. ``why`` says why it is
+    not the strongest level; it is empty if it is.
     """
 
     task: str

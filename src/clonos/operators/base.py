@@ -211,7 +211,7 @@ class Operator:
         self.restore(keys.to_pylist(), values.to_pylist())
 
     has_values: ClassVar[bool] = False
-    """Whether it has values or rows by key that need not be in memory."""
+    """Whether it has values or rows by key, which need not be in memory."""
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Take no more memory for them than that, about."""

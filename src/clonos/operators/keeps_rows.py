@@ -1,4 +1,4 @@
-"""Operators whose state is rows by key, of which there may be more than fit into memory."""
+"""Operators whose state is rows by key, which need not fit into memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KeepsRows(Operator):
 
     @property
     def row_stores(self) -> Sequence[LargeRowStore]:
-        """All of them: in layers, their rows have different numbers."""
+        """All stores of the operator. No number of a row is in two of them, as layers mix rows."""
         raise NotImplementedError
 
     def changes(self) -> Frozen:
@@ -40,6 +40,6 @@ class KeepsRows(Operator):
             store.restore_run(run)
 
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
-        # Rows get new numbers, and places by these.
+        # Rows get new numbers, and so lie at other places.
         mine = [Share(share.facts, *with_rows(*share[1:])) for share in shares]
         super().adopt(mine, heir, where)

@@ -101,7 +101,7 @@ class OuterJoinOperator(JoinOperator):
         super().__init__(schemas, keys, bounds)
         self.schema = joined_schema(schemas, how)
         self._how = HOWS[how]
-        # Rows that wait leave at the end at the latest, and hold back the watermark until then.
+        # Rows that wait hold back the watermark until they leave: at the end, if not before.
         times = [DUE, ROW_TIME] if self._is_bounded else [DUE]
         self._waiting = [
             self._new_store(port, times, _ORDERS[f"waiting {port}"]) if is_asked else None
@@ -178,7 +178,8 @@ class OuterJoinOperator(JoinOperator):
         """The rows whose time is over have no partner, if they have met none."""
         made = []
         for port, waiting in enumerate(self._waiting):
-            self._stores[port].drop_due(mark)
+            if self._is_bounded:  # else no row is found by its time
+                self._stores[port].drop_due(mark)
             if waiting is not None and (rows := waiting.take_due(mark)).num_rows:
                 made.append(self._alone(rows, port))
         return concat(made) if made and any(self._how.alone) else None

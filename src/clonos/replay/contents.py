@@ -183,7 +183,7 @@ _Row = tuple[str, str | None, str | None, str | None, int]
 def _rows(kept: Kept, kind: str, settings: Sequence[Any], keeps: Sequence[str]) -> Iterator[_Row]:
     yield from _facts(kept)
     if kind not in _BY_KEY:
-        # Beside a row there may be in a run when it is due.
+        # A run also has entries for the times at which rows are due.
         kept = kept.chosen(~kept.in_run | have_rows(kept.keys).to_numpy(zero_copy_only=False))
     schema = _schema(keeps[0], IN_ROWS[kind]) if kind in IN_ROWS else None
     if schema is not None and len(kept.values):

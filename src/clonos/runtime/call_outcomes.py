@@ -1,4 +1,4 @@
-"""What is told of a call that is over: its answer as it is logged, or its error."""
+"""Outcomes of calls: the answer as it is logged, or the error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clonos.runtime.effects import by_engine, unknown
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
 ERROR_BYTES_MAX: Final = 16 << 10
-"""Errors, too; of longer ones, the beginning of the message."""
+"""Errors are kept there, too; of longer ones, the beginning of the message."""
 
 
 def encoded(answer: Any) -> bytes:

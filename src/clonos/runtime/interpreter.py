@@ -1,4 +1,4 @@
-"""The interpreter of this process while something of ours runs in it: threads and garbage."""
+"""Settings of the interpreter while our code runs in it: threads, garbage collection."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _before = 0.0
 
 @contextmanager
 def low_latency() -> Iterator[None]:
-    """Nobody in this process waits long for others, until the last of those who want that has
-    ended.
+    """Keep pauses of threads short in this process, until the last ``with`` block has ended.
 
-    Threads take turns quickly. The interval is the whole process's: it is set by the first, and is
-    what it was after the last, unless somebody else has set it meanwhile.
+    Threads switch often. The interval belongs to the whole process: the first block sets it, and
+    the last one restores it, unless somebody else has changed it meanwhile.
 
-    What is there when the first begins (imported libraries, above all) is passed over by the
-    garbage collector. To look at it takes 0.1 s and more, with all threads at a standstill, and
-    with a copy of each page that a fork has shared; and it happens seconds after the start.
+    The garbage collector skips what exists when the first block begins, mostly imported libraries.
+    To go through it takes 0.1 s and more, seconds after the start; meanwhile no thread runs, and
+    each page that is shared with a forked process is copied.
 
     Examples
     --------

@@ -60,8 +60,8 @@ class Shipment:
     local_dir
         Where on its disk it keeps layers, if any; by default with temporary files.
     levels, late_s, quiet_s
-        Of tasks that choose their levels: which, the strongest first, when one is behind, and when
-        it is not any more (see :mod:`clonos.core.dial`).
+        For tasks that choose their levels: the levels, strongest first; after how long a wait a
+        level is behind; and after how quiet a time it is asked again (:mod:`clonos.core.dial`).
     """
 
     job_id: str

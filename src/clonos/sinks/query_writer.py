@@ -80,7 +80,7 @@ def claim(table: Table, schema: pa.Schema, query: str) -> None:
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Without what Spark and a job may know differently: that a column is never null."""
+    """The schema without what Spark and a job may disagree about: that a column is never null."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
 

@@ -1,9 +1,9 @@
-"""What a function that Spark calls with each micro-batch may raise.
+"""Short errors for functions that Spark calls with each micro-batch.
 
-When a query is stopped, Spark searches the text of what the function raised for the name of an
-interruption, with a regular expression that recurses once per character. Behind the words "An error
-occurred while calling" the page that an error of Java has for its text is too long for that: the
-query's thread dies of a StackOverflowError.
+When a query is stopped, Spark searches the text of the error that the function raised for the name
+of an interruption. Its regular expression recurses once per character after the words "An error
+occurred while calling". The text of an error of Java is too long for that: the query's thread dies
+of a StackOverflowError.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling it\n"
     ": java.lang.InterruptedException"
 )
-"""What Spark takes for the end of a query that is being stopped, and not for a failure."""
+"""A text by which Spark knows that a query was stopped, and has not failed."""
 
 
 class MicroBatchFailed(RuntimeError):
-    """What Spark raised in a micro-batch, without Java's page about it."""
+    """An error of Spark in a micro-batch, without Java's stack trace."""
 
 
 @contextmanager
 def short_errors(is_stopping: Callable[[], bool]) -> Iterator[None]:
-    """Say in one line what Spark raises here.
+    """Replace errors of Spark by short ones.
 
     Parameters
     ----------
     is_stopping
-        Whether the query is being stopped: whatever Spark raises is then because of that.
+        Whether the query is being stopped: an error of Spark is then a consequence of that.
 
     Raises
     ------

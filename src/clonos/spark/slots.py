@@ -58,7 +58,7 @@ _KILLS_ANY_IDLE: Final = "spark.python.worker.killOnIdleTimeout"
 _SETTINGS_LOCK: Final = threading.Lock()
 
 END_S: Final = 5.0
-"""Grace period for slots to end when nobody waits for that."""
+"""How long slots may take to end, when nobody waits for them, before they are cancelled."""
 _SLOT: Final = "clonos.slot"
 """Local property that tells a task which slot it is."""
 

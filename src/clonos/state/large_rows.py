@@ -1,10 +1,10 @@
-"""Rows by key, more than fit into memory.
+"""Rows by key that need not fit into memory.
 
-What came lately is in memory, as in any :class:`~clonos.state.row_store.RowStore`, with an index of
+New rows are in memory, as in any :class:`~clonos.state.row_store.RowStore`, with an index of
 it. All else lies in *levels* (:mod:`clonos.state.levels`), where rows are found by the hash of
 their key, and by the times at which they are wanted (:mod:`clonos.state.placed`). A row never
-changes, and is in one place only; so it is there if no level, and nothing in memory, says that it
-is gone. Nobody can tell where a row was.
+changes and is in one place only. So it exists unless a level, or something in memory, says that it
+is gone. Where a row is kept makes no difference to the result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from clonos.state.runs import Index, Rows, Run, RunWriter
 _ROW_BYTES: Final = 40
 """What a row costs in memory beside itself, about: number, whether it is there, index."""
 _DEAD_BYTES: Final = 200
-"""What it costs to know that a row in a level is gone, about."""
+"""What it costs to remember that a row in a level is gone, about."""
 _FOR_EVER: Final = range(1 << 63)
 
 
@@ -75,7 +75,7 @@ class _Dead:
 
 
 class _Leaving:
-    """Rows that are being written, and what else levels have to be told."""
+    """Rows that are being written as a level, and rows of older levels that are gone."""
 
     def __init__(
         self, store: LargeRowStore, codec: RowCodec, chunks: Sequence[Chunk], dead: _Dead
@@ -108,9 +108,9 @@ class _Leaving:
 
 
 class _Ahead:
-    """The rows in levels whose time comes next, of one column.
+    """The rows in levels whose time comes next, by one column.
 
-    Below `low` lie none. What lies from there to below `until` has been read, but for rows that
+    No entries lie below `low`. Those from `low` up to `until` have been read, without rows that
     were gone by then.
     """
 
@@ -159,7 +159,7 @@ class LargeRowStore(RowStore):
     Parameters
     ----------
     schema
-        Of the rows, with ``~due`` if they are to be dropped one day.
+        Of the rows, with ``~due`` if they are to be dropped at some time.
     keys
         The columns by which they are found.
     times
@@ -294,7 +294,7 @@ class LargeRowStore(RowStore):
             self._dead.add(entries.chosen(is_below))
 
     def _relieve(self) -> None:
-        """Make room, if there is too little. Not but after a seal: what leaves is in a layer."""
+        """Make room, if there is too little. Only after a seal, when what leaves is in a layer."""
         if self._below.shelf is None:
             return
         self._settle()
@@ -327,7 +327,7 @@ class LargeRowStore(RowStore):
             ahead.reset(low)
 
     def _sink(self) -> None:
-        """What is in memory becomes a level: newer ones may say that it is gone."""
+        """Make what is in memory a level, as newer levels may say that some of it is gone."""
         if self._leaving is not None:
             self._dead = _Dead.both(self._leaving.dead, self._dead)
             self._leaving, self._fixed = None, 0
@@ -384,7 +384,7 @@ class LargeRowStore(RowStore):
         return order in self._dead.orders or (leaving is not None and order in leaving.dead.orders)
 
     def _bury(self, entries: Entries) -> None:
-        """Rows in levels are gone. They are in layers, which have to be told."""
+        """Rows in levels are gone: remember it, and tell the next layer."""
         if len(entries.orders):
             self._dead.add(entries)
             self._gone_below.append(entries)

@@ -1,7 +1,7 @@
 """State that has no room in memory: *levels*, which are runs, the oldest first.
 
-They are those that a task was restored from and those that it has written to the local disk since.
-Local runs are no part of a checkpoint: a slot writes them because it has no room, and forgets them.
+A task has been restored from some of them, and has written the others to its local disk since.
+Local runs are no part of a checkpoint: a slot writes them to make room, and drops them in the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOADED_BYTES: Final = 4 * 1024 * 1024
 LEVELS_MAX: Final = 8
 """If there are more runs, the newest ones are merged."""
 SHARE: Final = 0.5
-"""An older run is merged, too, if those above it together reach this share of its size."""
+"""An older run is merged, too, if the newer ones together reach this share of its size."""
 
 
 class Unwritten(Protocol):
@@ -72,7 +72,7 @@ class Levels:
     all
         The oldest first.
     shelf
-        Where they are written; without it there is none.
+        Where levels are written; without it there are none.
     """
 
     def __init__(self, choice: Choice | None = None) -> None:
@@ -93,18 +93,18 @@ class Levels:
         return self._flushing is not None
 
     def write(self) -> None:
-        """Have the oldest level written that is in memory, unless one is being written."""
+        """Write the oldest level that is in memory, unless one is being written."""
         assert self.shelf is not None
         level = next((one for one in self.all if not isinstance(one, Run)), None)
         if level is not None and self._flushing is None:
             self._flushing = level, self.shelf.write(level.fill, is_long=False)
 
     def give_up(self) -> None:
-        """What is not written by now need not be."""
+        """Drop the levels that are not written yet."""
         self.all, self._flushing = list(self.runs), None
 
     def settle(self) -> Any:
-        """Take over what was written meanwhile; the level that is a run now, if there is one."""
+        """Take over what was written meanwhile. Return the level that is a run now, if any."""
         written = None
         if self._flushing is not None:
             level, shelved = self._flushing

@@ -1,14 +1,15 @@
 """Rows of columns in *runs*: by the hash of their key, and by the times at which they are wanted.
 
-In a run (:mod:`clonos.state.runs`) a row is several *entries*. One has the row, and lies where the
-hash of its key says: so all rows of a key lie together. Its key is the row's number, in 8 bytes.
-For each column by which rows are wanted in order (when they are dropped, how old they are) there is
-another one. It lies where this time says, in front of nearly all hashes, and its key has one more
-byte, the number of the column. It has what finds the row, and its other entries::
+In a run (:mod:`clonos.state.runs`) a row has several *entries*. The first holds the row. Its place
+is the hash of the row's key, so all rows of a key lie together; its own key is the row's number, in
+8 bytes. There is another entry for each column by which rows are wanted in order (when they are
+dropped, how old they are). Its place is that time, which lies in front of nearly all hashes, and
+its key has one more byte, the number of the column. It holds what is needed to find the row and its
+other entries::
 
     hash u64 | value of each of these columns i64
 
-Of a row that is gone all entries are there, without a value, until runs are merged that have both.
+When a row is gone, all its entries are written again, without a value. Merges drop both in the end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _KEY_BYTES: Final = 8
 
 
 class Entries(NamedTuple):
-    """Of rows, all that their entries need: hash of the key, number, and times, by column."""
+    """What the entries of rows are made from: hash of the key, number, and times by column."""
 
     hashes: UInt64
     orders: Int64

@@ -1,8 +1,8 @@
-"""Values by key, more than fit into memory.
+"""Values by key that need not fit into memory.
 
 What was put lately is in memory, and so is what was looked up lately. All else lies in *levels*
-(:mod:`clonos.state.levels`). A newer one hides what older ones say of a key. Nobody can tell where
-a value was: it is kept as its encoding, in memory and elsewhere.
+(:mod:`clonos.state.levels`). A newer one hides what older ones say of a key. Where a
+value is kept makes no difference: it is kept as its encoding, in memory and elsewhere.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ meanwhile, and so on. (Those who move virtual machines call it pre-copy.) The sw
 has changed since the last round. Values are absolute, and who applies layers in order keeps the
 last: what comes twice, since layers have been merged meanwhile, does no harm.
 
-A task may have many small layers. What they say but for those values is made one layer, too, unless
-it is large; so the switch reads that one, and those that were sealed since.
+A task may have many small layers. Their other content is merged into one layer, too, unless it is
+large. The switch then reads this layer and those that were sealed since.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Prepared:
     rounds
         How many there were.
     basis
-        By task of the job: as one layer, all that it had kept by then but for these values. Of
-        those that are not here it was too much.
+        By task of the job: all its other state by then, as one layer. A task is missing if that
+        was too much.
     """
 
     upto: Mapping[int, int]

@@ -37,7 +37,7 @@ def size(nbytes: float) -> str:
 
 
 def kept(nbytes: float, level: str) -> str:
-    """How large a state is, and where its next layers go, if that is not where they should.
+    """How large a state is, and the level of its next layers, if that is not the strongest.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A call per row, by Flink's asynchronous I/O, on a cluster: the counterpart of our own job."""
+"""A call per row with Flink's asynchronous I/O, on a cluster: the counterpart of our own job."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Outs:
     ids, came_s
         The rows, as they came, and when.
     final_s
-        When the first checkpoint behind a row was complete: not before that does a sink with
-        transactions show it. NaN: never, it was made again.
+        When the first checkpoint after a row was complete: a sink with transactions cannot show the
+        row earlier. NaN: never, because the row was made again.
     """
 
     ids: call_jobs.Keys
@@ -44,7 +44,7 @@ class Outs:
 
     @classmethod
     def read(cls, folder: str) -> Outs:
-        """Of all processes."""
+        """The outputs of all processes."""
         kind = np.dtype([("id", "<i8"), ("at", "<f8"), ("is_complete", "?")])
         books = [np.fromfile(path, kind) for path in Path(folder).glob("*.outs")]
         parts = [_finals(book) for book in books]
@@ -52,7 +52,7 @@ class Outs:
 
 
 def _finals(book: Any) -> tuple[Any, Any, Any]:
-    """Rows of one process; those of a checkpoint are the rows before the line of its beginning."""
+    """Rows of one process; a checkpoint has the rows before the record of its beginning."""
     rows = np.flatnonzero(book["id"] >= 0)
     final_s = np.full(len(rows), np.nan)
     began: dict[int, int] = {}

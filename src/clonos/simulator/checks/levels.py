@@ -97,7 +97,7 @@ class Kept:
 
 
 def in_store(layers: Mapping[int, Sequence[LayerRef]]) -> set[str]:
-    """Which files these layers are."""
+    """Files of these layers in the store."""
     return {ref.path for chain in layers.values() for ref in chain if ref.level == STORE}
 
 
@@ -119,8 +119,8 @@ def _due(chain: Sequence[LayerRef], copies: int) -> int:
 
 
 def stored_before_it_counts(task: int, chain: Iterable[LayerRef]) -> None:
-    """Of a task that chooses its levels, the journal names layers in the checkpoint store only: so
-    input is given up for nothing else, and any death is survived."""
+    """The journal records only layers in the checkpoint store, for tasks that choose their levels.
+    So input is given up for nothing else, and a job survives any deaths."""
     elsewhere = [ref.path for ref in chain if ref.level != STORE]
     require(
         not elsewhere,

@@ -452,8 +452,8 @@ class Recorder:
                 self._new_floor(keeper)
 
     def uses(self, keeper: ClosedKeeper) -> None:
-        """Floors are in use from now on. If all are hard at once, that is when the journal has
-        them."""
+        """Floors are in use from now on. If no task chooses its levels, they are in use only when
+        the journal has them."""
         if self.holders.chosen:
             self._new_floor(keeper)
 
@@ -475,7 +475,7 @@ class Recorder:
         layers = {t: self._layer(ref) for t, (ref,) in newest.items()}
         moved = {t: layers[t] for t in layers if in_use.positions[t] != self._in_use.get(t)}
         self._in_use = in_use.positions
-        # Who lives has been told of the highest, also if all went back to others.
+        # Live tasks have been told of the highest floors, even if all went back to others.
         self._floors = {t: max(n, self._floors.get(t, 0)) for t, n in in_use.positions.items()}
         now = floors.floors_of_channels(plan, layers)
         self._channel_floors = {c: max(n, self._channel_floors[c]) for c, n in now.items()}

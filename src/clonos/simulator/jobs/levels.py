@@ -22,8 +22,7 @@ def with_levels(job: Job, random: Random, standbys: int) -> Job:
 
 
 def with_dials(job: Job, options: Options, random: Random) -> Job:
-    """The same job, in which some or all tasks choose their levels, with a store that is slow at
-    times."""
+    """The same job, but some or all tasks choose their levels, and the store is sometimes slow."""
     is_all = random.random() < 0.7
     tasks = tuple(
         replace(task, level=AUTO) if is_all or random.random() < 0.5 else task

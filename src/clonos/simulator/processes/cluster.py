@@ -110,7 +110,7 @@ class Options:
     """Whether a place is always on the same machine."""
     late_ms: float = 1000.0
     quiet_ms: float = 5000.0
-    """When a level counts as slow, and when no more."""
+    """When a level counts as behind, and when no longer."""
     lost_ms: int = 5_000
     """How long a machine may be away that alone has a layer."""
     waits_ms: float = 0.0

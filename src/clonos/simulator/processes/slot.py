@@ -83,7 +83,7 @@ class WatchedNode(SlotNode):
         if isinstance(error, UnreadableLayer) and self.is_given_up():
             return  # the floor has passed it: nobody waits for this life; all else is still judged
         if isinstance(error, PeerUnreachable) and self.is_fenced(resident):
-            return  # all went back to other layers, and it has yet to hear that it is over
+            return  # all went back to other layers, and this life has not heard of it yet
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):

@@ -36,10 +36,10 @@ import org.apache.flink.streaming.api.functions.async.RichAsyncFunction;
 import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 
 /**
- * A call per row, by Flink's asynchronous I/O: the counterpart of the job of {@code clonos-bench calls}.
+ * A call per row with Flink's asynchronous I/O: the counterpart of the job of {@code clonos-bench calls}.
  *
  * <p>Arguments: folder, rows, rows per second (0: as fast as they are taken), how long a call takes in
- * ms, capacity, "ordered" or "unordered", and then options of Flink, {@code key=value}.
+ * ms, capacity, "ordered" or "unordered", then options of Flink, {@code key=value}.
  *
  * <p>Rows are due from the moment in the file {@code begin} on. What is asked, answered and comes out is
  * written into files of each process, as {@code clonos_bench.call_jobs} does.
