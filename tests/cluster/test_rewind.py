@@ -100,8 +100,12 @@ def test_what_was_made_since_is_made_again(kit, spark, tmp_path, made, capsys):
     points = points_of(capsys, tmp_path / "checkpoint")
     point = points[len(points) // 2]
     source = (tmp_path / "in.csv").read_text()
-    half, rest = source[: len(source) // 8], source[len(source) // 8 :]
-    for now, match in ((half, "cannot be read again"), (half + rest.replace(",1", ",2"), "other")):
+    end = source.index("\n") + 1  # before any point, and where a line ends
+    first, rest = source[:end], source[end:]
+    for now, match in (
+        (first, "cannot be read again"),
+        (first + rest.replace(",1", ",2"), "other"),
+    ):
         (tmp_path / "in.csv").write_text(now)
         with pytest.raises(CannotRewind, match=match):
             made().rewind(at="oldest")
