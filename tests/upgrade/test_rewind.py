@@ -33,6 +33,12 @@ def test_a_section_goes_back_twice_before_anybody_has_done_anything():
     assert simulate(327, Kind(rewind=True)).verdict == "ok"
 
 
+def test_what_a_section_is_sent_once_more_does_not_say_when_it_was_made_again():
+    """That would be the clock of whoever takes the job back: no latency of its rows, and a seed
+    would not be repeatable."""
+    assert simulate(1, Kind(rewind=True)).digest == simulate(1, Kind(rewind=True)).digest
+
+
 def test_calls_asked_before_keep_their_names_and_later_ones_get_others():
     """Whatever a job goes back to, and how often: a key names one row for ever."""
     once = [[7, 3]]

@@ -136,10 +136,9 @@ class _Made:
             if item.kind in CONTENT:
                 content = item.batch.digest if item.batch else 0
                 digest = chain(digest, item.kind, item.value, content, item.watermark)
-                number = len(found) + 1
-                found.append(
-                    replace(item, seq=number, epoch=self._sealed.epoch, dep=dep, chain=digest)
-                )
+                number, epoch = len(found) + 1, self._sealed.epoch
+                again = replace(item, seq=number, epoch=epoch, dep=dep, chain=digest)
+                found.append(replace(again, born_ms=0))  # nobody knows when its rows were read
         return tuple(found)
 
 
