@@ -27,7 +27,6 @@ import clonos.transport.tls  # noqa: F401 - for every slot
 # a second of every slot, in the midst of its first step.
 pa.array([""]).to_numpy(zero_copy_only=False)
 
-gc.collect()
 gc.freeze()  # workers that collect garbage need not look at it, nor copy its pages
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def low_latency() -> Iterator[None]:
         if _running == 1:
             _before = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_S)
-            gc.collect()  # or what is garbage now would stay
+            gc.collect(1)  # what is garbage now would stay; to look for all of it is such a pause
             gc.freeze()
     try:
         yield
