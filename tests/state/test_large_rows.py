@@ -314,3 +314,20 @@ def test_what_is_late_and_leaves_memory_is_dropped_all_the_same():
     assert store.lowest("at") == 0
     assert store.take_due(20)["key"].to_pylist() == [7]
     assert store.take_due(20).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "nbytes"), [([], 27), ([DUE], 27 + 44), ([DUE, "at"], 27 + 2 * 52)]
+)
+def test_what_a_row_takes_beside_its_content(times, nbytes, monkeypatch):
+    """As docs/state.md has it, in blocks of the usual size."""
+    monkeypatch.setattr(runs, "BLOCK_BYTES", 16 * 1024)
+    monkeypatch.setattr(placed, "WRITTEN_ROWS", 1024)
+    store, count = LargeRowStore(SCHEMA, ["key"], times), 5_000
+    store.append(batch_of([(n, "a", n, n) for n in range(count)]), 0)
+    (run,) = (run for _, run in open_delta(encode_delta(["rows"], [(0, store.changes())])).runs)
+    assert len(run) == count * (1 + len(times))
+    has_row = [placed.have_rows(rows.keys) for rows in run.parts()]
+    parts = zip(run.parts(), has_row, strict=True)
+    content = sum(sum(map(len, rows.values.filter(mine).to_pylist())) for rows, mine in parts)
+    assert (run.nbytes - content) / count == pytest.approx(nbytes, abs=0.5)

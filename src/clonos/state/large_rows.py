@@ -180,7 +180,7 @@ class LargeRowStore(RowStore):
         self.keys, self.times = self._keys, tuple(times)
         self._told = [*dict.fromkeys([*keys, *times, ORDER])]
         self._orders = orders
-        self._below = Levels(lambda rows: found_in(rows).are_in(orders))
+        self._below = Levels[_Leaving](lambda rows: found_in(rows).are_in(orders))
         self._limit = 0
         self._dead = _Dead(len(times))  # what levels have, and is gone
         self._leaving: _Leaving | None = None
@@ -359,12 +359,13 @@ class LargeRowStore(RowStore):
     def _find_below(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
         """Rows in levels whose keys have these hashes, and the number of the hash of each."""
         order = np.argsort(hashes)
-        start, end = (n.to_bytes(9, "big") for n in (self._orders.start, self._orders.stop))
+        in_order = hashes[order]
+        start, end = (n.to_bytes(8, "big") for n in (self._orders.start, self._orders.stop))
         found: list[tuple[int, bytes, bytes]] = []
         gone: set[bytes] = set()
         for run in self._below.runs:
-            for i, key, value in run.find_all(hashes[order]):
-                if len(key) == len(start) - 1 and start <= b"\0" + key < end:
+            for i, key, value in run.find_all(in_order):
+                if len(key) == len(start) and start <= key < end:
                     if value is None:
                         gone.add(key)
                     else:

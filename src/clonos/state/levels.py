@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from clonos.core.content import Shelf, Shelved, Writable
 from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
@@ -29,6 +29,9 @@ class Unwritten(Protocol):
 
     def fill(self, file: Writable) -> None:
         """Write it, in another thread."""
+
+
+_Level = TypeVar("_Level", bound=Unwritten)
 
 
 class _Merge:
@@ -59,8 +62,8 @@ class _Only:
         self._writer.add(rows.chosen(self._choice(rows)))
 
 
-class Levels:
-    """Levels of one store.
+class Levels(Generic[_Level]):
+    """Levels of one store, which are runs or not yet written.
 
     Parameters
     ----------
@@ -76,10 +79,10 @@ class Levels:
     """
 
     def __init__(self, choice: Choice | None = None) -> None:
-        self.all: list[Run | Any] = []  # of any other kind: unwritten
+        self.all: list[Run | _Level] = []
         self.shelf: Shelf | None = None
         self._choice = choice
-        self._flushing: tuple[Any, Shelved] | None = None
+        self._flushing: tuple[_Level, Shelved] | None = None
         self._merging: tuple[_Merge, Shelved] | None = None
 
     @property
@@ -103,7 +106,7 @@ class Levels:
         """Drop the levels that are not written yet."""
         self.all, self._flushing = list(self.runs), None
 
-    def settle(self) -> Any:
+    def settle(self) -> _Level | None:
         """Take over what was written meanwhile. Return the level that is a run now, if any."""
         written = None
         if self._flushing is not None:

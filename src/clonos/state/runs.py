@@ -114,19 +114,7 @@ class Run:
 
         `hashes` are those of the keys, sorted.
         """
-        found: dict[int, bytes | None] = {}
-        index = self.index
-        numbers = np.searchsorted(index.firsts, hashes, "right").astype(np.int64) - 1
-        may_be = (numbers >= 0) & _are_in(index.filter, hashes)
-        last, block = -1, b""
-        for i in may_be.nonzero()[0].tolist():
-            number = int(numbers[i])
-            if number != last:
-                last, block = number, self._block(number)
-            value = _look_up(block, int(hashes[i]), keys[i])
-            if value is not _NOTHING:
-                found[i] = value
-        return found
+        return {i: value for i, key, value in self.find_all(hashes) if key == keys[i]}
 
     def find_all(self, hashes: UInt64) -> Iterator[tuple[int, bytes, bytes | None]]:
         """All that has one of these hashes, which are sorted: the number of the hash, key, value.
@@ -141,7 +129,7 @@ class Run:
             number = int(numbers[i])
             if number != last:
                 last, block = number, self._block(number)
-            for key, value in _look_up_all(block, int(hashes[i])):
+            for key, value in _look_up(block, int(hashes[i])):
                 yield i, key, value
 
     def items(self) -> Iterator[tuple[bytes, bytes | None]]:
@@ -379,26 +367,7 @@ def _places(block: bytes) -> tuple[int, _Places]:
 _NOTHING: Final[Any] = object()
 
 
-def _look_up(block: bytes, wanted: int, key: bytes) -> Any:
-    """The value of a key; None: it is gone; nothing: the block does not know it."""
-    rows, at = _places(block)
-    view = memoryview(block)
-    hashes = view[_HEAD.size : at.keys].cast("Q")
-    i = bisect_left(hashes, wanted)
-    if i == rows or hashes[i] != wanted:
-        return _NOTHING
-    ends = view[at.keys : at.groups].cast("I")  # of keys, then of values
-    while i < rows and hashes[i] == wanted:
-        if block[at.data + ends[i] : at.data + ends[i + 1]] == key:
-            if not block[at.is_there + i]:
-                return None
-            i += rows + 1
-            return block[at.end_of_keys + ends[i] : at.end_of_keys + ends[i + 1]]
-        i += 1
-    return _NOTHING
-
-
-def _look_up_all(block: bytes, wanted: int) -> Iterator[tuple[bytes, bytes | None]]:
+def _look_up(block: bytes, wanted: int) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys and values of a hash."""
     rows, at = _places(block)
     view = memoryview(block)

@@ -45,7 +45,7 @@ class ValueStore:
         self._undo = undo or Undo()
         self._limit = 0
         self._bytes = 0  # of what is kept, without what each key costs
-        self._below = Levels()
+        self._below = Levels[_Memory]()
         self._cache: dict[bytes, Any] = {}  # of what is in levels; None: it is not
         self._older: dict[bytes, Any] = {}
         self._cached = 0  # bytes
