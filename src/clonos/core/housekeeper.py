@@ -552,6 +552,7 @@ class HouseKeeper:
             self.book.begin_at(task, position)
         for run in runs:
             self.book.admit(run)
+        self._unstable.update(self.positions)
 
     def keep_in_mind(self, kind: str, *values: Any) -> None:
         """Change the history by a record, which the journal gets, too."""
@@ -563,15 +564,18 @@ class HouseKeeper:
         self._write("floor", self.hard.epoch, self.hard.generation, positions, refs, needs)
 
     def _stand_on(self, floors: Floors) -> None:
+        moved = {task for task, at in floors.positions.items() if at != self.positions[task]}
+        self._unstable.update(moved)  # floors may be ahead of all that we have heard
         self.epoch, self.floor_generation = floors.epoch, floors.generation
         # Replaced, never changed: others keep what they have seen.
         self.positions, self.layers = dict(floors.positions), dict(floors.layers)
         self.needs = dict(floors.needs)
-        self._unstable.update(self.positions)  # it may be ahead of all that we have heard
 
     def _harden(self, floors: Floors) -> None:
-        self.hard = floors
+        before, self.hard = self.hard.positions, floors
         for task, position in floors.positions.items():
+            if position == before[task]:
+                continue
             if self.history.points:
                 for run in self.book.runs(task, 1):
                     self.history.passed(run, position)
