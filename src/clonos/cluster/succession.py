@@ -110,7 +110,7 @@ class Succession:
                         break
                     before_s = took_s
                 self._may_pause.wait()
-                if found.rounds and more is not None:  # what has changed while slots came
+                if more is not None:  # what has changed while slots came
                     aside.tell(dict(keeper.layers))
                     found = next(said) or found
         except ClonosError as error:

@@ -75,8 +75,8 @@ class Prepared:
 
 ROUNDS: Final = 4
 """At most. What is changed faster than it is written stays for the switch."""
-BASIS_BYTES: Final = 4 << 20
-"""More than this is not made one layer before the switch."""
+BASIS_BYTES: Final = 32 << 20
+"""Of all tasks together; more than this is not made one layer before the switch."""
 NOTHING: Final = Prepared({}, frozenset(), {}, 0)
 
 
@@ -138,15 +138,17 @@ def prepare(
 def _basis(
     before: Shape, since: Chains, store: LayerStore, operators: Collection[str], so_far: Prepared
 ) -> dict[int, Layer]:
-    found = {}
+    found, left = {}, BASIS_BYTES
     for task, refs in since.items():
         known = so_far.basis.get(task)
         if so_far.rounds and known is None:
             continue
         layers = (*((known,) if known is not None else ()), *get_layers(store, refs))
         others = {n for n, name in enumerate(before.chains[task]) if name not in operators}
-        if sum(_nbytes(open_delta(layer.delta), others) for layer in layers) <= BASIS_BYTES:
+        nbytes = sum(_nbytes(open_delta(layer.delta), others) for layer in layers)
+        if nbytes <= left:
             found[task] = _as_one(before, task, layers, operators, len(layers))
+            left -= nbytes
     return found
 
 
