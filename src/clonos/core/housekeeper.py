@@ -365,19 +365,10 @@ class HouseKeeper:
 
     def _write_item(self, channel: int, item: Item, dep: Dependencies) -> None:
         batch = item.batch
-        self._write(
-            "item",
-            channel,
-            self.generation,
-            item.seq,
-            int(item.kind),
-            item.epoch,
-            batch.rows if batch else 0,
-            batch.digest if batch else 0,
-            item.chain,
-            fields_of(dep),
-            self._encode(batch) if batch else b"",
-        )
+        rows, digest = (batch.rows, batch.digest) if batch else (0, 0)
+        state = (item.seq, int(item.kind), item.epoch, rows, digest, item.chain, fields_of(dep))
+        content = self._encode(batch) if batch else b""
+        self._write("item", channel, self.generation, *state, content)
 
     # --- as a holder --------------------------------------------------------------------------
 
