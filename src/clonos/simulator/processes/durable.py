@@ -119,7 +119,7 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
     cluster = driver.cluster
 
     def consume(output: Deliver) -> None:
-        cluster.recorder.lets_out(driver.term)
+        cluster.recorder.lets_out(driver.term, output)
         cluster.recorder.delivered(driver.closed, output)
 
     store = DeliveredStore(DELIVERED, files=driver.disk)
