@@ -153,7 +153,9 @@ def test_a_batch_is_collected_for_as_long_as_the_job_lets_it_wait(tmp_path, monk
     now[0] = 100.0
     sparse = jobs.PacedReader(jobs.Schedule(40.0, 0, str(tmp_path)), None, 1, 2)
     sparse.open(0)
-    assert sparse.read(8192, 0.01).num_rows == 1
+    first = sparse.read(8192, 0.01)
+    assert first is not None
+    assert first.num_rows == 1
     assert now[0] == pytest.approx(100.0 + 1 / 40.0, abs=1e-4)  # nothing comes for which to wait
 
 

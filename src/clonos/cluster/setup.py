@@ -26,7 +26,7 @@ from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
-from clonos.cluster.moves import Decommissions
+from clonos.cluster.moves import Executors
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
@@ -194,7 +194,14 @@ class DriverSetup:
         self.pool = SlotPool(
             self.spark, compiled, shipment, self.inbox, standby_slots, self._profile
         )
-        self._decommissions = Decommissions(self.spark, self._executors, self.inbox)
+        self._executors = Executors(
+            self.spark,
+            compiled.plan,
+            lambda: self.node.view,
+            self.inbox,
+            self.pool.bound,
+            self.pool.executors_with_room,
+        )
         self._known = self._settings(*driver)
 
     def _stand_by(self, equip: Callable[[], None], undo: ExitStack) -> Waiting | None:
@@ -264,9 +271,6 @@ class DriverSetup:
                 time.sleep(left_s)
             else:
                 waiting.turn(self.plane.poll(min(left_s, LOOK_S)), time.monotonic())
-
-    def _executors(self) -> set[str]:
-        return {slot.executor for slot in self.node.view.slots}
 
     def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
         if ui_port is None:
@@ -443,13 +447,13 @@ class DriverSetup:
             self._claims.check()
             self.feeds.start()
             self.followers.start()
-            self._decommissions.start()
+            self._executors.start()
         if self.page is not None:
             self.page.start()
 
     def break_off(self) -> None:
         """End what works beside the node: slots have left, or been ended."""
-        self._decommissions.close()
+        self._executors.close()
         self.pool.close()
         self.plane.shutdown()
 
