@@ -1,7 +1,7 @@
 """The certificates of one job, made where its driver runs.
 
-The authority lives in the driver's memory and nobody else trusts it: its certificates are
-worthless outside the job and after it. So no revocation list is needed. They must not expire
+The authority is only in the driver's memory, and nobody outside the job trusts it: its certificates
+are worthless elsewhere and later. So no revocation list is needed. Certificates must not expire,
 either: a task may be recovered, with new handshakes, after a year.
 """
 
