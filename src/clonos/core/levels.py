@@ -92,12 +92,15 @@ class Hold:
     that repeats the one before asks what is here.
 
     ``life``: the task's newest one. Layers that earlier lives have sealed here count only if named.
+    ``tidies``: delete all other layers of earlier lives on this machine's disk. Killed processes
+    have left them, and nobody else knows of them.
     """
 
     task: int
     life: Incarnation
     layers: tuple[LayerRef, ...]
     sources: tuple[str, ...]
+    tidies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,12 @@ class Keeping:
 
     def hold(self, command: Hold) -> None:
         """Keep these layers of a task, and no others that earlier lives of it have sealed."""
+        named = {ref.path for ref in command.layers}
+        if command.tidies:
+            self._ports.store.tidy(command.task, command.life, named)
+            command = replace(command, tidies=False)
         is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
-        named = {ref.path for ref in command.layers}
         self._drop_sealed(command.task, command.life, named)
         for path, transfer in list(self._transfers.items()):
             if transfer.ref.task == command.task and path not in named:

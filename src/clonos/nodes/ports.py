@@ -12,7 +12,7 @@ keep this contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,10 @@ class Store(Protocol):
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
         """Delete these layers: nobody needs them here any more."""
+
+    def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        """Delete from this machine's disk what earlier lives of a task have left there, but for
+        these layers."""
 
     def clear(self) -> None:
         """Delete all layers: the job is complete."""
