@@ -38,8 +38,8 @@ class BackgroundMerger:
     Attributes
     ----------
     may_go_on
-        Cleared while somebody reads layers to whom those that are sealed meanwhile are to be told
-        apart from them: nothing is merged or deleted until it is set again.
+        Cleared while the state is prepared for another plan, which must tell the layers that it has
+        read from those sealed since: nothing is merged or deleted until it is set again.
     """
 
     def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
