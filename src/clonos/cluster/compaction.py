@@ -2,10 +2,10 @@
 
 The driver decides which layers are merged, and when (:mod:`clonos.nodes.layers`).
 
-Merging takes processor time, and nobody waits for it. So it is not done in the driver's loop but by
-a separate process of low priority (``python -m clonos.cluster.compaction``). Orders and answers are
-lines of JSON. The first line says where the layers are: a URI may contain keys, which everybody on
-the machine could read on a command line.
+Merging takes processor time, and no task waits for it. So it is not done in the driver's loop but
+by a separate process of low priority (``python -m clonos.cluster.compaction``). Orders and answers
+are lines of JSON. The first line says where the layers are: a URI may contain keys, which everybody
+on the machine could read on a command line.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Blame:
         self._deaths: dict[str, _Death] = {}  # the latest, by executor
 
     def machines(self) -> Iterable[Machine[Suspicion, Clue]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         return (case.machine for case in self._cases.values())
 
     # --- what is learnt -------------------------------------------------------------------------

@@ -237,7 +237,7 @@ class Inbound:
         return result
 
     def drop_orphans(self, lost: Callable[[Dependencies], bool]) -> bool:
-        """Forget received items that depend on a lost log entry, and all that came after."""
+        """Forget received items that depend on a lost log entry, and all later items."""
         for i, item in enumerate(self.queue):
             if lost(item.dep):
                 dropped = [self.queue.pop() for _ in range(len(self.queue) - i)]

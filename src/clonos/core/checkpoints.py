@@ -63,7 +63,7 @@ class Checkpoints:
         return self.markers.pending_epoch if self.markers is not None else 0
 
     def machines(self) -> list[Machine[Any, Any]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         return [self.markers.machine] if self.markers is not None else []
 
     # --- when layers are sealed -----------------------------------------------------------------
@@ -204,14 +204,14 @@ class Checkpoints:
 
     @property
     def no_call_is_open(self) -> bool:
-        """Whether no call is open in the floors. Floors of an earlier term do not count: nobody
-        knows."""
+        """Whether no call is open in the floors. Floors of an earlier term do not count, as this is
+        not known of them."""
         return not any(self._open_calls.values())
 
     @property
     def nothing_goes_round(self) -> bool:
-        """Whether the receivers' floors have taken all that the senders' floors have sent back.
-        Nobody knows for floors of an earlier term, so these count as if they had not."""
+        """Whether the receivers' floors have taken all items that the senders' floors have sent
+        back. This is not known of floors of an earlier term, so these count as if they had not."""
         needs, positions = self._keeper.needs, self._keeper.positions
         return all(
             self._sent_back[c.id] <= needs[c.id]

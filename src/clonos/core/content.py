@@ -88,8 +88,8 @@ class Shelved(Protocol):
 
 
 class Shelf(Protocol):
-    """Space on the local disk for what does not fit into memory, as long as anybody refers to
-    it."""
+    """Space on the local disk for what does not fit into memory. Files stay as long as they are
+    referred to."""
 
     def write(self, fill: Callable[[Writable], object], *, is_long: bool) -> Shelved:
         """Have another thread write something. ``is_long``: shorter writes need not wait for it."""

@@ -199,7 +199,7 @@ class Coordinator:
         return self.checkpoints.pending_epoch
 
     def machines(self) -> list[Machine[Any, Any]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         tasks = (task.machine for task in self.tasks.values())
         return [
             *self.checkpoints.machines(),

@@ -203,7 +203,7 @@ class StoreLayer:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The house-keeper holds all that this output depends on: it may take effect."""
+    """The house-keeper holds all entries that this output depends on: it may take effect."""
 
     channel: int
     item: Item

@@ -1,8 +1,8 @@
 """Which dependencies can still be trusted (orphan detection by transitive dependencies).
 
 A task's log survives a failure up to some length. Whatever depends on entries that a fenced life
-wrote after that length is an *orphan*. Between the fence and its resolution nobody knows the
-length, so items that may be orphans wait.
+wrote after that length is an *orphan*. Between the fence and its resolution the length is not
+known, so items that may be orphans wait.
 """
 
 from __future__ import annotations

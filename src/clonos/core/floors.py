@@ -4,8 +4,9 @@ A task's state at a position is a function of any of its earlier layers and of t
 So each task seals by its own timer, nobody waits for a marker, and which layers fit together is
 found out afterwards. A layer may become its task's floor if
 
-* the floors of its receivers have taken all that the task had sent by then: a task restored there
-  makes again all that anybody may ask for (a layer carries no items except those of feedback);
+* the floors of its receivers have taken all items that the task had sent by then: a task restored
+  there recomputes everything that a receiver may ask for (a layer carries no items except those of
+  feedback);
 * all log entries on which it depends are stable, or below the floor of the task that wrote them:
   a floor is never an orphan;
 * it is of the newest generation, and so are all others: channels may have started over in between.

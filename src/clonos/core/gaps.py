@@ -22,7 +22,7 @@ whatever was sent."""
 class Claims:
     """What one life of a source has taken, and how much of that is in the journal.
 
-    One claim is under way at a time; the next one covers all that was taken meanwhile.
+    One claim is under way at a time; the next one covers all rows taken meanwhile.
 
     Examples
     --------

@@ -3,17 +3,17 @@
 No recovery needs what lies below a floor, but looking back does. With a :class:`Keep`, a floor
 becomes a *point* every so often. Its layers stay, and the log entries that floors have passed since
 are stored in *segments*, one from each point to the next. A point, the segments after it and the
-house-keeper's own logs are enough to do again all that happened since.
+house-keeper's own logs are enough to replay everything since.
 
 The history is part of the house-keeper's state. Every change is a record of its journal, and
 :meth:`History.take` applies the record, whether it has just been written or is read back. So a
 point is as durable as the floor that it is made of, and what is in no segment yet is in the
 journal.
 
-Nobody deletes what somebody else reads. A reader first *pins* a point, with a file beside the
-segments, and then checks in the journal that the point is there and not *going*. The driver first
-journals that points are going, then looks for pins, and deletes only what nobody has pinned. So at
-least one of the two sees the other.
+No file is deleted while it is read. A reader first *pins* a point, with a file beside the segments,
+and then checks in the journal that the point is there and not *going*. The driver first journals
+that points are going, then looks for pins, and deletes only points without one. So at least one of
+the two sees the other.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def pinned(stored: Iterable[str], now_s: float) -> int | None:
 
 
 def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> list[str]:
-    """Which of these files nobody will read: segments of earlier drivers that no record names,
+    """Which of these files no process will read: segments of earlier drivers that no record names,
     segments of points that are gone, and expired pins.
 
     Examples

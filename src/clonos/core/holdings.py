@@ -55,14 +55,14 @@ AGAIN_MS: Final = 1000
 """How long a merge that has failed waits for the next attempt."""
 
 TIDY_EACH: Final = 8
-"""One in so many Holds of a task, and the first of each life, has a slot tidy its disk."""
+"""One in this many Holds of a task, and the first of each life, has a slot tidy its disk."""
 
 Place = tuple[str, int | str]
 """Where a layer is kept: the memory of a slot, or a disk, which several slots may have."""
 
 
 class Loss(Enum):
-    """Which layers nobody has any more."""
+    """Which layers no slot has any more."""
 
     NOTHING = "nothing"
     BEYOND_HARD = "layers beyond the hard floors"
@@ -107,7 +107,7 @@ class Holdings:
         self._merged: dict[tuple[int, bool], tuple[LayerRef, tuple[LayerRef, ...]]] = {}
         self._not_before: dict[int, int] = {}  # by task: the next try of a merge
         self._missing: dict[int, int] = {}  # by task: since when no slot has a layer
-        self._unread: set[int] = set()  # tasks of which somebody could not read a layer
+        self._unread: set[int] = set()  # tasks of which some slot could not read a layer
         self._changed: set[int] = set(self.tasks)
 
     @property
@@ -171,7 +171,7 @@ class Holdings:
                 self._tell(slot.id, task, asks=False)
 
     def lost(self, slot: int) -> None:
-        """A slot is gone, with all that was in its memory."""
+        """A slot is gone, with all layers in its memory."""
         for of_task in self._where.values():
             for _, places in of_task.values():
                 places.discard(("slot", slot))
@@ -228,7 +228,7 @@ class Holdings:
         return all(r.path in of_task and _place(there, r) in of_task[r.path][1] for r in chain)
 
     def is_void(self, task: int) -> bool:
-        """Whether nobody has some layer beyond the task's floor any more."""
+        """Whether some layer beyond the task's floor is in no slot any more."""
         refs = (one.ref for one in self.beyond[task] if one.ref.level != STORE)
         return any(not self._where[task].get(ref.path, (ref, ()))[1] for ref in refs)
 

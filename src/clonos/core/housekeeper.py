@@ -173,8 +173,8 @@ class HouseKeeper:
                 self._credit_due.add(channel)
 
     def _advance_stable(self) -> None:
-        """Find out how much of each log can never be cut any more: all that it depends on is held,
-        too.
+        """Find out how much of each log can never be cut any more: all entries that it depends on
+        are held, too.
 
         Only that much is acknowledged. Entries that are merely held may turn out void (they took
         items that no surviving log says were made), and then holders must pass on their
@@ -421,7 +421,7 @@ class HouseKeeper:
         return self.length(task)
 
     def resolve(self, command: msg.Resolve) -> None:
-        """So much of a fenced log survives. This is durable before anybody acts on it."""
+        """Set how much of a fenced log survives; durable before any process acts on it."""
         self._write_resolve(command)
         self._resolve(command)
         # A failure may have several losses: output that the next one makes void must not leave now.

@@ -100,7 +100,7 @@ def left_behind(
     chains: Mapping[int, Sequence[LayerRef]],
     lives: Mapping[int, Incarnation],
 ) -> list[str]:
-    """Which of these files nobody will read.
+    """Which of these files no process will read.
 
     These are layers that earlier drivers have left, and those that came too late for a floor: from
     earlier lives, or from merges that were not wanted. Files that are no layers are never among
@@ -151,10 +151,10 @@ def left_behind(
 def left_by_earlier(
     stored: Iterable[str], task: int, life: Incarnation, named: Collection[str]
 ) -> list[str]:
-    """Which files on a disk earlier lives of a task have left there for nobody.
+    """Which files of earlier lives of a task on a disk are of no use any more.
 
-    They are layers that were written and never reported, merges and copies that death broke off.
-    A file that is being written now is made by this life, or will be one of those named.
+    They are layers that were written and never reported, and unfinished merges and copies. A file
+    that is being written now is made by this life, or will be one of those named.
 
     Parameters
     ----------

@@ -87,9 +87,9 @@ class LayerRef:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep these layers of `task`: they are all that count. The newest Hold of a task replaces
-    earlier ones. Layers that are not here yet may be at the ``sources`` (none: do not ask). A Hold
-    that repeats the one before asks what is here.
+    """Keep these layers of `task`: no others count. The newest Hold of a task replaces earlier
+    ones. Layers that are not here yet may be at the ``sources`` (none: do not ask). A Hold that
+    repeats the one before asks what is here.
 
     ``life``: the task's newest one. Layers that earlier lives have sealed here count only if named.
     ``tidies``: delete all other layers of earlier lives on this machine's disk. Killed processes

@@ -207,8 +207,8 @@ class LogBook:
         return last
 
     def must_wait(self, run: Run) -> bool:
-        """Whether nobody can say yet what to hold of `run`, because the fence of its task is
-        pending."""
+        """Whether it is not known yet which entries of `run` to hold, because the fence of its task
+        is pending."""
         pending = self._pending.get(run.task)
         return pending is not None and (run.incarnation >= pending[0] or self.refuses(run))
 

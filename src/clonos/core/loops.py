@@ -8,8 +8,8 @@ and all tasks that the sender has heard of, were *quiet*: took no rows and no ti
 probes. This number is the least of those heard and the task's own before, plus one.
 
 If a task says that it was quiet for more rounds than the loop has tasks, then all tasks were quiet
-in one and the same round. Channels are FIFO, so all that was sent before the probe that ends this
-round had come, and no task made anything of it. So nothing goes round, and nothing ever will.
+in one and the same round. Channels are FIFO, so all items sent before the probe that ends this
+round had come, and no task made items from them. So no item goes round, and none ever will.
 
 A task that reads feedback decides: it takes its feedback as ended, and from there END flows forward
 as it does without loops. An END on a feedback channel says that another task has decided, so its

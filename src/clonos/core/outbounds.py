@@ -128,9 +128,9 @@ class Outbounds:
     def cut(self, task: int, length: int) -> None:
         """`task` rewrites its log after entry `length`.
 
-        An implied task may not yet have made again all that its receivers have from an earlier
-        life. If that depends on cut entries it will make something else, so the receivers are asked
-        again what they have.
+        An implied task may not yet have recomputed all items that its receivers have from an
+        earlier life. If these depend on cut entries, it will make other items, so it asks the
+        receivers again which items they have.
         """
         self._stable[task] = min(self._stable.get(task, 0), length)
         is_implied = self._life.spec.is_implied
@@ -172,7 +172,7 @@ class Outbounds:
     def welcome(self, end: Outbound) -> None:
         """Availability: once live, continue the channel after the position where our log was cut.
 
-        The cut may have been in an earlier life: all that we have made since is still owed.
+        The cut may have been in an earlier life: all items that we have made since are still owed.
         """
         hello = end.asked
         if hello is None or hello.reset_at is None or not self._life.is_live:
@@ -421,8 +421,8 @@ class Outbounds:
         if not self._life.spec.writes_itself:
             end.settled = end.log.processed
         else:
-            # What is made again may differ from the original: nobody may see it before it is
-            # verified.
+            # Recomputed output may differ from the original, so none is released before it
+            # is verified.
             while end.log.is_verified and end.released < done:
                 end.released += 1
                 item = end.log.item(end.released)

@@ -260,7 +260,8 @@ def require_sound(plan: Plan) -> None:
 
 
 def _require_implied(plan: Plan) -> None:
-    """All that an implied task does must follow from one channel, with a logging task above it."""
+    """Everything that an implied task does must follow from one channel, with a logging task above
+    it."""
     for task in plan.tasks:
         if task.is_implied and (
             task.is_source

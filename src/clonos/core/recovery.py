@@ -2,12 +2,12 @@
 
 Each failed task recovers by itself::
 
-    FENCING   everybody refuses its old life; the live tasks downstream and the house-keeper say how
-              much of its log they hold, and how much they depend on
+    FENCING   all processes refuse its old life; the live tasks downstream and the house-keeper say
+              how much of its log they hold, and how much they depend on
     READING   the longest prefix is fetched into the house-keeper
     READY     the log is read; cuts further upstream may void some of it
     resolved  the log is cut to what is consistent; tasks that depend on more are fenced in turn;
-              everybody hears the length
+              all processes hear the length
     WAITING   for a slot, and for cuts of tasks that have failed upstream meanwhile
 
 So a task waits for failed tasks upstream of it and for none downstream, and unrelated failures do
@@ -110,15 +110,15 @@ class Recoveries:
         self._advance()
 
     def unreadable(self, slot: int, report: msg.Unreadable) -> None:
-        """A live task cannot read what it has spilled. Like an orphan, it makes it again from its
-        own log, which is intact."""
+        """A live task cannot read items that it has spilled. Like an orphan, it recomputes them
+        from its own log, which is intact."""
         task = self._tasks[report.task]
         if report.incarnation == task.incarnation and task.phase in ACTIVE:
             self._do(Note("unreadable", task.id, task.incarnation, report.channel))
             self.again(task)
 
     def again(self, task: TaskState) -> None:
-        """Let a live task do again what it has done since its floor."""
+        """Let a live task repeat its steps since its floor."""
         if task.phase in ACTIVE:
             self._begin(task)
             self._advance()
@@ -265,8 +265,8 @@ class Recoveries:
         return [other for other in ancestors if other.phase in UNRESOLVED]
 
     def _resolve(self, ready: list[TaskState]) -> None:
-        """Cut the logs of these tasks. Tasks that depend on more are fenced before anybody hears of
-        it."""
+        """Cut the logs of these tasks. Tasks that depend on more are fenced before any process
+        hears of the cut."""
         lengths = self._surviving(ready)
         lost_output = [
             t for t in ready if self._keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
@@ -336,7 +336,7 @@ class Recoveries:
         return result
 
     def _settle(self, task: TaskState, length: int, generation: int, *, reset: bool) -> None:
-        """Tell everybody how much of a log survives, before the task lives again."""
+        """Tell all processes how much of a log survives, before the task lives again."""
         self._do(Note("fetched", task.id, task.incarnation, length))
         resolve = msg.Resolve(task.id, task.incarnation, length, generation, reset)
         self._keeper.resolve(resolve)

@@ -35,7 +35,7 @@ BUSY: Final = 0.7
 SLOWER: Final = 2.5
 """A slow task takes at least this many times as long as its peers ..."""
 SLACK: Final = 1.5
-"""... and this many times as long as is usual now and then."""
+"""... and this many times its usual ratio to its peers."""
 LATELY_MS: Final = 60_000
 """How long slow seconds are remembered ..."""
 RARE: Final = 3

@@ -121,8 +121,8 @@ class Seals:
         self.is_due = False
         self._seals: dict[int, Seal] = {}
         self._open: dict[int, Seal] = {}  # not acknowledged yet
-        # A sender of feedback seals once in each life: only its acknowledgement tells what it has #
-        # sent back, and only an earlier coordinator may have heard the last one.
+        # A sender of feedback seals once in each life: only its acknowledgement says which
+        # items it has sent back, and the last one may have reached only an earlier coordinator.
         self._newest = (0, 0)
         if floor is not None and not floor.carried:
             self._newest = floor.position, floor.generation
@@ -177,7 +177,7 @@ class Seals:
             seal.stored(ref)
 
     def settled(self, outbounds: Outbounds) -> list[LayerAck]:
-        """A layer counts once it is stored and all that was delivered before it is durable."""
+        """A layer counts once it is stored and all output delivered before it is durable."""
         acks = []
         for number, seal in list(self._open.items()) if self._open else ():
             if seal.machine.state is SealState.STORED:
@@ -207,5 +207,5 @@ class Seals:
         return self._seals.get(epoch)
 
     def machines(self) -> list[Machine[SealState, SealEvent]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         return [seal.machine for seal in self._seals.values()]

@@ -73,7 +73,7 @@ def cuts_still_needed(resolved: Iterable[Resolve], positions: Positions) -> list
     late; and those not below the floor, to judge entries beyond them.
 
     A cut that was forgiven is needed until a floor has passed it. That floor is of the new
-    generation, so its receivers' floors have taken all that was made before.
+    generation, so its receivers' floors have taken all items made before.
     """
     cuts = list(resolved)
     newest = {cut.task: cut for cut in cuts}

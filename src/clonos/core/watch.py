@@ -61,7 +61,7 @@ class Rehearsal:
     Attributes
     ----------
     batches
-        All that the step takes.
+        All items that the step takes.
     """
 
     def __init__(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
@@ -91,8 +91,8 @@ class Rehearsal:
 class Watch:
     """What a watched life does before and after each of its live steps.
 
-    An implied task does again, live, what earlier lives have done since its floor, and nobody knows
-    how far they had come. So its steps count only after its floor has moved a few times. No floor
+    An implied task repeats, live, the steps of earlier lives since its floor, and it is not known
+    how far they came. So its steps count only after its floor has moved a few times. No floor
     passes a step that kills every life, and each life begins not far before that step, so few
     floors are made on the way there.
 

@@ -1,9 +1,9 @@
 """Commit groups: what the driver decides is durable before anybody hears of it.
 
-All that a turn decides (journal records, credits, outputs, commands) is one *group*. It is closed
-at the end of the turn and released as a whole when it is durable. One group is written at a time;
-meanwhile, decisions of further turns gather for the next. Credits are computed when a group is
-closed: if computed when it is durable, they would vouch for what came after it.
+Everything that a turn decides (journal records, credits, outputs, commands) is one *group*. It is
+closed at the end of the turn and released as a whole when it is durable. One group is written at a
+time; meanwhile, decisions of further turns gather for the next. Credits are computed when a group
+is closed: if computed when it is durable, they would vouch for what came after it.
 
 Nobody knows what a failed write has left behind. So a broken journal is begun anew, with a snapshot
 and the outputs of the group that failed; until that has succeeded, nothing is released.

@@ -103,7 +103,8 @@ class DriverNode:
     Attributes
     ----------
     view
-        All that other threads may read: replaced by one assignment, never changed.
+        The view, which is all that other threads may read: replaced by one assignment, never
+        changed.
     failed
         Why the coordinator says that the job cannot go on, if it does.
     error

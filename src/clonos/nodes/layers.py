@@ -26,7 +26,7 @@ AGAIN_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Layers to which nothing refers any more, once this is durable."""
+    """Unreferenced layers, to be deleted once this group is durable."""
 
     paths: tuple[str, ...]
 
@@ -37,7 +37,7 @@ class LayerCare:
     Parameters
     ----------
     grace_s
-        How long a file stays to which nothing refers.
+        How long an unreferenced file stays.
     """
 
     def __init__(self, merger: Merger, grace_s: float = GARBAGE_S) -> None:

@@ -97,7 +97,7 @@ class Resident:
     machine
         Its automaton; None while it is restored.
     is_busy
-        Whether its last slice of time was too short for all that it could do.
+        Whether its last slice of time was too short for its work.
     is_over
         Whether it was closed.
     """
@@ -216,7 +216,7 @@ class Resident:
             self._source = None
 
     def last_words(self) -> Iterator[msg.LastWords]:
-        """What a life that cannot go on knows and perhaps nobody else does."""
+        """What a life that cannot go on knows, and perhaps no other process does."""
         machine = self.machine
         if machine is None or not self._home.plan.causal_log:
             return

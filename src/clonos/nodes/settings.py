@@ -39,7 +39,7 @@ class DriverSettings:
     echo_s
         How long the driver may go on without having looked for a later term.
     grace_s
-        How long a layer stays to which nothing refers any more.
+        How long an unreferenced layer stays.
     inflight_bytes
         How many bytes of items a slot may keep in memory; at twice as much, sources wait.
     log_bytes

@@ -63,7 +63,7 @@ class Copies:
     tell
         Takes reports on how far each copy has come.
     fetch
-        Fetches layers, given all that must be there first and those that are to be read.
+        Fetches layers, given those that must be there first and those that are to be read.
 
     Attributes
     ----------

@@ -72,8 +72,8 @@ class TaskProgress(Told):
 
     Rows and batches are those of all steps that its state consists of, since the job first began:
     steps that are replayed, or repeated after a loss, count once, and counts never go down. While a
-    task recovers they stand still. If a task dies with steps of which nobody has heard, counts may
-    be ahead by their rows until the task has caught up.
+    task recovers they stand still. If a task dies with steps of which no other process has heard,
+    counts may be ahead by the rows of these steps until the task has caught up.
 
     Attributes
     ----------

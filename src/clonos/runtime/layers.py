@@ -115,7 +115,7 @@ class Layers:
         self._layers = LeveledLayers(LayerStore(uri, durability, retry=retry), local)
         self._inbox = inbox
         # Each pool retries until it succeeds, so none may wait for another's disk or store.
-        # Dropping # has another thread than putting, because it makes room.
+        # Dropping has another thread than putting, because it makes room.
         self._fetching = {
             name: ThreadPoolExecutor(1, thread_name_prefix=f"clonos-fetch-{name}")
             for name in ("stored", "kept")

@@ -1,7 +1,7 @@
 """The operations that storage needs of a file system: ports, and their real adapters.
 
-All that this package writes goes through one of two small interfaces: :class:`Files`, which any
-file system can serve, and :class:`Disk`, which adds what a journal needs of a local one. Behind
+Everything that this package writes goes through one of two small interfaces: :class:`Files`, which
+any file system can serve, and :class:`Disk`, which adds what a journal needs of a local one. Behind
 them the simulator has its own disk, which can be full, fail, tear, forget and rot; the code above
 is the same. :class:`~clonos.storage.folder.Folder` makes files whole or absent.
 """

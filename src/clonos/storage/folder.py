@@ -213,5 +213,5 @@ class Folder:
 
 
 def is_unfinished(info: Info) -> bool:
-    """Whether it is a file to which :class:`Folder` has not given its name yet."""
+    """Whether it is a file that :class:`Folder` has not named yet."""
     return not info.is_folder and info.path.endswith(UNFINISHED)

@@ -179,7 +179,7 @@ class Journal:
         path = self._folder.path(name)
         if not segment.is_vouched and self._is_synced:
             # All that is read counts from now on. Its writer may have died before a sync, or after
-            # a # failed one: then the kernel shows data that is on no disk, and no sync would help.
+            # a failed one: then the kernel shows data that is on no disk, and no sync would help.
             content = _acknowledged(self._folder.read(name), segment)
             self._number += 1
             path = self._folder.path(_name(self._number))

@@ -205,7 +205,7 @@ def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:
 def get_layers(
     store: LayerStore, refs: Iterable[LayerRef], opened_bytes: int = OPENED_BYTES
 ) -> tuple[Layer, ...]:
-    """Read layers, and check that each is the one to which its reference refers.
+    """Read layers, and check that each is the one that its reference names.
 
     Parameters
     ----------

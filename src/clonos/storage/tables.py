@@ -105,7 +105,7 @@ class Table:
         self._folder.create(_ABOUT, json.dumps(about).encode())
 
     def withdraw(self) -> None:
-        """Give up a table to which nothing was written."""
+        """Give up a table that is still empty."""
         self._folder.delete([_ABOUT])
 
     @property

@@ -38,7 +38,7 @@ class CannotFence(ClonosError):
 
 
 class UnreadableTerm(ClonosError):
-    """Nobody can tell which driver a checkpoint belongs to."""
+    """It cannot be told which driver a checkpoint belongs to."""
 
 
 @dataclass(frozen=True)
