@@ -135,7 +135,7 @@ class Canary:
             if self._error is not None:
                 raise self._error
             if not condition():
-                raise TimeoutError(f"the canary has not come so far in {timeout_s:g} s")
+                raise TimeoutError(f"the canary has not got that far in {timeout_s:g} s")
 
     def __str__(self) -> str:
         """How it is doing."""

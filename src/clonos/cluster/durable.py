@@ -168,7 +168,7 @@ class DeliveredOutputs:
             failed = ClonosError(
                 f"delivered output cannot be put into files: {error}",
                 where=self._store.directory,
-                remedy="see to the disk and the folder; what was delivered is in the journal",
+                remedy="check the disk and the folder; delivered output is safe in the journal",
             )
             return failed if may_pass(error) else self._give_up(failed)
         return None

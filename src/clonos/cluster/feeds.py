@@ -234,7 +234,7 @@ class Feeds:
             self._readers.look(lambda codes: self._floors(kept, codes))
             self._end_tables(layers)
         except Exception as error:  # noqa: BLE001 - tried again; a thread could not report it
-            LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
+            LOGGER.warning("read files of a spool could not be deleted: %s", error)
             return False
         return True
 
@@ -276,7 +276,7 @@ class Feeds:
         if self._looking is not None:
             self._looking.join(max(0.0, until - time.monotonic()))
             if self._looking.is_alive():
-                LOGGER.warning("deleting what was read of a spool takes long; the job ends without")
+                LOGGER.warning("deleting read files of a spool takes long; the job ends without it")
 
 
 def with_materialized(compiled: CompiledJob, spark: Any, base: str) -> CompiledJob:

@@ -67,7 +67,7 @@ class Followers:
                 raise SinkFailed(
                     f"Spark does not start its query: {in_short(error)}",
                     where=name,
-                    remedy="see what it says; a format of another package needs its jars: "
+                    remedy="see Spark's error; a format of another package needs its jars: "
                     "spark.jars.packages",
                 ) from error
             watching = threading.Thread(target=self._watch, args=(name, query), daemon=True)

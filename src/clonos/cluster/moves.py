@@ -116,7 +116,7 @@ class Mover:
     def _require_time(self, until: float) -> None:
         if not self._goes_on(until):
             raise CannotMove(
-                "the job has ended, or time is over, before all slots were started anew",
+                "the job has ended, or the time was over, before all slots were started anew",
                 remedy="running.slots() shows their processes; ask again, with a longer timeout_s",
             )
 

@@ -139,7 +139,7 @@ def _told(found: _Found, error: Exception) -> str:
 def _remedy(value: Any) -> str:
     if _is_sparks(value):
         return (
-            "Spark's own objects are of the driver: give the function plain values, or use "
+            "Spark's own objects exist only in the driver: give the function plain values, or use "
             "look_up(dataframe, on=...)"
         )
     return (

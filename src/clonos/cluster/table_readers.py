@@ -50,7 +50,7 @@ class TableReaders:
                     table.note_reader(name, {})
             except (OSError, pa.ArrowException) as error:
                 raise SourceError(
-                    f"the job cannot say that it reads the table: {error}",
+                    f"the job cannot note that it reads the table: {error}",
                     where=table.path,
                     remedy="check that the driver reaches the folder and may write to it: it keeps "
                     "there how far it has read",

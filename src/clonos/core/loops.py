@@ -93,9 +93,9 @@ class Rounds:
         self._was_busy |= not step.is_quiet
         if any(self._has_ended(c) for c in self.inputs) and step.emitted.keys() & self.outputs:
             raise LoopIsOver(
-                "rows were given out within a loop when it was over: nobody would take them",
+                "an operator in a loop emitted rows after the loop was over: no task takes them",
                 where=self._name,
-                remedy="what gives out rows at the end of its input belongs behind the loop",
+                remedy="put operators that emit rows at the end of their input after the loop",
             )
         found: list[int] = []
         while may_probe and (self._sent == 0 or self._hears_all) and self._is_closed:

@@ -244,11 +244,11 @@ def require_sound(plan: Plan) -> None:
         if channel.receiver not in loop:
             raise BadGraph(
                 f"the feedback edge between {ends} closes no loop",
-                remedy="feed rows back that come of the stream itself, or use union()",
+                remedy="feed back rows that derive from the stream itself, or use union()",
             )
         if not any(plan.channels[c].sender not in loop for t in loop for c in plan.tasks[t].inputs):
             raise BadGraph(
-                f"nothing comes into the loop of {_names(plan, sorted(loop))}",
+                f"no rows come into the loop of {_names(plan, sorted(loop))}",
                 remedy="unite its feedback with a stream that has a source",
             )
     if feedback and not plan.causal_log:

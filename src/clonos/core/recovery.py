@@ -274,8 +274,8 @@ class Recoveries:
         if lost_output and not self._availability:
             self._roster.fail(
                 "OrphanedOutput",
-                "output that has left the job depends on log entries that nobody holds any "
-                "more, and the policy is consistency",
+                "output that has left the job depends on log entries that no process holds "
+                "any more, and the policy is consistency",
                 lost_output[0].id,
             )
             return

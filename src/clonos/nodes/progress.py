@@ -156,7 +156,7 @@ class Chronicle:
         level."""
         if note.what == "generation":
             return (
-                f"job {self._name!r}: a failure took log entries that nobody else held; "
+                f"job {self._name!r}: a failure took log entries that no other process held; "
                 f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
                 "have been delivered twice"
             )

@@ -167,7 +167,7 @@ class Pulses:
 
 def stuck(beat: Heartbeat, seat: Seat) -> str:
     """The warning about a step that does not end."""
-    lines = f", in these lines of yours:\n{beat.lines}" if beat.lines else ""
+    lines = f", in these lines of your code:\n{beat.lines}" if beat.lines else ""
     return (
         f"{beat.task} has been in one step for {beat.long_ms // 1000} s (process {seat.pid}, "
         f"executor {seat.executor}); everything behind it waits{lines}"

@@ -95,8 +95,8 @@ class CallWatch:
         if not self._has_warned:
             self._has_warned = True
             LOGGER.warning(
-                "a coroutine has kept all calls of this process waiting for %.1f s. Await what "
-                "takes a while, or pass a plain function: it runs in a thread. It is here:\n%s",
+                "a coroutine has kept all calls of this process waiting for %.1f s. Await slow "
+                "operations, or pass a plain function, which runs in a thread. It is here:\n%s",
                 now - self._beat_s,
                 lines,
             )

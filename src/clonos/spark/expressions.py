@@ -209,7 +209,7 @@ class _Walker:
             field = self._known[part.exprId().id()]
             return Column(field.name, field.type)
         if name in _REFUSED:
-            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
+            raise self._refusal(part, "it has another value each time", _REFUSED[name])
         if part.foldable():
             constant = self._folded(part)
             if constant is not None:
@@ -273,12 +273,12 @@ class _Walker:
             if not child.deterministic():
                 self._refuse_unrepeatable(child)
         remedy = _REFUSED.get(_class_of(part), "")
-        raise self._refusal(part, "it gives something else each time", remedy)
+        raise self._refusal(part, "it has another value each time", remedy)
 
     def _refuse_clocks(self, part: Any) -> None:
         name = _class_of(part)
         if name in _REFUSED:
-            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
+            raise self._refusal(part, "it has another value each time", _REFUSED[name])
         for child in _elements(part.children()):
             self._refuse_clocks(child)
 

@@ -111,10 +111,10 @@ class Folder:
                 return
             if not agrees:
                 raise OtherContent(
-                    "a file with other content has the name of what is to be written",
+                    "a file of the name to be written exists, with other content",
                     where=path,
-                    remedy="see who else writes there; if the file is not needed, move it away "
-                    "and start the job again",
+                    remedy="find out who else writes there; if the file is not needed, move it "
+                    "away and start the job again",
                 )
         if self.is_synced:  # its writer may have died before syncing it
             self.files.sync(path)

@@ -318,7 +318,7 @@ class Journal:
         self._broken = JournalBroken(
             f"the journal could not be written: {cause}",
             where=self._folder.root,
-            remedy="see to the disk; what was acknowledged is safe, and nothing else is let out",
+            remedy="check the disk; what was acknowledged is safe, and no more output is released",
         )
         return self._broken
 

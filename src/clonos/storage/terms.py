@@ -176,7 +176,7 @@ class Terms:
             return Term(**json.loads(self._folder.read(name).to_pybytes()))
         except (ValueError, TypeError) as error:
             raise UnreadableTerm(
-                f"who drives this job cannot be read: {error}",
+                f"the file that names this job's driver cannot be read: {error}",
                 where=self._folder.path(name),
                 remedy="if no driver of this job is running, delete the file",
             ) from error

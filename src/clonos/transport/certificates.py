@@ -44,7 +44,7 @@ class Authority:
                 "streams that leave this machine are encrypted, and the certificates for that "
                 f"cannot be made: {error}",
                 remedy="install clonos[tls] where the driver runs (executors need nothing), or "
-                "say tls=False if that network is trusted",
+                "pass tls=False if that network is trusted",
             ) from error
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job_id[:64])])
         self._key = ec.generate_private_key(ec.SECP256R1())

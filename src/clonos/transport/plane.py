@@ -415,7 +415,7 @@ class Plane:
         if not (is_loopback(host) or self._keys or self._allow_plaintext):
             raise PlaintextRefused(
                 f"streams with {host} would leave this machine unencrypted",
-                remedy="leave tls on, or say tls=False if that network is trusted",
+                remedy="leave tls on, or pass tls=False if that network is trusted",
             )
 
     # --- serving streams ----------------------------------------------------------------------

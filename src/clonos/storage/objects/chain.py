@@ -238,8 +238,8 @@ class Chain:
         return UnreadableObjects(
             f"the journal's objects cannot be read: {why}",
             where=self._objects.place,
-            remedy="see who else writes there; restore them from a copy, or start the job afresh "
-            "with another journal",
+            remedy="find out who else writes there; restore them from a copy, or start the job "
+            "afresh with another journal",
         )
 
 
