@@ -1,4 +1,4 @@
-"""What must hold of layers that slots keep: what a level promises."""
+"""Invariants of layers that slots keep: the promises of each level of persistence."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Place = tuple[str, str]
 
 
 class Kept:
-    """Who has which layer, in truth. What a process has that is dead it has: for the driver, which
-    does not know yet.
+    """Which slot really has which layer. Layers of a dead process still count: the driver does not
+    know of its death yet.
 
     Attributes
     ----------
     layers
-        By path: all that were ever kept by a slot.
+        By path: all layers that a slot has ever kept.
     copies
-        How many standbys tasks have.
+        The number of standbys of each task.
     chosen
-        Tasks that choose their levels.
+        Tasks whose level is chosen by a dial.
     lost
         Disks that are gone.
     """
@@ -37,22 +37,22 @@ class Kept:
         self.layers: dict[str, Layer] = {}
         self.chosen: set[int] = set()
         self.lost: set[str] = set()
-        self._rotten: set[tuple[str, Place]] = set()  # by path: nobody can know before it is read
+        self._rotten: set[tuple[str, Place]] = set()  # by path; unknown until somebody reads it
         self._at: dict[str, set[Place]] = defaultdict(set)
 
     def keeps(self, address: str, disk: str, ref: LayerRef, layer: Layer) -> None:
-        """A process has a layer now."""
+        """A process has stored a layer."""
         self.layers[ref.path] = layer
         where = place(address, disk, ref)
         self._at[ref.path].add(where)
         self._rotten.discard((ref.path, where))
 
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
-        """... and has it no more."""
+        """... and has deleted it."""
         self._at[ref.path].discard(place(address, disk, ref))
 
     def rots(self, disk: str, path: str) -> None:
-        """A layer on a disk is another one from now on."""
+        """A layer on a disk is damaged from now on."""
         self._rotten.add((path, ("disk", disk)))
 
     def loses_disk(self, disk: str) -> None:
@@ -64,16 +64,16 @@ class Kept:
         return all(place(slot.address, slot.disk, ref) in self._at[ref.path] for ref in refs)
 
     def can_read(self, slot: Slot, ref: LayerRef) -> bool:
-        """Whether a slot has a layer as it was."""
+        """Whether a slot has a layer undamaged."""
         where = place(slot.address, slot.disk, ref)
         return where in self._at[ref.path] and (ref.path, where) not in self._rotten
 
     def disks(self, ref: LayerRef) -> set[str]:
-        """On which disks a layer is as it was that are there."""
+        """The remaining disks that have this layer undamaged."""
         places = (p for p in self._at[ref.path] if (ref.path, p) not in self._rotten)
         return {name for kind, name in places if kind == "disk"} - self.lost
 
-    # --- what is held against it ------------------------------------------------------------------
+    # --- the driver's decisions -------------------------------------------------------------------
 
     def advances(self, slots: Mapping[int, Slot], layers: Mapping[int, Sequence[LayerRef]]) -> None:
         """The driver decides that floors move to these layers."""
@@ -107,25 +107,25 @@ def place(address: str, disk: str, ref: LayerRef) -> Place:
 
 
 def _share(one: Slot, other: Slot, chain: Sequence[LayerRef]) -> bool:
-    """Whether what one gives up the other has no more."""
+    """Whether both have a layer of the chain in the same place, so that it is gone for both."""
     return any(
         place(one.address, one.disk, ref) == place(other.address, other.disk, ref) for ref in chain
     )
 
 
 def _due(chain: Sequence[LayerRef], copies: int) -> int:
-    """How many slots have to have a chain."""
+    """How many slots must have the whole chain."""
     return 1 + (copies if any(ref.level == MEMORY for ref in chain) else min(copies, 1))
 
 
 def stored_before_it_counts(task: int, chain: Iterable[LayerRef]) -> None:
-    """The journal records only layers in the checkpoint store, for tasks that choose their levels.
-    So input is given up for nothing else, and a job survives any deaths."""
+    """For tasks whose level is chosen by a dial, the journal records only layers in the checkpoint
+    store. So input is given up only for these, and the job survives any number of deaths."""
     elsewhere = [ref.path for ref in chain if ref.level != STORE]
     require(
         not elsewhere,
         "stored before it counts",
-        f"input of task {task} is given up for {elsewhere}, which are in no store",
+        f"input of task {task} is given up for {elsewhere}, which are not in the store",
     )
 
 
@@ -142,7 +142,7 @@ def safe_enough(
 
 
 def copies_stay(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept) -> None:
-    """Nobody gives up what is not as safe with others."""
+    """No slot gives up a chain unless enough other slots have it."""
     holders = [slot.address for slot in slots if kept.has(slot, chain)]
     require(
         len(holders) >= _due(chain, kept.copies),
@@ -154,9 +154,9 @@ def copies_stay(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kep
 def lost_for_a_reason(
     task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept
 ) -> None:
-    """State is lost when all who had some of it are, and never before: all processes, or machines.
+    """State counts as lost only when all holders of some layer are gone: processes or machines.
 
-    Since enough had it, and nobody gave it up, more have died than the level promises to survive.
+    Enough slots had it and none gave it up, so more have died than the level promises to survive.
     """
     there = list(slots)
     gone = [ref for ref in chain if not any(kept.can_read(slot, ref) for slot in there)]
@@ -166,5 +166,5 @@ def lost_for_a_reason(
     require(
         lost,
         "lost for a reason",
-        f"the state of task {task} counts as lost, and all of {[r.path for r in chain]} is there",
+        f"the state of task {task} counts as lost, but all of {[r.path for r in chain]} is there",
     )
