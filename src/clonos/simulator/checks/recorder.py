@@ -369,6 +369,7 @@ class Recorder:
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
         """A new life of the driver has read the journal: it must know all that was let out."""
         self._held.clear()
+        self.holders.begins()
         self.has_failures = True
         self._store = LayerStore(layers, files=self._disks.shared.observe())
         self._unresolved.clear()

@@ -5,7 +5,7 @@ This module adds only the durations, and what a dying process leaves half done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import STORE, LayerRef, MergeLayers
+from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
@@ -385,6 +386,13 @@ class SlotStore:
         if merged.level != STORE:
             self._noted(merged)
         self._slot.post(events.MergedHere(ticket, merged))
+
+    def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        self._later(lambda: self._tidy(task, life, named))
+
+    def _tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        for path in self._layers.tidy(task, life, named):
+            self._cluster.recorder.holders.tidies(self.disk, path)
 
     def clear(self) -> None:
         """Drop all layers: all processes do this at the end of a job."""
