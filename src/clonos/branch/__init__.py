@@ -1,4 +1,4 @@
-"""What would have happened: changed code on the past of a job.
+"""Branches: what changed code would have done on the past of a job.
 
 A branch begins at a point of a job's history and runs through everything that happened since,
 twice: with the job's own code, to find out what it did then, and with changed code, on the same

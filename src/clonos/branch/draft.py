@@ -139,7 +139,7 @@ class Draft:
             fields[3] |= {t: [ref.named for ref in chain] for t, chain in chains.items() if chain}
             return _packed(kind, *fields)
         if kind == "world" and not (self._is_whole and self._task is None):
-            return _packed(kind, *fields[:-1], {})  # its dependencies may lie behind the end
+            return _packed(kind, *fields[:-1], {})  # its dependencies may lie beyond the end
         return record
 
     def _entry(self, task: int, position: int, entry: bytes, digests: Mapping[int, int]) -> bytes:

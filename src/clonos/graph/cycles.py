@@ -63,9 +63,9 @@ def _require_support(
     for vertex in _in_loops(needed, feedback):
         if isinstance(vertex.operation, _BY_EVENT_TIME):
             raise BadGraph(
-                "windows, joins and watermarks go by event time, which has no meaning in a loop",
+                "windows, joins and watermarks use event time, which has no meaning in a loop",
                 where=vertex.name,
-                remedy="put it before or behind the loop",
+                remedy="put it before or after the loop",
             )
 
 

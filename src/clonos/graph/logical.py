@@ -59,7 +59,7 @@ class Vertex:
 class Edge:
     """How the rows of a vertex reach the next, which may run in the same task if `is_chained`.
 
-    ``group``: the slot group of the next vertex and those behind it; None: that of `vertex`.
+    ``group``: the slot group of the next vertex and those after it; None: that of `vertex`.
     """
 
     vertex: Vertex

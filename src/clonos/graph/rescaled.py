@@ -21,7 +21,7 @@ def rescaled(graph: LogicalGraph, parallelism: int | Mapping[str, int]) -> Logic
     graph
         The graph, which stays the same.
     parallelism
-        By operator name, or one number for all operators behind a shuffle. Operators that follow
+        By operator name, or one number for all operators after a shuffle. Operators that follow
         such an operator, and had the same number of tasks, get its new number.
 
     Raises

@@ -48,7 +48,7 @@ class Projection:
         return ", ".join(f"{field.name}: {made.fingerprint}" for field, made in self.columns)
 
     def reads(self, unread: Collection[str] = ()) -> frozenset[str]:
-        """The columns that it reads if nobody reads its output columns in `unread`."""
+        """The columns that it reads if its output columns in `unread` are not needed."""
         return frozenset().union(*(columns_of(made) for _, made in self.without(unread).columns))
 
     def without(self, unread: Collection[str]) -> Projection:

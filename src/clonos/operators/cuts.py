@@ -87,7 +87,7 @@ class Cuts:
         return since + self._within_ms
 
     def cut(self, asked: int, came: int, most: int, step: Step) -> Int64:
-        """The first rows of the next calls, at most `most`, and the row behind the last call.
+        """The first rows of the next calls, at most `most`, and the row after the last call.
 
         Parameters
         ----------

@@ -33,7 +33,7 @@ class _Rows:
 class InOrderOperator(Operator):
     """Releases rows ordered by `time`, then by the columns `ties`, then by arrival.
 
-    Rows that come behind the watermark, or have no time, are dropped and counted.
+    Rows that arrive after the watermark has passed them, or have no time, are dropped and counted.
     """
 
     joins: ClassVar = {"order": nothing, "combined": nothing}

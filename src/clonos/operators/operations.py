@@ -322,7 +322,7 @@ class Join(Operation):
 
     @property
     def passes_event_time(self) -> bool:
-        """Whether event time advances behind it; not if rows may wait for partners for ever."""
+        """Whether event time advances downstream; not if rows may wait for partners for ever."""
         return self.how == "inner" or not isinstance(self.bounds[0], Always)
 
     @property

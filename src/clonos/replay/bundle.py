@@ -188,7 +188,7 @@ class BundledRows(CutReader):
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
         raise NothingToReplay(
-            "a bundle has no rows behind the end of its log",
+            "a bundle has no rows beyond the end of its log",
             where=str(self._path),
             remedy="go on from the checkpoint itself",
         )

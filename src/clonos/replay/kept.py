@@ -37,7 +37,7 @@ PIN_S: Final = 24 * 3600
 class Pin:
     """Keeps a running job from deleting files that are being read, until it is closed.
 
-    If the folder is not writable, there is no pin: it is a copy, from which nobody deletes.
+    If the folder is not writable, no pin is made: it is a copy, from which no job deletes.
     """
 
     def __init__(self, store: LayerStore, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Lanes and outputs: who writes, and what, in a sink whose tasks write themselves."""
+"""Lanes and outputs, in sinks whose tasks write themselves: the writers, and what they write."""
 
 from __future__ import annotations
 

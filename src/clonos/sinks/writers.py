@@ -34,7 +34,7 @@ class Writer(OutputWriter, Protocol):
     path: str
 
     def owner(self) -> str | None:
-        """The folder's owner; None: nobody."""
+        """The folder's owner; None if it has none."""
 
     def has_output(self) -> bool:
         """Whether the folder has valid output."""
@@ -121,7 +121,7 @@ class FolderClaim:
                 self._writer.release()
 
     def end(self) -> None:
-        # Leave a folder alone that was moved away or has another owner by now.
+        # Leave the folder alone if it was moved away or now has another owner.
         with _naming(self._writer.path):
             if self._writer.owner() == self._owner:
                 self._writer.end()

@@ -218,7 +218,7 @@ class KafkaReader(CutReader):
         return {p: start[p] if p in start else self._edges(p)[0] for p in partitions}
 
     def _at(self, partitions: Sequence[Partition], start_ms: int) -> dict[Partition, int]:
-        """The first message at or after that time; behind the last one if there is none."""
+        """The first message at or after that time; the end of the partition if there is none."""
         asked = [driver().TopicPartition(*p, start_ms) for p in partitions]
         answers = self._consumer.offsets_for_times(asked, timeout=METADATA_S) if asked else []
         found = {}
@@ -266,7 +266,7 @@ class KafkaReader(CutReader):
     # --- messages --------------------------------------------------------------------------------
 
     def _poll(self, max_rows: int, max_wait_s: float) -> dict[Partition, list[Any]]:
-        """The messages that are there, at most `max_rows`; waits only if there are none."""
+        """The available messages, at most `max_rows`; waits only if there are none."""
         first = self._consumer.poll(max_wait_s)
         if first is None:
             return {}

@@ -140,7 +140,7 @@ class PrefetchThread:
         return self._lag
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
-        """Move behind the first `rows_consumed` rows, which end with `cut`; never moves back."""
+        """Move past the first `rows_consumed` rows, which end with `cut`; never moves back."""
         with self._changed:
             if rows_consumed >= self._wanted:
                 self._wanted, self._cut = rows_consumed, cut

@@ -6,7 +6,7 @@
     rows/...                its rows: files of Arrow batches, written by any number of attempts
 
 Readers ignore files that no manifest names. So a batch is taken at the moment when its manifest is
-written, whatever dies before or after. If a batch is offered again, its manifest is there already,
+written, whatever dies before or after. If a batch is offered again, its manifest already exists,
 and nothing changes. Manifests have one writer (the driver, which holds the lock of the job's
 journal) and many readers.
 

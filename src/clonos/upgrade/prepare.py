@@ -74,7 +74,7 @@ class Prepared:
 
 
 ROUNDS: Final = 4
-"""The largest number of rounds. What changes faster than it is written is left to the switch."""
+"""The largest number of rounds; data that still changes afterwards is left to the switch."""
 BASIS_BYTES: Final = 32 << 20
 """The largest size, of all tasks together, to be merged into one layer before the switch."""
 NOTHING: Final = Prepared({}, frozenset(), {}, 0)

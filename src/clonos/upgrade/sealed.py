@@ -16,7 +16,7 @@ repeat calls from before a rewind."""
 
 @dataclass(frozen=True)
 class Discarded:
-    """What was made since the point of a rewind; its names must not be used again.
+    """Everything made since the point of a rewind; its names must not be used again.
 
     ``position``: beyond the end of every log; ``lanes``: by channel out of the job, number and
     digest of the last output.

@@ -317,7 +317,7 @@ def is_full(machine: TaskMachine) -> bool:
 
 def bounded_calls(machine: TaskMachine, cause: Determinant, *, was_full: bool) -> None:
     """Invariant 7: no input is taken while the limit of open calls is reached, unless a marker
-    comes behind it."""
+    comes after it."""
     require(
         not was_full or not isinstance(cause, (Order, Source, SourceCut)),
         "bounded memory",

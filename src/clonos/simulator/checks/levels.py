@@ -38,7 +38,7 @@ class Kept:
         self.layers: dict[str, Layer] = {}
         self.chosen: set[int] = set()
         self.lost: set[str] = set()
-        self._rotten: set[tuple[str, Place]] = set()  # by path; unknown until somebody reads it
+        self._rotten: set[tuple[str, Place]] = set()  # by path; unnoticed until the file is read
         self._at: dict[str, set[Place]] = defaultdict(set)
         self._refs: dict[str, LayerRef] = {}
         self._lives: dict[tuple[int, int], Incarnation] = {}  # newest known, by slot and task

@@ -297,7 +297,7 @@ class Recorder:
         if isinstance(cause, Order):
             maker, at = self.job.plan.makers[cause.channel], cause.position - 1
             made, entries = self._rests_on[maker][at:], self._entries[maker][at:]
-            # If a zombie takes items of a zombie, the entry is gone or another life's by now.
+            # If a zombie takes items of a zombie, the entry is gone or belongs to another life.
             if made and entries[0][0] == cause.incarnation:
                 now.update((t, max(now.get(t, 0), position)) for t, position in made[0].items())
         now[machine.id] = machine.position

@@ -15,11 +15,11 @@ from clonos.simulator.world.virtual import batch_of
 
 
 def loop_job(random: Random, copies: Random | None = None) -> Job:
-    """A source or two, one or two loops one behind the other, and a sink; at most nine tasks.
+    """A source or two, one or two loops in sequence, and a sink; at most nine tasks.
 
     A loop has one to three stages of one or two tasks. Its last stage sends rows back, to any stage
     before it or to itself. Another stage may do so, too, which nests loops. Rows may also enter
-    behind the head. With `copies`, in half of the jobs rows also leave a loop in its middle, or
+    after the head. With `copies`, in half of the jobs rows also leave a loop in its middle, or
     take two paths within it, so that they multiply with each round.
     """
     stages = [Stage("source", random.choice((1, 1, 2)), (), _behaviour(random, is_source=True))]

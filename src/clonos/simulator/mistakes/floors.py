@@ -52,7 +52,7 @@ def while_starting_over(original: Any) -> Any:
 
 
 def needs_of_the_newest(original: Any) -> Any:
-    """What a receiver has sealed counts as taken for good, although its floor is lower."""
+    """Items that a receiver has sealed count as taken for good, although its floor is lower."""
 
     def acknowledged(self: Any, slot: int, report: LayerAck) -> None:
         original(self, slot, report)

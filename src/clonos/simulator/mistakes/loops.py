@@ -75,7 +75,7 @@ def never_full(_: Any) -> Any:
 
 
 def never_behind(original: Any) -> Any:
-    """Items made behind a marker are taken before that marker has come."""
+    """Items made after a marker are taken before that marker has arrived."""
 
     def init(self: Inbound, *args: Any, **rest: Any) -> None:
         original(self, *args, **rest)
