@@ -399,6 +399,8 @@ class Job:
 
         Raises
         ------
+        WrongType
+            An option is unknown, or has a wrong value.
         NotInSpark
             With "spark": Spark has no plan for an operation that gives the rows that tasks give.
         """
@@ -447,7 +449,8 @@ class Job:
             return run_plans(self._graph, self.plans(spark))
         from clonos.cluster.driver import run_job
 
-        return run_job(self.compile(), spark, timeout_s=timeout_s, **for_tasks(options))
+        how = for_tasks(options, timeout_s)
+        return run_job(self.compile(), spark, timeout_s=timeout_s, **how)
 
     def explain(self, spark: Any = None) -> str:
         """Where each operation runs: in tasks and as Spark's plan, or why it has no plan.
