@@ -234,6 +234,11 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class EndIsNear:
+    """The job will soon be asked to settle for another driver: what can be written before is."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewalAsked:
     """A slot that runs no task is to be ended, and another process to be started in its place.
 
@@ -259,6 +264,7 @@ DriverEvent = (
     | TermSeen
     | OutsideFailed
     | StopAsked
+    | EndIsNear
     | RenewalAsked
     | MoveAsked
     | Leaving
