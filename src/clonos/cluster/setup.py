@@ -30,6 +30,7 @@ from clonos.cluster.moves import Decommissions
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
+from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
@@ -122,7 +123,7 @@ class DriverSetup:
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(plan, self.sinks)
-        self.warn = Warnings()
+        self.warn, self.trials = Warnings(), Trials()
         self.observer = Observer([t.name for t in plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
         self.directory = _directory(
@@ -300,6 +301,7 @@ class DriverSetup:
             self.node.view,
             self.warn.said,
             SystemClock().ticks_s(),
+            self.trials.shown(),
         )
 
     def _ports(self, file: JournalFile, store: DeliveredStore, undo: ExitStack) -> DriverPorts:
