@@ -92,8 +92,11 @@ def test_the_past_and_what_is_tried_on_it_are_shown():
     assert "Branches" not in picture(job)
     assert "past since" not in written(job)
     job["past"] = {"points": 37, "since": "1999-05-04T08:00:12.000+00:00", "nbytes": 310_700}
-    canary = {"what": f"canary of {NASTY}", "is_running": True, "said": ["8 steps followed", NASTY]}
-    job["trials"] = [canary, {"what": "branch of score", "is_running": False, "said": []}]
+    said = ["8 steps followed", NASTY]
+    job["trials"] = [
+        {"what": f"canary of {NASTY}", "is_running": True, "said": said},
+        {"what": "branch of score", "is_running": False, "said": []},
+    ]
     tags = Tags(picture(job))
     assert "script" not in tags.seen
     for shown in ("37", "points of its past", "8 steps followed", NASTY, "runs", "is over"):
