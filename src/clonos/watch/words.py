@@ -1,4 +1,4 @@
-"""Numbers as people read them: in the page and in terminals the same."""
+"""Human-readable numbers, the same on the page and in terminals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def costs(by_operator: Mapping[str, float]) -> str:
-    """What calls have cost.
+    """The cost of calls.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def costs(by_operator: Mapping[str, float]) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes.
+    """A number of bytes.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def size(nbytes: float) -> str:
 
 
 def kept(nbytes: float, level: str) -> str:
-    """How large a state is, and the level of its next layers, if that is not the strongest.
+    """The size of a state, and the level of its next layers unless that is the strongest.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def moment(utc: str | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """A time.
+    """A duration.
 
     Examples
     --------
