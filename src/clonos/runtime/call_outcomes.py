@@ -65,5 +65,7 @@ def _trace_of(error: BaseException) -> str:
     """The user's lines: those that an error went through, or where a thread was given up."""
     if lines := users_traceback(error):
         return lines
-    of = (error, error.__cause__)  # of an effect that is unknown it is the cause
-    return next((each.trace for each in of if getattr(each, "trace", "")), "")
+    # Of an effect that is unknown it is the cause that knows.
+    ours = [each for each in (error, error.__cause__) if hasattr(each, "is_by_engine")]
+    traces: list[str] = [getattr(each, "trace", "") for each in ours]
+    return next(filter(None, traces), "")

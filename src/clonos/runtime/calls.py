@@ -462,8 +462,8 @@ class _Asker:
 
     def _no_answer(self, ended: BaseException | None = None) -> TimeoutError:
         """``ended``: what has ended the call, which shows where it was."""
-        error: Any = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
-        error.trace = getattr(ended, "trace", "")
+        error = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+        error.trace = getattr(ended, "trace", "")  # type: ignore[attr-defined]
         return error.with_traceback(ended.__traceback__ if ended is not None else None)
 
     async def _alone(self, request: Request, named: Named) -> Any:
