@@ -15,7 +15,7 @@ SUMMARY = "run changed code on the past of a job: what would have happened?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos branch`` understands."""
+    """The arguments of ``clonos branch``."""
     add_past(parser)
     parser.add_argument(
         "--at",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if the branch delivers what the job delivered, otherwise 1, as ``diff`` does."""
+    """Returns 0 if the branch delivers the same as the job, otherwise 1, like ``diff``."""
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     calls = Budget(calls=args.calls) if args.ask else "stub"

@@ -20,7 +20,7 @@ SUMMARY = "do again what a job has done since a checkpoint, in one process"
 
 
 def add_past(parser: argparse.ArgumentParser) -> None:
-    """Which job's past is looked at."""
+    """Arguments that select the past of a job."""
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
@@ -34,7 +34,7 @@ def add_past(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos replay`` understands."""
+    """The arguments of ``clonos replay``."""
     add_past(parser)
     parser.add_argument(
         "--at",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if no function raised, and everything in the log was done again."""
+    """Returns 0 if no function raised, and the whole log was replayed."""
     if args.to is not None and args.task is None:
         raise NothingToReplay("--to needs a task", remedy="name it with --task")
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look_out(past: Past, *, with_debugger: bool) -> None:
-    """The last step will end this process: where it comes from is to be seen."""
-    faulthandler.enable()  # of a crash in native code it shows the lines that led there
+    """Prepare for a last step that will kill this process, so that its place can be seen."""
+    faulthandler.enable()  # shows the stack if native code crashes
     steps = ", ".join(
         f"step {step} of {past.compiled.plan.tasks[task].name}"
         for task, step in past.failed.items()
@@ -93,7 +93,7 @@ def _look_out(past: Past, *, with_debugger: bool) -> None:
 
 
 def begin_again_with_the_seed_of(past: Past) -> None:
-    """Start Python again with the hash seed of the job's slots: the order of sets depends on it."""
+    """Restart Python with the hash seed of the job's slots, on which the order of sets depends."""
     seed = past.hash_seed
     if seed and os.environ.get(HASH_SEED) != seed:
         sys.stdout.flush()
@@ -103,7 +103,7 @@ def begin_again_with_the_seed_of(past: Past) -> None:
 
 
 def _run(replay: Replay, args: argparse.Namespace) -> None:
-    """Everything in the log; then, if wanted, on."""
+    """Replay the log; then, if wanted, go on."""
     for beyond in (False, True) if args.beyond else (False,):
         while args.to is None or replay[args.task].position < args.to:
             step = replay.step(args.task, beyond=beyond)

@@ -28,14 +28,14 @@ CHUNK = 20
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of ``clonos sim`` alone."""
+    """The parser of ``clonos sim`` alone."""
     result = argparse.ArgumentParser("clonos sim")
     add_arguments(result)
     return result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos sim`` understands."""
+    """The arguments of ``clonos sim``."""
     _add_arguments_of_a_job(parser)
     parser.add_argument("--rivals", action="store_true", help="slow tasks are overtaken")
     parser.add_argument(
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse._ActionsContainer) -> None:
-    """What stands in for the world of a job, for all commands that run one without it."""
+    """Stand-ins for a job's sources and services, for all commands that run a job without them."""
     parser.add_argument(
         "--rows", action="append", default=[], metavar="[SOURCE=]FILE",
         help="rows for a source that needs Spark or a network: .jsonl, .csv or .parquet",
@@ -197,7 +197,7 @@ def main(
 ) -> int:
     """Run `seeds` simulations, print how it went; 0 if no invariant was violated, 130 if it was
     interrupted."""
-    gc.freeze()  # what is there now stays: a tenth of the time goes into looking at it
+    gc.freeze()  # objects that exist now will stay; collecting them took a tenth of the time
     gc.set_threshold(50_000)
     started = time.monotonic()
     coverage: Coverage = Counter()
@@ -215,7 +215,7 @@ def main(
                 _say(f"  to see it again: clonos sim{kind.flags()} --seed {result.seed} --trace")
             elif done % 500 == 0:
                 _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
-    except KeyboardInterrupt:  # what there is by then is told, too
+    except KeyboardInterrupt:  # results so far are printed, too
         interrupted = True
     elapsed = time.monotonic() - started
     _say(table(coverage))
@@ -251,7 +251,7 @@ def _chunk(seeds: range, kind: Kind) -> list[Result]:
 
 
 def _print_digest(results: Iterable[Result]) -> int:
-    """Equal before and after a change: the change has changed nothing, not even a delay."""
+    """If the digest is equal before and after a change, behaviour is the same, delays included."""
     digest, failures = TraceDigest(), 0
     for result in results:
         digest.add(result.seed, result.verdict, result.digest)
@@ -261,7 +261,7 @@ def _print_digest(results: Iterable[Result]) -> int:
 
 
 def _print_detection(names: list[str], seeds: range, write: Path | None, **how: Any) -> int:
-    """Which invariant finds which mistake, and how often; 0 if each was found by its own."""
+    """Which invariant finds which mistake, and how often; 0 if its own invariant found each."""
     found: dict[str, int | None] = {}
     _say(HEAD)
     for detection in detect_all(names, seeds, **how):

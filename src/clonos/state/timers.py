@@ -37,7 +37,7 @@ class Timer(NamedTuple):
 class TimerTable:
     """All timers of an operator.
 
-    The store is the truth; a heap may hold timers that are gone, recognised by their id.
+    The store is authoritative; a heap may hold deleted timers, which are recognised by their ids.
     """
 
     def __init__(self, store: KeyedStore, facts: Facts) -> None:
@@ -46,7 +46,7 @@ class TimerTable:
         self._heaps: dict[bytes, list[Timer]] = {PROCESSING_TIME: [], EVENT_TIME: []}
 
     def set(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
-        """Register a timer, unless it is there already."""
+        """Register a timer, unless it exists already."""
         address = _address(kind, due, encoded_key)
         if address in self._store:
             return
@@ -56,7 +56,7 @@ class TimerTable:
         heapq.heappush(self._heaps[kind], Timer(due, number, address, group))
 
     def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
-        """Forget a timer, if it is there."""
+        """Delete a timer, if it exists."""
         address = _address(kind, due, encoded_key)
         if address in self._store:
             self._store.put(address, group, None)
@@ -69,7 +69,7 @@ class TimerTable:
         return heap[0].due if heap else None
 
     def take_due(self, kind: bytes, until_ms: int | None) -> list[Timer]:
-        """The timers due at or before `until_ms` (None: all), off the heap but still stored."""
+        """Timers due at or before `until_ms` (None: all), taken off the heap but still stored."""
         heap = self._heaps[kind]
         due = []
         while heap and (until_ms is None or heap[0].due <= until_ms):
@@ -79,7 +79,7 @@ class TimerTable:
         return due
 
     def remove(self, timer: Timer) -> bool:
-        """Take a timer out of the store; False if it is not there any more."""
+        """Delete a timer from the store; False if it was deleted already."""
         if not self._is_live(timer):
             return False
         self._store.put(timer.address, timer.group, None)
@@ -95,8 +95,8 @@ class TimerTable:
                 heapq.heappush(heap, Timer(due, number, address, group))
 
     def adopt(self, timers: Sequence[tuple[int, bytes, int]]) -> None:
-        """Take timers that other tables had: number there, address and key group of each. They are
-        numbered anew, in the order of those numbers."""
+        """Take over timers of other tables: old number, address and key group of each. They get
+        new numbers in the order of the old ones."""
         for _, address, group in sorted(timers, key=itemgetter(0)):
             number = self._facts.get("timers", 0) + 1
             self._facts.set("timers", number)
@@ -108,7 +108,7 @@ class TimerTable:
 
 
 def key_of(address: bytes) -> bytes:
-    """The key that the timer at an address belongs to."""
+    """The key of the timer at an address."""
     return address[_HEAD_BYTES:]
 
 

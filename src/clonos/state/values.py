@@ -1,8 +1,8 @@
 """Values by key that need not fit into memory.
 
-What was put lately is in memory, and so is what was looked up lately. All else lies in *levels*
-(:mod:`clonos.state.levels`). A newer one hides what older ones say of a key. Where a
-value is kept makes no difference: it is kept as its encoding, in memory and elsewhere.
+Recently written and recently read values are in memory. All others are in *levels*
+(:mod:`clonos.state.levels`); for each key the newest level counts. Where a value is kept makes no
+difference, because it is kept in its encoded form everywhere.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from clonos.state.runs import Index, Run, hashes_of, write_values
 from clonos.state.stores import PLAIN, Undo, kept_as
 
 _ENTRY_BYTES: Final = 200
-"""What a key costs in memory beside its own bytes and those of its value, about."""
+"""Approximate overhead of a key in memory, besides the bytes of key and value."""
 
 
 class _Memory:
-    """A level that is in memory until it is written. Nothing of it changes."""
+    """An immutable level that is in memory until it is written."""
 
     def __init__(self, values: dict[bytes, Any]) -> None:
         self.values = values
@@ -40,26 +40,26 @@ class ValueStore:
     """Values by encoded key, with a record of what changed since the last delta."""
 
     def __init__(self, undo: Undo | None = None) -> None:
-        self._kept: dict[bytes, Any] = {}  # what no level has; bytes: encoded; None: gone
+        self._kept: dict[bytes, Any] = {}  # in no level yet; bytes: encoded; None: deleted
         self._dirty: dict[bytes, tuple[int, Any]] = {}
         self._undo = undo or Undo()
         self._limit = 0
-        self._bytes = 0  # of what is kept, without what each key costs
+        self._bytes = 0  # of these values, without overhead
         self._below = Levels[_Memory]()
-        self._cache: dict[bytes, Any] = {}  # of what is in levels; None: it is not
+        self._cache: dict[bytes, Any] = {}  # of levels; None: absent
         self._older: dict[bytes, Any] = {}
         self._cached = 0  # bytes
         self._damage: UnreadableLayer | None = None
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        """Take no more memory than that, about; what has no room goes on the shelf."""
+        """Use about this much memory; the rest goes on the shelf."""
         self._below.shelf, self._limit = shelf, nbytes
 
     def __contains__(self, key: bytes) -> bool:
         return self._now(key) is not None
 
     def __iter__(self) -> Iterator[bytes]:
-        """All keys; with many of them that takes a while, and memory."""
+        """All keys; with many keys this takes time and memory."""
         known: dict[bytes, bool] = {}
         for level in self._below.all:
             items = level.items() if isinstance(level, Run) else level.values.items()
@@ -101,8 +101,8 @@ class ValueStore:
         self.put_kept(key, group, kept_as(value))
 
     def require_sound(self) -> None:
-        """Raise `UnreadableLayer` if a value could not be read, and whoever wanted it has gone on
-        all the same."""
+        """Raise `UnreadableLayer` if a value could not be read and user code has caught the
+        error."""
         if self._damage is not None:
             raise self._damage
 
@@ -117,7 +117,7 @@ class ValueStore:
         return work_out
 
     def restore(self, run: Run) -> None:
-        """Take values from a delta. A large run is not read but used where it lies."""
+        """Restore values from a delta. A large run is used in place, without being read."""
         if self._below.shelf is None or run.nbytes <= min(LOADED_BYTES, self._limit // 4):
             for key, value in run.items():
                 self._keep(key, value)
@@ -130,7 +130,7 @@ class ValueStore:
     # --- memory -----------------------------------------------------------------------------------
 
     def expect(self, keys: Sequence[bytes]) -> None:
-        """These will be wanted: look for them together, which is much faster."""
+        """Look up keys in advance, together, which is much faster."""
         kept, cache, older = self._kept, self._cache, self._older
         wanted = [key for key in keys if key not in kept and key not in cache]
         if older:
@@ -147,7 +147,7 @@ class ValueStore:
         return bool(self._below.all)
 
     def relieve(self) -> None:
-        """Make room, if there is too little. Not while something may be rolled back."""
+        """Make room, if necessary. Not while something may be rolled back."""
         if self._below.shelf is None:
             return
         self._below.settle()
@@ -161,7 +161,7 @@ class ValueStore:
         return nbytes + _ENTRY_BYTES * len(values) > self._limit // part
 
     def _now(self, key: bytes) -> Any:
-        """What is kept of a key, wherever it is."""
+        """The stored value of a key, wherever it is."""
         kept = self._kept.get(key)
         if kept is not None or not self._below.all or key in self._kept:
             return kept
@@ -184,7 +184,7 @@ class ValueStore:
             self._bytes += len(kept)
 
     def _look_up(self, keys: list[bytes]) -> None:
-        """Find keys in the levels; what is not there is noted, too."""
+        """Find keys in the levels; absent keys are noted, too."""
         hashes = hashes_of(keys)
         order = np.argsort(hashes)
         keys, hashes = [keys[i] for i in order.tolist()], hashes[order]
@@ -212,7 +212,7 @@ class ValueStore:
     # --- levels -----------------------------------------------------------------------------------
 
     def _freeze(self) -> None:
-        """What is kept becomes the newest level."""
+        """Turn the values in memory into the newest level."""
         kept = {k: v for k, v in self._kept.items() if v is not None or self._below.all}
         if kept:
             self._below.all.append(_Memory(kept))

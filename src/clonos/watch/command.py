@@ -22,11 +22,11 @@ ANSWER_S: Final = 5.0
 
 
 class NothingToWatch(ClonosError):
-    """There is no page of a running job."""
+    """There is no page of a running job to watch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos watch`` understands."""
+    """The arguments of ``clonos watch``."""
     parser.add_argument(
         "job",
         metavar="DIR|URL",
@@ -64,7 +64,7 @@ def address(job: str) -> str:
     Raises
     ------
     NothingToWatch
-        There is none.
+        The job has no page.
     """
     if job.startswith("http://"):
         return job if job.endswith("/") else f"{job}/"

@@ -1,6 +1,6 @@
-"""A snapshot as HTML: for the page, which shows a newer one every second, and for notebooks.
+"""A snapshot as HTML, for the page, which is updated every second, and for notebooks.
 
-Everything that a user may have named is escaped, in :func:`text`; nothing else reaches the page.
+Every name that a user may have chosen is escaped, in :func:`text`; nothing else reaches the page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLUMNS: Final = (
 
 
 def text(what: object) -> str:
-    """What somebody has named, as HTML."""
+    """A user-chosen name, escaped for HTML."""
     return escape(str(what))
 
 
@@ -33,7 +33,7 @@ def style() -> str:
 
 
 def picture(job: Snapshot) -> str:
-    """A job, as HTML without scripts."""
+    """A job as HTML without scripts."""
     return "".join(
         (
             '<div class="clonos">',
@@ -52,7 +52,7 @@ def picture(job: Snapshot) -> str:
 
 
 def in_notebook(job: Snapshot) -> str:
-    """The same, with its style."""
+    """The same, with its style sheet."""
     return f"<style>{style()}</style>{picture(job)}"
 
 
@@ -103,7 +103,7 @@ def _facts(job: Snapshot) -> str:
 
 
 def dot(kind: str) -> str:
-    """A little square of a phase's or part's colour."""
+    """A small square in the colour of a phase or part."""
     return (
         '<svg width="9" height="9" aria-hidden="true">'
         f'<rect width="9" height="9" rx="2" class="{kind}"/></svg>'
@@ -111,7 +111,7 @@ def dot(kind: str) -> str:
 
 
 def _legend(names: Mapping[str, str]) -> str:
-    """What each colour means."""
+    """The legend of colours."""
     said = "".join(f"<span>{dot(kind)}{name}</span>" for kind, name in names.items())
     return f'<div class="legend">{said}</div>'
 

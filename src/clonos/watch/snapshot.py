@@ -1,4 +1,4 @@
-"""All that is shown of a job at one moment, as plain values: what travels as JSON."""
+"""Everything that is shown of a job at one moment, as plain values that can be sent as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.nodes.views import PARTS, DriverView, JobProgress, Recovery, TaskProgress, TaskView
 
 RECOVERIES_MAX: Final = 12
-"""Of these, the newest."""
+"""How many of the newest recoveries are shown."""
 WARNINGS_MAX: Final = 5
 
 
 class Chain(TypedDict):
-    """Operators that share tasks. ``depth``: how many chains lie before it, at most."""
+    """Operators that share tasks. ``depth``: the largest number of chains before it."""
 
     name: str
     depth: int
@@ -25,7 +25,7 @@ class Chain(TypedDict):
 
 
 class Task(TypedDict):
-    """One task; ``held_bytes``: what it keeps in memory for others: logs, and sent rows."""
+    """One task; ``held_bytes``: logs and sent rows that it keeps in memory for others."""
 
     name: str
     phase: str
@@ -57,7 +57,7 @@ class Slot(TypedDict):
 
 
 class Healing(TypedDict):
-    """A recovery; ``ms``: how long each part has taken; ``ago_s``: when the task was lost."""
+    """A recovery; ``ms``: the duration of each part; ``ago_s``: how long ago the task was lost."""
 
     task: str
     incarnation: str
@@ -68,7 +68,7 @@ class Healing(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """The newest."""
+    """The newest checkpoint."""
 
     id: int
     age_s: float | None
@@ -79,8 +79,8 @@ class Checkpoint(TypedDict):
 class Snapshot(TypedDict):
     """A job.
 
-    ``calls``: how many were answered; ``costs``: what they have cost, by operator, in the unit of
-    its ``cost=``.
+    ``calls``: the number of answered calls; ``costs``: their cost by operator, in the unit of its
+    ``cost=``.
     """
 
     name: str
@@ -115,14 +115,14 @@ def snapshot(
     warnings: Sequence[str],
     now_s: float,
 ) -> Snapshot:
-    """What a view shows.
+    """Make a snapshot of a view.
 
     Parameters
     ----------
     operators
-        By task, the names of its chain.
+        By task, the names of its operators.
     now_s
-        By the driver's clock, that of the recoveries.
+        The time of the driver's clock, by which recoveries are timed.
     """
     newest = view.recent[-1] if view.recent else None
     told = {task.name: task for task in newest.tasks} if newest else {}
@@ -155,7 +155,7 @@ def snapshot(
 
 
 def _chains(plan: Plan, operators: Mapping[int, Sequence[str]]) -> list[Chain]:
-    """In the order of the plan."""
+    """The chains in the order of the plan."""
     tasks: dict[str, list[int]] = {}
     for task in plan.tasks:
         tasks.setdefault(task.operator, []).append(task.id)
@@ -206,7 +206,7 @@ def _task(task: TaskView, told: TaskProgress | None) -> Task:
 
 
 def _healing(recovery: Recovery, now_s: float) -> Healing:
-    """With the part that goes on just now, up to now."""
+    """A recovery, including its present part up to now."""
     parts, lost_s = recovery.parts(), recovery.stages["detected"]
     ms = {name: round((end - begin) * 1000, 3) for name, (begin, end) in parts.items()}
     if not recovery.finished:

@@ -1,4 +1,4 @@
-"""A snapshot in a terminal, drawn by Rich."""
+"""Draws a snapshot in a terminal, with Rich."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ COLOURS: Final = {
     "replay": "green",
 }  # fmt: skip
 BAR: Final = 30
-"""Characters of the longest recovery."""
+"""Length of the longest recovery's bar, in characters."""
 LEFT: Final = ("task", "phase")
 COLUMNS: Final = (*LEFT, "rows/s", "latency", "logs", "state", "replay", "slot", "standby")
-"""Eighty characters, if names are short; the page has more."""
+"""These fit into eighty characters if names are short; the page has more."""
 
 
 def rich(module: str) -> Any:
-    """A module of Rich; an error that says how to get it, if it is not there."""
+    """Import a module of Rich; if it is not installed, the error says how to install it."""
     return imported(f"rich.{module}", extra="watch", where="clonos watch")
 
 
 def terminal(job: Snapshot) -> Any:
-    """What Rich can print."""
+    """The snapshot as an object that Rich can print."""
     text, group = rich("text").Text, rich("console").Group
     parts = [_head(job, text), *(text(f"! {said}", style="red") for said in job["warnings"])]
     parts += [text(""), _tasks(job)]
@@ -70,7 +70,7 @@ def _tasks(job: Snapshot) -> Any:
 
 def _task(task: Task, text: Any) -> list[Any]:
     return [
-        text(task["name"]),  # as text: what looks like Rich's markup is none
+        text(task["name"]),  # as text, so that it is not taken for Rich's markup
         text(f"■ {task['phase']}", style=STYLES[kind_of(task["phase"])]),
         count(task["rows_per_s"]),
         duration(task["latency_ms"]),

@@ -1,4 +1,4 @@
-"""Numbers as people read them: in the page and in terminals the same."""
+"""Human-readable numbers, the same on the page and in terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def costs(by_operator: Mapping[str, float]) -> str:
-    """What calls have cost.
+    """The cost of calls.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def costs(by_operator: Mapping[str, float]) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes.
+    """A number of bytes.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def size(nbytes: float) -> str:
 
 
 def kept(nbytes: float, level: str) -> str:
-    """How large a state is, and the level of its next layers, if that is not the strongest.
+    """The size of a state, and the level of its next layers unless that is the strongest.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def count(number: float) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """A time.
+    """A duration.
 
     Examples
     --------

@@ -20,7 +20,7 @@ def every_group(original: Any) -> Any:
 
 
 def by_index_alone(original: Any) -> Any:
-    """A task goes on with the one of its number, whatever rows come to it now."""
+    """A task continues the old task of the same index, whatever rows it gets now."""
     del original
 
     def predecessor(self: Flow, operator: str, index: int) -> int | None:
@@ -31,7 +31,7 @@ def by_index_alone(original: Any) -> Any:
 
 
 def fastest(original: Any) -> Any:
-    """Event time is that of the fastest."""
+    """Event time is taken from the fastest former task."""
     del original
 
     def of(marks: Sequence[int | None]) -> int | None:
@@ -41,7 +41,7 @@ def fastest(original: Any) -> Any:
 
 
 def same_generation(original: Any) -> Any:
-    """Outputs go on in the generation that there was."""
+    """Outputs stay in the old generation."""
 
     def sealed(maker: Any, epoch: int, generation: int) -> Any:
         return original(maker, epoch, generation - 1)
@@ -66,7 +66,7 @@ def numbers_begin_anew(original: Any) -> Any:
 
 
 class _Later:
-    """A store that stores nothing yet."""
+    """A store that does not store yet."""
 
     def __init__(self, store: LayerStore) -> None:
         self.get = store.get
@@ -78,7 +78,7 @@ class _Later:
 
 
 def stored_afterwards(original: Any) -> Any:
-    """The layers are stored once the journal refers to them."""
+    """The layers are stored only after the journal refers to them."""
 
     def make(self: Switch, store: LayerStore, *rest: Any) -> bool:
         later = _Later(store)
@@ -91,7 +91,7 @@ def stored_afterwards(original: Any) -> Any:
 
 
 def counted_on(original: Any) -> Any:
-    """Who leaves before there is something to drive is there all the same."""
+    """Slots that leave while the driver waits for a plan still count."""
 
     def lost(self: Waiting, event: ControlLost) -> None:
         ready = dict(self.ready)
@@ -102,5 +102,5 @@ def counted_on(original: Any) -> Any:
 
 
 def all_are_answered(_: Any) -> Any:
-    """Whoever settles waits for no call."""
+    """A settling task does not wait for its open calls."""
     return property(lambda _: True)

@@ -1,4 +1,4 @@
-"""``clonos sim MODULE:JOB``: a job of the user's, in the simulator."""
+"""``clonos sim MODULE:JOB``: a user's own job in the simulator."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Teller:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`simulate` is told besides job and seeds."""
+    """The arguments of :func:`simulate` besides job and seeds."""
     given: dict[str, Any] = {
         "rows": rows_given(args.rows),
         "services": services_given(args.service),
@@ -93,13 +93,13 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def services_given(services: Sequence[str]) -> dict[str, Any]:
-    """Who answers for which function, as ``--service`` says it."""
+    """The stand-ins given by ``--service``."""
     pairs = dict(_pair(service, "--service") for service in services)
     return {name: how if how == RECORD else named(how) for name, how in pairs.items()}
 
 
 def rows_given(rows: Sequence[str]) -> Any:
-    """Rows of sources, as ``--rows`` says it: a file, or files by name."""
+    """Rows of sources, as given by ``--rows``: a file, or files by source name."""
     if len(rows) == 1 and "=" not in rows[0]:
         return rows[0]
     return dict(_pair(given, "--rows") for given in rows) or None
@@ -127,7 +127,7 @@ def _again(args: argparse.Namespace, seed: int) -> str:
     return " ".join(f"'{word}'" if " " in word else word for word in [*words, "--seed", str(seed)])
 
 
-# --- a test of what has failed --------------------------------------------------------------------
+# --- a test of the seed that failed ---------------------------------------------------------------
 
 
 def _write_test(path: Path, args: argparse.Namespace, failed: SimulationFailed) -> None:
@@ -158,7 +158,7 @@ def _write_test(path: Path, args: argparse.Namespace, failed: SimulationFailed) 
 
 
 def _arguments(path: Path, args: argparse.Namespace) -> Iterable[str]:
-    """The settings, as they are written in Python."""
+    """The settings as Python source."""
     rows = rows_given(args.rows)
     if isinstance(rows, str):
         yield _file(rows, path)
@@ -187,7 +187,7 @@ def _reference(name: str, default: str = "") -> str:
 
 
 def _file(file: str, test: Path) -> str:
-    """A file, seen from the test."""
+    """A file's path relative to the test."""
     return f"HERE / {_text(os.path.relpath(file, test.parent))}"
 
 

@@ -1,4 +1,4 @@
-"""``clonos check MODULE:JOB``: whether the functions of a job do the same twice."""
+"""``clonos check MODULE:JOB``: checks that a job's functions are deterministic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUMMARY: Final = "whether each function of a job, given the same, does the same"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos check`` understands."""
+    """The arguments of ``clonos check``."""
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
