@@ -133,6 +133,8 @@ def test_a_picture_of_a_job_that_has_just_begun():
     view = DriverView((), (), JobStatus("tasks: 6 waiting for a slot", True, False))
     shown = snapshot("fraud", "fraud-1", 1, job.plan, operators, view, (), 0.0)
     texts = " ".join(Tags(picture(shown)).texts)
+    assert "starting" in texts
+    assert "running" not in texts
     assert "none yet" in texts
     assert "checkpoint" in texts
     assert "waiting for a slot" in written(shown)

@@ -67,6 +67,8 @@ def _head(job: Snapshot) -> str:
         kind, word = "ended", "complete" if job["is_complete"] else "ended"
     elif job["is_recovering"]:
         kind, word = "busy", "recovering"
+    elif not job["slots"]:
+        kind, word = "busy", "starting"
     restarts = f", start {job['term']}" if job["term"] > 1 else ""
     return (
         f'<header><h1>{text(job["name"])}</h1><span class="pill {kind}">{word}</span>'
