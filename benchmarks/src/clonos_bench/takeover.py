@@ -62,8 +62,8 @@ def measure(arguments: argparse.Namespace) -> Report:
                 for who in (_STANDBY, _AGAIN):
                     times = kill_driver(journals[where], is_standby=who == _STANDBY)
                     taken.setdefault((who, where), []).append(times)
-        for (who, where), times in taken.items():
-            lives, rows = zip(*times, strict=True)
+        for (who, where), all_times in taken.items():
+            lives, rows = zip(*all_times, strict=True)
             for what, values in (("all tasks live", lives), ("new output", rows)):
                 three = min(values), summarize(values).p50, max(values)
                 aim = TAKEOVER_OBJECTS if where == OBJECTS else TAKEOVER

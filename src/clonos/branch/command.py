@@ -7,7 +7,7 @@ from typing import Any
 
 from clonos.branch import Branch, Budget
 from clonos.errors import CannotReplace
-from clonos.named import named, named_job
+from clonos.named import named, named_job, whole
 from clonos.replay.command import add_past, begin_again_with_the_seed_of
 from clonos.replay.past import read
 
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FUNCTION",
         help="call this function where the log has no answer; may be repeated",
     )
-    parser.add_argument("--calls", type=int, metavar="N", help="with --ask: make at most N calls")
+    parser.add_argument(
+        "--calls", type=whole(0), metavar="N", help="with --ask: make at most N calls"
+    )
     parser.add_argument(
         "--reuse",
         action="append",

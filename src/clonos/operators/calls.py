@@ -168,10 +168,14 @@ class CallOperator(Operator):
         waiting = self._waiting
         return waiting if self._lanes is None else self._lanes.rows
 
-    def _requests(self, calls: Sequence[int]) -> dict[int, Request]:
+    def _requests(
+        self, calls: Sequence[int], rows: pa.RecordBatch | None = None
+    ) -> dict[int, Request]:
+        """``rows``: those that they are about, if they are at hand."""
         if not calls:
             return {}
-        rows = self._store.at(self._cuts.rows(calls))
+        if rows is None:
+            rows = self._store.at(self._cuts.rows(calls))
         given = self.arguments_of(rows)
         if self._policy.batch is not None:
             each = iter(given)
@@ -259,7 +263,7 @@ class CallOperator(Operator):
         self.facts.set("came", came + batch.num_rows)
         self._cuts.rows_came(came - self._asked, self.services.step)
         self._marks.rows_came()
-        self._ask()
+        self._ask(batch)
         return None
 
     def _with_identity(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -271,9 +275,10 @@ class CallOperator(Operator):
             self.reject_row(ValueError(f"NULL in {', '.join(self._identity)}"), batch, row)
         return batch.filter(pa.array(~missing)) if missing.any() else batch
 
-    def _ask(self) -> None:
-        """Make as many calls as the limit allows."""
+    def _ask(self, newest: pa.RecordBatch | None = None) -> None:
+        """Make as many calls as the limit allows. ``newest``: the rows that have just come."""
         asked, came = self._asked, self._came
+        rows = None
         room = self._policy.in_flight - len(self._waiting)
         if self._lanes is not None:
             calls, asked = self._lanes.next(asked, came, room)
@@ -281,10 +286,12 @@ class CallOperator(Operator):
             return
         else:
             *calls, behind = self._cuts.cut(asked, came, room, self.services.step).tolist()
+            if newest is not None and asked == came - newest.num_rows:  # usually none has waited
+                rows = newest.slice(0, behind - 1 - asked)
             asked = behind - 1
         self.facts.set("asked", asked)
         under_way = len(self._waiting) - len(self._answered)
-        for number, request in self._requests(calls).items():
+        for number, request in self._requests(calls, rows).items():
             self._waiting[number] = request
             policy = self._purse.policy(under_way)
             under_way += 1
@@ -305,7 +312,7 @@ class CallOperator(Operator):
         self._cuts.forget(calls)
         if lanes is not None:
             lanes.gone(calls)
-        self._store.remove(np.sort(orders))
+        self._store.remove(orders)
         self._ask()
         self._marks.release(next(iter(self._in_line), self._asked + 1))
         return batch

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from clonos.blame import users_traceback
 from clonos.errors import OperatorError
-from clonos.named import named_job
+from clonos.named import named_job, whole
 from clonos.nodes.versions import HASH_SEED
 from clonos.replay import NothingToReplay, Replay, Step
 from clonos.replay.past import Past, read
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='begin at this point: "14:03", "2030-05-04 14:03", a number, or "oldest"',
     )
     parser.add_argument("--task", metavar="NAME", help="show the steps of this task: score[0]")
-    parser.add_argument("--to", type=int, metavar="N", help="with --task: end with its step N")
+    parser.add_argument("--to", type=whole(1), metavar="N", help="with --task: end with its step N")
     parser.add_argument("--rows", action="store_true", help="show every step with its rows")
     parser.add_argument(
         "--beyond", action="store_true", help="go on after the end of the log, with new input"

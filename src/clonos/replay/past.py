@@ -167,9 +167,9 @@ def read(
     checkpoint_dir = checkpoint_dir or compiled.options.checkpoint_dir
     if checkpoint_dir is None:
         raise NothingToReplay(
-            "nobody says where the checkpoint is",
+            "the job has no checkpoint_dir, and none was given",
             where=compiled.name,
-            remedy="give the checkpoint_dir that the job had",
+            remedy="name the folder where the job kept its checkpoint",
         )
     if not compiled.plan.causal_log:
         raise NothingToReplay(

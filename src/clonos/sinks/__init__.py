@@ -57,7 +57,15 @@ def console() -> SinkSpec:
 
 
 def callback(fn: Callable[..., Any]) -> SinkSpec:
-    """Call ``fn(batch)`` in the driver with each delivered Arrow batch."""
+    """Call ``fn(batch)`` in the driver with each delivered ``pyarrow.RecordBatch``.
+
+    A driver that is started again gives `fn` again what its journal still has.
+
+    Examples
+    --------
+    >>> callback(print).kind
+    'callback'
+    """
     return SinkSpec("callback", fn=_function(fn, "callback"))
 
 
@@ -150,7 +158,15 @@ def spark(
 
 
 def spark_write(fn: Callable[..., Any]) -> SinkSpec:
-    """Call ``fn(df)`` with a Spark DataFrame of all rows when the job has ended."""
+    """Call ``fn(df)`` with a Spark DataFrame of all rows when the job has ended.
+
+    If the driver dies within `fn`, `fn` is called again with the same rows.
+
+    Examples
+    --------
+    >>> spark_write(lambda df: df.write.mode("overwrite").parquet("/data/out")).kind
+    'spark_write'
+    """
     return SinkSpec("spark_write", fn=_function(fn, "spark_write"))
 
 

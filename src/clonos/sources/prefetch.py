@@ -120,6 +120,7 @@ class PrefetchThread:
         self._admitted_until = time.monotonic()
         self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
         self._ready_bytes = 0
+        self._has_enough = False
         self._exact: deque[tuple[int, bytes]] = deque()
         self._reading_ahead = False
         self._lag: int | None = None
@@ -195,7 +196,8 @@ class PrefetchThread:
             return None
         first = self._ready.popleft()
         self._ready_bytes -= _nbytes(first)
-        self._changed.notify()
+        if not (self._exact and self._is_ahead()):
+            self._changed.notify()
         if isinstance(first, ClonosError):
             raise first
         return first
@@ -306,12 +308,18 @@ class PrefetchThread:
         with self._changed:
             self._ready.append(what)
             self._ready_bytes += _nbytes(what)
+            self._is_ahead()
             self._changed.notify_all()
         self._wake()
 
     def _is_ahead(self) -> bool:
-        """Whether a replay has enough rows ready."""
-        return self._ready_bytes >= AHEAD_BYTES or len(self._ready) >= AHEAD_BATCHES
+        """Whether a replay has enough rows ready. Once it has, it uses up half of them first: a
+        thread that is woken for each batch waits each time for the interpreter, and on a busy
+        machine for a processor, and the replay with it."""
+        share = 2 if self._has_enough else 1
+        nbytes, batches = share * self._ready_bytes, share * len(self._ready)
+        self._has_enough = nbytes >= AHEAD_BYTES or batches >= AHEAD_BATCHES
+        return self._has_enough
 
 
 def _nbytes(ready: SourceRows | SourceEnded | ClonosError) -> int:

@@ -193,7 +193,9 @@ class RowStore:
     def remove(self, orders: Int64) -> None:
         """Drop rows by their numbers, which may be repeated."""
         orders = np.sort(orders)  # much faster than np.unique
-        for chunk, _, places in self._located(orders[np.diff(orders, prepend=-1) > 0]):
+        is_new = np.ones(len(orders), bool)
+        np.not_equal(orders[1:], orders[:-1], out=is_new[1:])
+        for chunk, _, places in self._located(orders[is_new]):
             self._kill(chunk, places)
         self._tidy()
 
@@ -315,13 +317,15 @@ class RowStore:
     def _located(self, orders: Int64) -> Iterator[tuple[Chunk, Int64, Int64]]:
         """For each chunk, the live ones of these numbers, and their places."""
         owners = np.searchsorted([chunk.first for chunk in self._chunks], orders, "right") - 1
-        for number, chunk in enumerate(self._chunks):
-            mine = np.flatnonzero(owners == number)
-            if len(mine):
-                places = chunk.places(orders[mine])
-                is_there = places >= 0
-                if is_there.any():
-                    yield chunk, mine[is_there], places[is_there]
+        # Of many chunks few have any: those that were asked for together came together.
+        for number in (np.flatnonzero(np.bincount(owners + 1)) - 1).tolist():
+            if number < 0:
+                continue
+            chunk, mine = self._chunks[number], np.flatnonzero(owners == number)
+            places = chunk.places(orders[mine])
+            is_there = places >= 0
+            if is_there.any():
+                yield chunk, mine[is_there], places[is_there]
 
     # --- the index ------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def address(job: str) -> str:
     NothingToWatch
         The job has no page.
     """
-    if job.startswith("http://"):
+    if "://" in job:
         return job if job.endswith("/") else f"{job}/"
     note = Path(job) / ADDRESS_FILE
     try:
@@ -89,7 +89,7 @@ def look(url: str) -> Snapshot:
     """
     if not url.startswith(f"http://{HOST}:") and not url.startswith("http://localhost:"):
         raise NothingToWatch(
-            f"the page of a job is on {HOST}, but this URL is not",
+            f"the page of a job is at http://{HOST}:PORT/..., but this URL is not",
             remedy="on another machine, forward the port first: ssh -L PORT:127.0.0.1:PORT driver",
         )
     try:

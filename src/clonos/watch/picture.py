@@ -13,12 +13,12 @@ from typing import Final
 from clonos.nodes.views import PARTS
 from clonos.watch.drawing import drawing, trend
 from clonos.watch.phases import KINDS, kind_of
-from clonos.watch.snapshot import Healing, Slot, Snapshot, Task
-from clonos.watch.words import costs, count, duration, kept, size
+from clonos.watch.snapshot import Healing, Slot, Snapshot, Task, Trial
+from clonos.watch.words import costs, count, duration, kept, moment, size
 
 COLUMNS: Final = (
     "task", "phase", "rows/s", "rows in", "rows out", "latency", "backlog", "logs", "in memory",
-    "state", "to replay", "life", "slot", "standbys",
+    "state", "replay", "life", "slot", "standbys",
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def picture(job: Snapshot) -> str:
             _panel("Recoveries", _recoveries(job["recoveries"])),
             "</div>",
             _panel("Tasks", _tasks(job["tasks"])),
+            _panel("Branches and canaries", _trials(job["trials"])) if job["trials"] else "",
             _panel("Processes", _slots(job["slots"])),
             "</div>",
         )
@@ -92,6 +93,9 @@ def _facts(job: Snapshot) -> str:
     if job["calls"]:
         paid = costs(job["costs"])
         facts.append((count(job["calls"]), "calls answered", text(paid)))
+    if (past := job["past"])["points"]:
+        since = f"since {moment(past['since'])}, {size(past['nbytes'])}"
+        facts.append((count(past["points"]), "points of its past", since))
     return (
         '<div class="facts">'
         + "".join(
@@ -146,6 +150,16 @@ def _healing(healing: Healing, longest: float) -> str:
     )
 
 
+def _trials(trials: Sequence[Trial]) -> str:
+    cards = []
+    for trial in trials:
+        state = "runs" if trial["is_running"] else "is over"
+        said = "".join(f"<br>{text(line)}" for line in trial["said"])
+        what = f'{text(trial["what"])} <span class="soft">{state}</span>'
+        cards.append(f"<div>{what}{said}</div>")
+    return f'<div class="slots wide scroll" data-keep="trials">{"".join(cards)}</div>'
+
+
 def _slots(slots: Sequence[Slot]) -> str:
     if not slots:
         return '<div class="soft">none has come yet</div>'
@@ -185,7 +199,7 @@ def _task(task: Task) -> str:
         size(task["log_bytes"]),
         size(task["held_bytes"]),
         kept(task["state_bytes"], task["level"]),
-        f"{count(task['steps_to_replay'])} steps",
+        count(task["steps_to_replay"]),
         task["incarnation"],
         slot,
         task["standbys"],

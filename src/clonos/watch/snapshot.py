@@ -76,6 +76,22 @@ class Checkpoint(TypedDict):
     state_bytes: int
 
 
+class Past(TypedDict):
+    """What is kept of it: points, since when (UTC, ISO 8601), and what all takes."""
+
+    points: int
+    since: str | None
+    nbytes: int
+
+
+class Trial(TypedDict):
+    """A branch, or a canary."""
+
+    what: str
+    is_running: bool
+    said: Sequence[str]
+
+
 class Snapshot(TypedDict):
     """A job.
 
@@ -102,6 +118,8 @@ class Snapshot(TypedDict):
     costs: Mapping[str, float]
     rates: Sequence[float]
     generation: int
+    past: Past
+    trials: Sequence[Trial]
     warnings: Sequence[str]
 
 
@@ -114,6 +132,7 @@ def snapshot(
     view: DriverView,
     warnings: Sequence[str],
     now_s: float,
+    trials: Sequence[Trial] = (),
 ) -> Snapshot:
     """Make a snapshot of a view.
 
@@ -123,6 +142,8 @@ def snapshot(
         By task, the names of its operators.
     now_s
         The time of the driver's clock, by which recoveries are timed.
+    trials
+        Its branches and canaries.
     """
     newest = view.recent[-1] if view.recent else None
     told = {task.name: task for task in newest.tasks} if newest else {}
@@ -150,6 +171,8 @@ def snapshot(
         costs={name: spent.cost for name, spent in view.bill.items()},
         rates=[_rate(progress, sources) for progress in view.recent],
         generation=newest.generation if newest else 0,
+        past=_past(newest),
+        trials=trials,
         warnings=list(warnings[-WARNINGS_MAX:]),
     )
 
@@ -230,6 +253,13 @@ def _checkpoint(newest: JobProgress | None) -> Checkpoint:
     return Checkpoint(
         id=told.id, age_s=told.age_s, duration_ms=told.duration_ms, state_bytes=told.state_bytes
     )
+
+
+def _past(newest: JobProgress | None) -> Past:
+    if newest is None:
+        return Past(points=0, since=None, nbytes=0)
+    told = newest.history
+    return Past(points=told.points, since=told.since, nbytes=told.kept_bytes)
 
 
 def _rate(progress: JobProgress, sources: set[str]) -> float:

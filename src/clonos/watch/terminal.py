@@ -8,7 +8,7 @@ from clonos.extras import imported
 from clonos.nodes.views import PARTS
 from clonos.watch.phases import kind_of
 from clonos.watch.snapshot import Healing, Snapshot, Task
-from clonos.watch.words import costs, count, duration, kept, size
+from clonos.watch.words import costs, count, duration, kept, moment, size
 
 STYLES: Final = {"live": "green", "finished": "bright_black", "busy": "yellow", "away": "red"}
 COLOURS: Final = {
@@ -32,6 +32,10 @@ def terminal(job: Snapshot) -> Any:
     text, group = rich("text").Text, rich("console").Group
     parts = [_head(job, text), *(text(f"! {said}", style="red") for said in job["warnings"])]
     parts += [text(""), _tasks(job)]
+    for trial in job["trials"]:
+        state = "runs" if trial["is_running"] else "is over"
+        parts += [text(""), text.assemble((trial["what"], "bold"), f" {state}")]
+        parts += [text(line) for line in trial["said"]]
     if job["recoveries"]:
         parts += [text(""), text("recoveries", style="bold"), _recoveries(job, text)]
     return group(*parts)
@@ -41,18 +45,28 @@ def _head(job: Snapshot, text: Any) -> Any:
     checkpoint = job["checkpoint"]
     age = "" if checkpoint["age_s"] is None else f" {duration(1000 * checkpoint['age_s'])} ago"
     delivered = ", ".join(f"{name} {count(rows)}" for name, rows in job["delivered"].items())
-    facts = [
-        f"{count(job['rates'][-1] if job['rates'] else 0)} rows/s read",
-        f"delivered: {delivered or 'nothing'}",
-        f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
-        f"{job['recovered']} recoveries",
+    lines = [
+        [
+            f"{count(job['rates'][-1] if job['rates'] else 0)} rows/s read",
+            f"delivered: {delivered or 'nothing'}",
+        ],
+        [
+            f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
+            f"{job['recovered']} recoveries",
+        ],
+        [],
     ]
     if job["calls"]:
         paid = costs(job["costs"])
-        facts.append(f"{count(job['calls'])} calls answered{', ' * bool(paid)}{paid}")
+        lines[-1].append(f"{count(job['calls'])} calls answered{', ' * bool(paid)}{paid}")
+    if (past := job["past"])["points"]:
+        lines[-1].append(f"past since {moment(past['since'])}, {size(past['nbytes'])}")
     style = "yellow" if job["is_recovering"] else "green" if job["is_running"] else "bright_black"
     return text.assemble(
-        (job["name"], "bold"), "  ", (job["status"], style), "\n", " · ".join(facts)
+        (job["name"], "bold"),
+        "  ",
+        (job["status"], style),
+        *(f"\n{' · '.join(facts)}" for facts in lines if facts),
     )
 
 

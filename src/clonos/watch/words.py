@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
@@ -58,6 +59,21 @@ def count(number: float) -> str:
     if number < 10_000:
         return f"{number:,.0f}"
     return f"{number / 1000:,.1f} k" if number < 1_000_000 else f"{number / 1_000_000:,.2f} M"
+
+
+def moment(utc: str | None) -> str:
+    """A time, as a clock on the wall here shows it; with its day, if that is not today.
+
+    Examples
+    --------
+    >>> moment("1999-05-04T08:00:12.000+00:00")[:8], moment(None)
+    ('1999-05-', '')
+    """
+    if utc is None:
+        return ""
+    local = datetime.fromisoformat(utc).astimezone()
+    is_today = local.date() == datetime.now(local.tzinfo).date()
+    return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M}"
 
 
 def duration(ms: float | None) -> str:

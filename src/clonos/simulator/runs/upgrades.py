@@ -189,6 +189,8 @@ class Upgrades:
         driver, is_patient = cluster.driver, self._is_live and settle_s < LONG_S
         if driver.alive and driver.waiting is None and driver.node.phase.value == "running":
             otherwise = partial(self._went_on, cluster) if is_patient else None
+            if otherwise is not None:
+                driver.post(events.EndIsNear())
             driver.post(events.StopAsked(settle_s, otherwise))
         else:
             cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)

@@ -58,11 +58,23 @@ class Recording:
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._known: dict[tuple[str, int], Answer] = {}
-        if self._path is not None and self._path.exists():
+        if self._path is None:
+            return
+        try:
+            self._path.touch()  # so that a file that cannot be written is found before the calls
             for line in self._path.read_text("utf-8").splitlines():
                 known = json.loads(line)
                 answer = Answer(known["ok"], b64decode(known["answer"]))
                 self._known[known["function"], known["question"]] = answer
+        except OSError as error:
+            raise CannotSimulate(
+                f"recorded answers cannot be kept in {path} ({error.strerror})",
+                remedy="name a file in a folder that exists and can be written",
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise CannotSimulate(
+                f"{path} is not a file of recorded answers", remedy="name another file"
+            ) from None
 
     def ask(self, function: str, question: int, ask: Callable[[], Answer]) -> Answer:
         """The recorded answer to a question; if there is none, ask."""

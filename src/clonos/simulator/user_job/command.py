@@ -17,26 +17,14 @@ from clonos.simulator.user_job.simulation import Simulation, simulate
 
 SAY_EVERY_S: Final = 5.0
 SEEDS: Final = 50
-DRAWN: Final = (
-    "harsh",
-    "edge",
-    "overlap",
-    "disk",
-    "availability",
-    "mutations",
-    "mutation",
-    "digest",
-)
-"""Options that make no sense for a user's job."""
 DURATION: Final = "200 ms"
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if no seed failed."""
-    if given := [f"--{name}" for name in DRAWN if getattr(args, name)]:
+    if args.write_test is not None and not args.write_test.absolute().parent.is_dir():
         raise CannotSimulate(
-            f"{', '.join(given)} is for random jobs only",
-            remedy="for a job of your own, --faults says what fails",
+            f"--write-test {args.write_test}: there is no such folder", remedy="make it first"
         )
     settings = _settings(args)
     job = named_job(args.job)
@@ -86,7 +74,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "rows": rows_given(args.rows),
         "services": services_given(args.service),
         "check": named(args.check, "check") if args.check else None,
-        "faults": args.faults.split(",") if args.faults else None,
+        "faults": None if args.faults is None else args.faults.split(","),
     }
     options = {name: getattr(args, name) for name in ("same_rows", "every_step", "answers")}
     return {**given, **options, "duration": args.duration}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -342,8 +341,8 @@ def _kinds(names: Sequence[str] | None) -> tuple[tuple[str, int], ...]:
     known = dict(FAULTS)
     for name in names or ():
         if name not in known:
-            near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-            raise CannotSimulate(f"no fault is called {name!r}", remedy=f"try {', '.join(near)}")
+            kinds = f"there are {', '.join(sorted(known))}"
+            raise CannotSimulate(f"no fault is called {name!r}", remedy=kinds)
     return tuple((name, weight) for name, weight in FAULTS if names is None or name in names)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from clonos.named import named_job
+from clonos.named import named_job, whole
 from clonos.simulator.command import add_inputs
 from clonos.simulator.user_job.command import rows_given, services_given
 from clonos.testing.determinism.check import (
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--restores",
-        type=int,
+        type=whole(0),
         default=RESTORES,
         metavar="N",
         help=f"at how many places each task is restored; by default {RESTORES}",
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="1 second",
         help="about how long the job runs, in virtual time: longer than its timers",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first run")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of the first run")
 
 
 def run(args: argparse.Namespace) -> int:
