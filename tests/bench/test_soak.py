@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import subprocess
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,19 @@ def run_in_memory(folder, seed):
         for pair in zip(line["ids"], line["rates"], strict=True)
     }
     return {name: table.to_pylist() for name, table in delivered.items()}, said
+
+
+def test_who_was_dead_before_it_could_be_frozen_is_not_thawed():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    slot = SimpleNamespace(runs=("a",), keeps=(), pid=ended.pid, executor="1", executor_pid=1)
+    job: Any = SimpleNamespace(slots=lambda: [slot])
+    told: list[str] = []
+    faults = Faults(job, 1, 0.001, ["freeze"], lambda kind, what, pids: told.append(kind))
+    for now_s in range(0, 200, 20):  # each is frozen and thawed
+        faults.look(float(now_s))
+    faults.end()
+    assert len(told) >= 2
 
 
 def test_processes_with_other_working_directories_find_the_files(tmp_path, monkeypatch):

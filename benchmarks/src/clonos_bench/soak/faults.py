@@ -3,6 +3,7 @@ somebody asks for meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -99,7 +100,10 @@ class Faults:
     def _thaw(self, frozen: _Frozen) -> None:
         self._frozen.remove(frozen)
         if started(frozen.pid) == frozen.life:
-            os.kill(frozen.pid, signal.SIGCONT)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it may have been dead when it was struck
+                os.kill(frozen.pid, signal.SIGCONT)
 
     def _strike(self, now_s: float) -> None:
         kind = self._random.choices(self._kinds, [_WEIGHTS[k] for k in self._kinds])[0]
