@@ -29,7 +29,7 @@ from typing import Final
 
 from clonos.core.decisions import Command, Compacted
 from clonos.core.hardening import Hardening
-from clonos.core.layer import merged_here_path, merged_path
+from clonos.core.layer import merged_here_path
 from clonos.core.levels import (
     AUTO,
     LOCAL,
@@ -424,8 +424,6 @@ class Holdings:
                 continue
             assert state.slot is not None
             path = merged_here_path(chosen, state.incarnation)
-            if level == STORE:
-                path = merged_path(chosen, roster.term)
             self._merging[key] = path, chosen
             merge = MergeLayers(task, chosen, chosen[0] == chain[0], level, path)
             roster.do(Command(state.slot, merge))

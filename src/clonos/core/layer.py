@@ -47,11 +47,11 @@ SHARE: Final = 0.5
 """A layer is merged, too, if the layers above it together reach this share of its size."""
 
 _PATH: Final = re.compile(
-    r"(\d+)/\.?((\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+)(?:-(\d+))?)?\.layer)"
+    r"(\d+)/\.?((\d{12})-(\d+)-(\d+)(?:-from-(\d{12})-by-(\d+)(?:-(\d+))?)?\.layer)"
     r"(?:\.[0-9a-f]+\.tmp)?"
 )
-"""A layer's path, finished or not: task, name, number, life, and the term of the driver, or the
-life of the task, that has merged it."""
+"""A layer's path, finished or not: task, name, number, life; of a merged one also the number of the
+first layer in it, and the term of the driver, or the life of the task, that has merged it."""
 
 
 class UnreadableLayer(ClonosError):
@@ -72,15 +72,23 @@ def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:
 def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
     """Where a driver, in its term, puts the layer into which it merges the chosen ones.
 
+    The name says which layers are in it, so that no other content ever gets it. Else a merge that
+    came too late, and is deleted some time later, could have the name of one that counts.
+
     Examples
     --------
     >>> refs = [LayerRef(3, e, Incarnation(1, 2), 0, "", 0, 0) for e in (16, 17)]
     >>> merged_path(refs, 4)
     '3/000000000017-1-2-from-000000000016-by-4.layer'
+    >>> merged = LayerRef(3, 17, Incarnation(1, 2), 0, merged_path(refs, 4), 0, 0)
+    >>> merged_path([merged, LayerRef(3, 18, Incarnation(1, 2), 0, "", 0, 0)], 4)
+    '3/000000000018-1-2-from-000000000016-by-4.layer'
     """
-    last = chosen[-1]
+    first, last = chosen[0], chosen[-1]
+    name = _PATH.fullmatch(first.path)
+    start = int(name[6]) if name is not None and name[6] else first.epoch
     plain = layer_path(last.task, last.epoch, last.incarnation)
-    return plain.replace(".layer", f"-from-{chosen[0].epoch:012d}-by-{term}.layer")
+    return plain.replace(".layer", f"-from-{start:012d}-by-{term}.layer")
 
 
 def merged_here_path(chosen: Sequence[LayerRef], life: Incarnation) -> str:
@@ -140,8 +148,8 @@ def left_behind(
         chain = chains.get(task, ())
         newest = lives.get(task, now)  # no such task any more: it was of another plan
         maker = Incarnation(int(name[4]), int(name[5]))
-        if name[6]:  # merged by a driver, from layers in the chain
-            maker = Incarnation(int(name[6]), newest.n)
+        if name[7]:  # merged, from layers in the chain: by a driver, or by a life of the task
+            maker = Incarnation(int(name[7]), int(name[8]) if name[8] else newest.n)
         is_late = bool(chain) and number <= chain[-1].epoch
         if maker < newest or (maker.term == newest.term and is_late):
             found.append(path)
@@ -178,7 +186,7 @@ def left_by_earlier(
         name = _PATH.fullmatch(path)
         if name is None or int(name[1]) != task or f"{task}/{name[2]}" in named:
             continue
-        maker = (name[6], name[7]) if name[7] else (name[4], name[5])
+        maker = (name[7], name[8]) if name[8] else (name[4], name[5])
         if (int(maker[0]), int(maker[1])) < life:
             found.append(path)
     return found

@@ -281,7 +281,7 @@ class DriverNode:
         if self.settling.is_over(now_s):
             self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
-            self._layers.clean(now_s)  # a task that restores may read any of them
+            self._layers.clean(now_s, self._history.used)  # not while a task may read any of them
         self._pending += self._history.tick(now_s, self._wall_ms(), may_delete=self.may_delete)
         for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)

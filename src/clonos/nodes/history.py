@@ -147,6 +147,12 @@ class HistoryCare:
         kept = history.points[0].layers if history.points else None
         return Forgotten(tuple(sorted(found)), kept)
 
+    @property
+    def used(self) -> set[str]:
+        """All files in the store that floors or the history need."""
+        chains = (*self._keeper.layers.values(), *self._keeper.hard.layers.values())
+        return {ref.path for chain in chains for ref in chain} | self._keeper.history.paths
+
     def unused(self, found: Unused) -> Unused:
         """The files among these that the history does not need, either."""
         kept = self._keeper.history.paths

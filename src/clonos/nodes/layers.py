@@ -7,7 +7,7 @@ rewritten only a few times, however long the job runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,12 +53,13 @@ class LayerCare:
         oldest_s = self._garbage[0][0] if self._garbage else now_s
         return now_s >= self._survey_s or oldest_s < now_s - self._grace_s
 
-    def clean(self, now_s: float) -> None:
+    def clean(self, now_s: float, used: Collection[str]) -> None:
         """Delete what can go, and look for more."""
         old = [path for since, path in self._garbage if since < now_s - self._grace_s]
         if old:
             self._garbage = [(since, path) for since, path in self._garbage if path not in old]
-            self._merger.delete(old)
+            # A survey may have seen what a merge had just written, before that counted.
+            self._merger.delete([path for path in old if path not in used])
         if now_s >= self._survey_s:
             self._survey_s = now_s + SURVEY_GRACES * self._grace_s
             self._merger.survey()
