@@ -223,8 +223,8 @@ class Operator:
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with what the tasks of this operator have kept, as one of more or fewer tasks.
 
-        Called instead of :meth:`open`. Rows and timers that those have numbered get new numbers,
-        in the order of the old ones; where two are equal, by task.
+        Called instead of :meth:`open`. Rows that those have numbered get new numbers, in the order
+        of the old ones; where two are equal, by task.
 
         Raises
         ------

@@ -35,6 +35,7 @@ WRITTEN_ROWS: Final = 2048
 
 _BITS: Final = 10
 """Of the filter, per key: of keys that are not there, about 3 % seem to be."""
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 _HEAD: Final = struct.Struct("<II")
 _ROW_BYTES: Final = 19
 
@@ -202,9 +203,7 @@ class RunWriter:
         """Rows behind those before: their hashes are higher, and no key is there twice."""
         if not len(rows.hashes):
             return
-        places, bits = _filter_bits(rows.hashes, len(self._filter))
-        starts = np.flatnonzero(np.diff(places, prepend=-1))
-        self._filter[places[starts]] |= np.bitwise_or.reduceat(bits, starts)
+        np.bitwise_or.at(self._filter, *_filter_bits(rows.hashes, len(self._filter)))
         for first, block in _blocks(rows):
             self._write(block)
             self._end += len(block)
@@ -221,12 +220,24 @@ class RunWriter:
         return Index(self._rows, firsts, ends, digests, self._filter)
 
 
+def hashes_of(keys: Sequence[bytes]) -> UInt64:
+    """By which keys are sorted."""
+    return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
+
+
+Placing = Callable[[Sequence[bytes]], UInt64]
+"""What stands for the hash of each key, if some lie elsewhere."""
+
+
 def write_values(
-    values: Mapping[bytes, bytes | None], groups: Sequence[int], write: Callable[[bytes], object]
+    values: Mapping[bytes, bytes | None],
+    groups: Sequence[int],
+    write: Callable[[bytes], object],
+    placing: Placing = hashes_of,
 ) -> Index:
     """Write values by key as a run; `groups` has the key group of each, or is empty."""
     keys, contents = list(values), list(values.values())
-    hashes = hashes_of(keys)
+    hashes = placing(keys)
     numbers = np.array(groups, np.int64) if len(groups) else np.zeros(len(keys), np.int64)
     writer = RunWriter(len(keys), write)
     order = np.argsort(hashes)
@@ -244,11 +255,6 @@ def write_values(
         writer.add(Rows(hashes[chosen], numbers[chosen], *columns))
         start = end
     return writer.index()
-
-
-def hashes_of(keys: Sequence[bytes]) -> UInt64:
-    """By which keys are sorted."""
-    return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
 
 
 def in_order(parts: Sequence[Rows]) -> Rows:
@@ -409,6 +415,7 @@ def _rows_of(block: bytes) -> Rows:
 
 def _filter_bits(hashes: UInt64, words: int) -> tuple[Int64, UInt64]:
     """In which word a hash has its four bits, and these."""
+    hashes = hashes * _SPREAD  # they may be times, which are close to each other
     places = ((hashes >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)
     one, six, low = np.uint64(1), np.uint64(6), np.uint64(63)
     bits = np.zeros(len(hashes), np.uint64)
