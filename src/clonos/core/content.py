@@ -95,7 +95,7 @@ class Shelf(Protocol):
 
 
 STATE_MEMORY: Final = 512 << 20
-"""What values and rows by key may take of the memory of a slot."""
+"""What values, timers and rows by key may take of the memory of a slot."""
 CHUNK: Final = 1 << 20
 """So much of what is not in memory is read at once."""
 

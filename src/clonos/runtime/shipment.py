@@ -56,7 +56,7 @@ class Shipment:
     log_bytes
         What it may hold of logs.
     state_memory
-        What values and rows by key may take of its memory.
+        What values, timers and rows by key may take of its memory.
     local_dir
         Where on its disk it keeps layers, if any; by default with temporary files.
     levels, late_s, quiet_s

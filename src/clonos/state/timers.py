@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
-from clonos.core.canonical import decode
+from clonos.core.canonical import decode, encode
+from clonos.state.runs import hashes_of
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Timer(NamedTuple):
     id: int
     address: bytes
     group: int
+    kept: bytes
+    """What the store has kept of it."""
 
     @property
     def encoded_key(self) -> bytes:
@@ -69,14 +72,15 @@ class TimerTable:
             return
         number = self._facts.get("timers", 0) + 1
         self._facts.set("timers", number)
-        self._store.put(address, group, [number, group])
-        self._queues[kind].push(Timer(due, number, address, group))
+        kept = encode([number, group])
+        self._store.put_kept(address, group, kept)
+        self._queues[kind].push(Timer(due, number, address, group, kept))
 
     def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Forget a timer, if it is there."""
         address = _address(kind, due, encoded_key)
         if address in self._store:
-            self._store.put(address, group, None)
+            self._store.put_kept(address, group, None)
 
     def next_due(self, kind: bytes) -> int | None:
         """When the earliest timer of this kind is due."""
@@ -103,7 +107,7 @@ class TimerTable:
         """Take a timer out of the store; False if it is not there any more."""
         if not _is_live(self._store, timer):
             return False
-        self._store.put(timer.address, timer.group, None)
+        self._store.put_kept(timer.address, timer.group, None)
         return True
 
     def restore(self, loaded: Mapping[bytes, bytes | None] | None) -> None:
@@ -149,7 +153,7 @@ class _Queue:
         while True:
             while heap and not _is_live(store, heap[0]):
                 heapq.heappop(heap)
-            if self._until == _PLACES or not store.runs:
+            if self._until == _PLACES or not store.has_runs:
                 return heap[0] if heap else None
             if heap and _slot(heap[0].due) < self._until:
                 return heap[0]
@@ -200,15 +204,17 @@ def key_of(address: bytes) -> bytes:
 
 def places_of(addresses: Sequence[bytes]) -> UInt64:
     """Where timers, and other values, lie in runs."""
-    return np.fromiter(map(_place, addresses), np.uint64, len(addresses))
-
-
-def _place(address: bytes) -> int:
-    place = xxh3_64_intdigest(address)
-    begin = _BEGINS.get(address[:1])
-    if begin is None:
-        return place
-    return begin + _slot(_due(address)) + (place & ((1 << _HASH_BITS) - 1))
+    places = hashes_of(addresses)
+    kinds = np.fromiter(map(itemgetter(0), addresses), np.uint8, len(addresses))
+    for kind, begin in _BEGINS.items():
+        mine = np.flatnonzero(kinds == kind[0])
+        if len(mine):
+            times = b"".join([addresses[n][1:_HEAD_BYTES] for n in mine.tolist()])
+            dues = np.clip(np.frombuffer(times, ">i8"), -_LATEST, _LATEST - 1) + _LATEST
+            slots = dues.astype(np.uint64) << np.uint64(_HASH_BITS)
+            low = places[mine] & np.uint64((1 << _HASH_BITS) - 1)
+            places[mine] = np.uint64(begin) + slots + low
+    return places
 
 
 def _slot(due: int) -> int:
@@ -218,15 +224,13 @@ def _slot(due: int) -> int:
 
 def _timer(address: bytes, value: bytes) -> Timer:
     number, group = decode(value)
-    return Timer(_due(address), number, address, group)
+    return Timer(_due(address), number, address, group, value)
 
 
 def _is_live(store: ValueStore, timer: Timer) -> bool:
     """Whether nothing was put in its place since it was set or read."""
     kept = store.lately(timer.address, _NOT_LATELY)
-    if kept is _NOT_LATELY:
-        return bool(store.runs)
-    return kept is not None and bool(decode(kept)[0] == timer.id)
+    return bool(kept == timer.kept) or (kept is _NOT_LATELY and store.has_runs)
 
 
 def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:

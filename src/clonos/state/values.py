@@ -64,7 +64,10 @@ class ValueStore:
         self._below.shelf, self._limit = shelf, nbytes
 
     def __contains__(self, key: bytes) -> bool:
-        return self._now(key) is not None
+        kept = self._kept.get(key)
+        if kept is None and self._below.all:
+            kept = self._now(key)
+        return kept is not None
 
     def __iter__(self) -> Iterator[bytes]:
         """All keys; with many of them that takes a while, and memory."""
@@ -91,17 +94,18 @@ class ValueStore:
         """Set a value that :func:`~clonos.state.stores.kept_as` has made; None removes it."""
         before = self._kept.get(key)
         if (puts := self._undo.puts) is not None:
-            puts.append((self, key, group, self._now(key) if before is None else before))
+            was = self._now(key) if before is None and self._below.all else before
+            puts.append((self, key, group, was))
         self._dirty[key] = group, kept
         if kept is None:
             self._keep(key, kept)
             return
-        if before is None and key not in self._kept:
-            self._bytes += len(key)
+        if before is None:
+            if key not in self._kept:
+                self._bytes += len(key)
+        elif (kind := type(before)) is bytes or kind is str:
+            self._bytes -= len(before)
         self._kept[key] = kept
-        kind = type(before)
-        if kind is bytes or kind is str:
-            self._bytes -= len(before)  # type: ignore[arg-type]
         kind = type(kept)
         if kind is bytes or kind is str:
             self._bytes += len(kept)
@@ -121,7 +125,10 @@ class ValueStore:
         dirty, self._dirty = self._dirty, {}
 
         def work_out() -> list[Values]:
-            values = {key: _encoded(kept) for key, (_, kept) in dirty.items()}
+            values: dict[bytes, bytes | None] = {
+                key: encode(kept) if type(kept) in PLAIN else kept
+                for key, (_, kept) in dirty.items()
+            }
             return [Values(values, [group for group, _ in dirty.values()], self._placing)]
 
         return work_out
@@ -160,14 +167,20 @@ class ValueStore:
         return bool(self._below.all)
 
     @property
+    def has_runs(self) -> bool:
+        """Whether some of them are in runs."""
+        return bool(self._below.all) and isinstance(self._below.all[0], Run)
+
+    @property
     def runs(self) -> list[Run]:
         """What is not in memory, the oldest first."""
         return self._below.runs
 
     def lately(self, key: bytes, default: Any = None) -> Any:
         """What is kept of `key` in memory, and in no run: None if it is gone; or the default."""
-        if key in self._kept:
-            return self._kept[key]
+        kept = self._kept.get(key)
+        if kept is not None or key in self._kept:
+            return kept
         for level in reversed(self._below.all):
             if isinstance(level, Run):
                 break

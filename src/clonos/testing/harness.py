@@ -274,7 +274,7 @@ def check_restore(
     merge
         Merges deltas.
     state_memory
-        So many bytes of memory the restored program has for values and rows by key; the rest is on
+        So many bytes of memory the restored program has for values, timers and rows; the rest is on
         a disk.
 
     Returns
