@@ -90,18 +90,17 @@ class TimerTable:
     def due(self, kind: bytes, until_ms: int | None) -> Iterator[list[Timer]]:
         """The timers due at or before `until_ms` (None: all), some at a time. They are still
         stored. What is set meanwhile is not among them."""
-        queue, newest, later = self._queues[kind], self._facts.get("timers", 0), list[Timer]()
+        queue, newest = self._queues[kind], self._facts.get("timers", 0)
         some: list[Timer] = []
         while (timer := queue.first()) is not None:
             if until_ms is not None and timer.due > until_ms:
                 break
-            (some if timer.id <= newest else later).append(queue.pop())
+            (some if timer.id <= newest else queue.later).append(queue.pop())
             if len(some) == _FIRED_AT_ONCE:
                 yield some
                 some = []
         yield some
-        for timer in later:
-            queue.push(timer)
+        queue.resume()
 
     def remove(self, timer: Timer) -> bool:
         """Take a timer out of the store; False if it is not there any more."""
@@ -128,19 +127,20 @@ class TimerTable:
             if kept is not None and kind in earliest:
                 earliest[kind] = min(earliest[kind], _slot(_due(address)))
         for kind, slot in earliest.items():
-            self._queues[kind].drop_from(slot)
+            self._queues[kind].drop(values, slot)
 
 
 class _Queue:
     """The timers of one kind, the earliest first.
 
     All that are in memory are in a heap; so are those in runs that lie below a place. There may be
-    others in it that are gone.
+    others in it that are gone. Those that were set while others fire are put off.
     """
 
     def __init__(self, kind: bytes, store: ValueStore) -> None:
         self._kind, self._store = kind, store
         self._heap: list[Timer] = []
+        self.later: list[Timer] = []
         self._until = 0  # what lies below was read; counted from the first place of this kind
 
     def push(self, timer: Timer) -> None:
@@ -165,13 +165,24 @@ class _Queue:
 
     def forget(self) -> None:
         """All are in runs."""
-        self._heap, self._until = [], 0
+        self._heap, self.later, self._until = [], [], 0
 
-    def drop_from(self, slot: int) -> None:
-        """From this slot on, runs have more than they had."""
+    def resume(self) -> None:
+        """Those that were put off are as all others."""
+        for timer in self.later:
+            heapq.heappush(self._heap, timer)
+        self.later = []
+
+    def drop(self, written: Mapping[bytes, Any], slot: int) -> None:
+        """A run has these values now, and no timer below this slot."""
         self._until = until = min(self._until, slot)
         lately = self._store.lately
-        self._heap = [t for t in self._heap if _slot(t.due) < until or lately(t.address)]
+
+        def stays(timer: Timer) -> bool:
+            is_read = _slot(timer.due) < until and timer.address not in written
+            return is_read or bool(lately(timer.address) == timer.kept)
+
+        self._heap, self.later = (list(filter(stays, some)) for some in (self._heap, self.later))
         heapq.heapify(self._heap)
 
     def _read(self) -> None:
