@@ -10,6 +10,7 @@ import pytest
 from clonos.core.coordinator import Coordinator, Reported, SlotLost, SlotReady
 from clonos.core.decisions import Command, Fail
 from clonos.core.determinants import Marker, encode_record
+from clonos.core.holdings import TIDY_EACH
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (
     AUTO,
@@ -256,7 +257,8 @@ def test_the_next_driver_asks_slots_what_is_on_their_disks():
     again = World(LOCAL, keeper=job.keeper)
     again.epoch = 1
     again.joins(0)
-    assert again.told(0, Hold) == [Hold(0, again.coordinator.tasks[0].incarnation, (ref,), ())]
+    life = again.coordinator.tasks[0].incarnation
+    assert again.told(0, Hold) == [Hold(0, life, (ref,), (), tidies=True)]
     assert not again.told(0, Activate)
     again.has(0, ref)
     assert again.told(0, Activate)
@@ -365,6 +367,16 @@ def test_what_counts_stays_on_a_disk_that_another_slot_may_be_told_to_use():
     job.has(2, ref)
     assert job.floor == 1
     assert not job.told(1, Discard)
+
+
+def test_disks_are_tidied_when_a_life_begins_and_now_and_then():
+    job = world(LOCAL)
+    job.seals(0)
+    for _ in range(TIDY_EACH):
+        job.has(1, job.seals(0))
+    first, *others = [hold.tidies for hold in job.told(1, Hold)]
+    assert first
+    assert sum(others) == len(others) // TIDY_EACH >= 1
 
 
 def test_who_has_no_copy_any_more_is_told_to_fetch_no_more():

@@ -35,6 +35,16 @@ def ref(epoch: int, life: Incarnation = LIFE) -> LayerRef:
     return LayerRef(0, epoch, life, epoch, f"0/{epoch}-{life.n}", 10, 1, MEMORY)
 
 
+def test_what_earlier_lives_have_left_on_the_disk_goes() -> None:
+    world = World()
+    hold = Hold(0, Incarnation(1, 2), (ref(1),), ("a",), tidies=True)
+    world.keeping.hold(hold)
+    assert ("tidy", 0, Incarnation(1, 2), {ref(1).path}) in world.asked
+    world.asked.clear()
+    world.keeping.hold(replace(hold, tidies=False))
+    assert "tidy" not in [asked[0] for asked in world.asked]
+
+
 class Line:
     def __init__(self, conn_id: int, address: str = "") -> None:
         self.conn_id, self.address, self.stood = conn_id, address, True

@@ -6,8 +6,14 @@ import os
 
 import pytest
 
+from clonos.core.events import StoreLayer
+from clonos.core.levels import LOCAL
+from clonos.core.messages import Layer
+from clonos.core.plan import Incarnation
 from clonos.runtime.layers import disk_of, local_folder
 from clonos.storage.files import UnusableStore
+from clonos.storage.layers import LayerStore
+from clonos.storage.leveled import LeveledLayers
 
 URI = "file:///data/layers/3f"
 
@@ -41,3 +47,24 @@ def test_a_link_is_refused(temporary):
     (temporary / f"clonos-{os.getuid()}").symlink_to(temporary / "elsewhere")
     with pytest.raises(UnusableStore, match="somebody else"):
         local_folder(URI, None)
+
+
+def test_what_killed_processes_have_left_goes(tmp_path):
+    store, local = LayerStore(str(tmp_path / "store")), LayerStore(str(tmp_path / "disk"))
+    layers = LeveledLayers(store, local)
+    named, unheard, of_other, newest = [
+        layers.put(StoreLayer(sealed(task, epoch, n), b"rows"), LOCAL)
+        for task, epoch, n in ((3, 1, 0), (3, 2, 0), (4, 2, 0), (3, 3, 1))
+    ]
+    unfinished = tmp_path / "disk" / "3" / f".{unheard.path[2:]}.0f.tmp"
+    unfinished.write_bytes(b"half a la")
+    gone = layers.tidy(3, Incarnation(1, 1), {named.path})
+    assert len(gone) == 2
+    assert not unfinished.exists()
+    assert sorted(local.everything()) == sorted([named.path, of_other.path, newest.path])
+    assert LeveledLayers(store, None).tidy(3, Incarnation(1, 1), ()) == ()
+
+
+def sealed(task: int, epoch: int, n: int) -> Layer:
+    life = Incarnation(1, n)
+    return Layer(task, life, epoch, epoch, {}, {}, (), {}, 0, None, 0, False, b"rows")

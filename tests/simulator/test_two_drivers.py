@@ -10,6 +10,7 @@ from clonos.nodes.tenure import Term
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.seeds import simulate
 from clonos.simulator.world.disk import Disk
 from clonos.storage.journal import JournalInUse
 from clonos.storage.terms import OtherJournal
@@ -73,6 +74,11 @@ def test_who_wakes_up_when_another_one_drives_says_nothing_more(seed: int) -> No
     cluster.run_until(lambda: not first.alive)
     assert cluster.scheduler.now < wakes_at + 50, "it looks at once"
     finish(cluster)
+
+
+def test_what_the_moved_journal_holds_either_may_let_out() -> None:
+    """The disk moves when an output is durable and not yet out: each driver lets it out."""
+    assert simulate(7019477).verdict == "ok"
 
 
 def test_who_does_not_look_when_it_wakes_up_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

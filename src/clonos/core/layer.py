@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -47,9 +47,11 @@ SHARE: Final = 0.5
 """A layer is merged, too, if those above it together reach this share of its size."""
 
 _PATH: Final = re.compile(
-    r"(\d+)/\.?(\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
+    r"(\d+)/\.?((\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+)(?:-(\d+))?)?\.layer)"
+    r"(?:\.[0-9a-f]+\.tmp)?"
 )
-"""A layer's path, finished or not: task, number, life, and the term of who has merged it."""
+"""A layer's path, finished or not: task, name, number, life, and the term of the driver, or the
+life of the task, that has merged it."""
 
 
 class UnreadableLayer(ClonosError):
@@ -133,14 +135,50 @@ def left_behind(
         name = _PATH.fullmatch(path)
         if name is None or path in used:
             continue
-        task, number = int(name[1]), int(name[2])
+        task, number = int(name[1]), int(name[3])
         chain = chains.get(task, ())
         newest = lives.get(task, now)  # no such task any more: it was of another plan
-        maker = Incarnation(int(name[3]), int(name[4]))
-        if name[5]:  # by a driver, of layers that are in the chain
-            maker = Incarnation(int(name[5]), newest.n)
+        maker = Incarnation(int(name[4]), int(name[5]))
+        if name[6]:  # by a driver, of layers that are in the chain
+            maker = Incarnation(int(name[6]), newest.n)
         is_late = bool(chain) and number <= chain[-1].epoch
         if maker < newest or (maker.term == newest.term and is_late):
+            found.append(path)
+    return found
+
+
+def left_by_earlier(
+    stored: Iterable[str], task: int, life: Incarnation, named: Collection[str]
+) -> list[str]:
+    """Which files on a disk earlier lives of a task have left there for nobody.
+
+    They are layers that were written and never reported, merges and copies that death broke off.
+    A file that is being written now is made by this life, or will be one of those named.
+
+    Parameters
+    ----------
+    stored
+        Whatever is on the disk, unfinished files included.
+    named
+        All layers that count of this task.
+
+    Examples
+    --------
+    >>> def path(epoch, n):
+    ...     return layer_path(3, epoch, Incarnation(1, n))
+    >>> stored = [path(16, 1), path(17, 1), path(18, 2), "3/.000000000017-1-1.layer.9f.tmp"]
+    >>> left_by_earlier(stored, 3, Incarnation(1, 2), {path(17, 1)})
+    ['3/000000000016-1-1.layer']
+    >>> left_by_earlier(["3/000000000017-1-1-from-000000000016-by-1-2.layer"], 3, (1, 3), set())
+    ['3/000000000017-1-1-from-000000000016-by-1-2.layer']
+    """
+    found = []
+    for path in stored:
+        name = _PATH.fullmatch(path)
+        if name is None or int(name[1]) != task or f"{task}/{name[2]}" in named:
+            continue
+        maker = (name[6], name[7]) if name[7] else (name[4], name[5])
+        if (int(maker[0]), int(maker[1])) < life:
             found.append(path)
     return found
 

@@ -92,12 +92,15 @@ class Hold:
     says the same as the one before, the coordinator asks what is there.
 
     ``life``: the task's newest one. What earlier ones have sealed here counts only if it is named.
+    ``tidies``: other layers of earlier lives on this machine's disk go. Processes that were killed
+    have left them, and nobody has heard of them.
     """
 
     task: int
     life: Incarnation
     layers: tuple[LayerRef, ...]
     sources: tuple[str, ...]
+    tidies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,12 @@ class Keeping:
 
     def hold(self, command: Hold) -> None:
         """These layers are to be here, and of this task no others that earlier lives have made."""
+        named = {ref.path for ref in command.layers}
+        if command.tidies:
+            self._ports.store.tidy(command.task, command.life, named)
+            command = replace(command, tidies=False)
         is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
-        named = {ref.path for ref in command.layers}
         self._drop_sealed(command.task, command.life, named)
         for path, transfer in list(self._transfers.items()):
             if transfer.ref.task == command.task and path not in named:

@@ -12,7 +12,7 @@ of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,10 @@ class Store(Protocol):
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
         """Nobody needs these here any more."""
+
+    def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        """Delete from this machine's disk what earlier lives of a task have left there, but for
+        these layers."""
 
     def clear(self) -> None:
         """Nobody needs anything here any more: the job is complete."""

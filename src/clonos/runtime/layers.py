@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from clonos.core import events as ev
 from clonos.core.levels import AUTO, LEVELS, LOCAL, STORE, LayerPart, LayerRef, MergeLayers
+from clonos.core.plan import Incarnation
 from clonos.nodes.events import (
     Fetched,
     FetchFailed,
@@ -184,6 +185,13 @@ class Layers:
     def _drop(self, refs: Sequence[LayerRef]) -> None:
         with suppress(Exception):  # it stays, and nobody reads it
             self._layers.drop(refs)
+
+    def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        def tidied() -> None:
+            with suppress(Exception):  # what stays is in nobody's way
+                self._layers.tidy(task, life, named)
+
+        self._shelf.submit(tidied)
 
     def clear(self) -> None:
         self._is_complete = True

@@ -6,7 +6,7 @@ with the reference first, so a copy is what it is a copy of, or not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,12 +16,14 @@ from clonos.core.layer import (
     UnreadableLayer,
     layer_chunks,
     layer_path,
+    left_by_earlier,
     merge_layers,
     open_layer,
     refer_to,
 )
 from clonos.core.levels import LOCAL, MEMORY, STORE, LayerPart, LayerRef, MergeLayers
 from clonos.core.messages import Layer
+from clonos.core.plan import Incarnation
 from clonos.storage.layers import OPENED_BYTES, LayerStore
 
 PART_BYTES: Final = 4 << 20
@@ -152,6 +154,16 @@ class LeveledLayers:
         """Make one layer of several, and keep it."""
         layer = merge_layers(self.get(command.layers), deltas, is_base=command.is_base)
         return self._put(layer, command.level, command.path)
+
+    def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> tuple[str, ...]:
+        """Delete from this machine's disk what earlier lives of a task have left there, but for
+        these layers. Returns what is gone."""
+        local = self._at.get(LOCAL)
+        if not isinstance(local, LayerStore):
+            return ()
+        found = tuple(left_by_earlier(local.everything(), task, life, named))
+        local.delete(found)
+        return found
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
         """Nobody needs these here any more."""

@@ -531,10 +531,11 @@ def output_is_kept(
             require(same_rows(found.get(name), payload), "durable", f"output {name} is not kept")
 
 
-def one_driver(term: int, speaker: int) -> None:
-    """Once a driver has let out output, no earlier one does."""
+def one_driver(term: int, speaker: int, *, is_found: bool) -> None:
+    """Once a driver has let out output, no earlier one does, but what the later one found in the
+    journal: an earlier one may be between making it durable and letting it out."""
     require(
-        term >= speaker,
+        term >= speaker or is_found,
         "one driver",
         f"term {term} lets out output, as term {speaker} does already",
     )

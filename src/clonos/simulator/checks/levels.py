@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from clonos.core.decisions import Action, Command
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.levels import LOCAL, MEMORY, STORE, Discard, LayerRef
+from clonos.core.levels import LOCAL, MEMORY, STORE, Discard, Hold, LayerRef
 from clonos.core.messages import Layer
 from clonos.core.placement import Slot
+from clonos.core.plan import Incarnation
 from clonos.simulator.checks.violations import require
 
 Place = tuple[str, str]
@@ -39,10 +40,14 @@ class Kept:
         self.lost: set[str] = set()
         self._rotten: set[tuple[str, Place]] = set()  # by path: nobody can know before it is read
         self._at: dict[str, set[Place]] = defaultdict(set)
+        self._refs: dict[str, LayerRef] = {}
+        self._lives: dict[tuple[int, int], Incarnation] = {}  # by slot and task: what it was told
+        self._going: dict[int, set[LayerRef]] = defaultdict(set)  # by slot: from its disk
+        self._due: dict[int, set[LayerRef]] = {}
 
     def keeps(self, address: str, disk: str, ref: LayerRef, layer: Layer) -> None:
         """A process has a layer now."""
-        self.layers[ref.path] = layer
+        self.layers[ref.path], self._refs[ref.path] = layer, ref
         where = place(address, disk, ref)
         self._at[ref.path].add(where)
         self._rotten.discard((ref.path, where))
@@ -50,6 +55,10 @@ class Kept:
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
         """... and has it no more."""
         self._at[ref.path].discard(place(address, disk, ref))
+
+    def tidies(self, disk: str, path: str) -> None:
+        """... nor does the disk of its machine."""
+        self._at[path].discard(("disk", disk))
 
     def rots(self, disk: str, path: str) -> None:
         """A layer on a disk is another one from now on."""
@@ -90,6 +99,41 @@ class Kept:
             if command.task not in self.chosen and any(ref.path in gone for ref in chain):
                 left = [slot for slot in slots.values() if not _share(slot, giver, chain)]
                 copies_stay(command.task, chain, left, self)
+
+        if isinstance(action, Command) and isinstance(command := action.command, Hold):
+            self._must_go(slots[action.slot], command)
+
+    def _must_go(self, slot: Slot, hold: Hold) -> None:
+        """A slot hears of a new life: what earlier ones have left on its disk for nobody goes."""
+        if self._lives.get((slot.id, hold.task)) == hold.life:
+            return
+        self._lives[slot.id, hold.task] = hold.life
+        self._going[slot.id] |= {
+            ref
+            for path, ref in self._refs.items()
+            if ref.task == hold.task
+            and ref.incarnation < hold.life
+            and ref not in hold.layers
+            and ("disk", slot.disk) in self._at[path]
+        }
+
+    def begins(self) -> None:
+        """Another driver: nobody knows what the one before has told the slots."""
+        self._lives.clear()
+        self._going.clear()
+        self._due.clear()
+
+    def heals(self) -> None:
+        """Nothing fails from now on: what must go from disks is what slots were told until now."""
+        self._due = {slot: set(refs) for slot, refs in self._going.items()}
+
+    def no_litter(self, keeper: HouseKeeper, slots: Iterable[Slot]) -> None:
+        """Some floors later, it is gone."""
+        used = {ref for chain in keeper.layers.values() for ref in chain}
+        for slot in slots:
+            refs = self._due.get(slot.id, set()) - used
+            left = [ref.path for ref in refs if self.can_read(slot, ref)]
+            require(not left, "no litter", f"on the disk of slot {slot.id} nobody refers to {left}")
 
     @staticmethod
     def _kept_by_slots(chain: Sequence[LayerRef]) -> list[LayerRef]:

@@ -82,6 +82,7 @@ class Recorder:
         self._durable: dict[int, int] = {}
         self._stable: dict[int, int] = {}
         self._speaker = 0  # the newest term that has let out anything
+        self._found: set[Name] = set()  # outputs that the newest driver began with
         self._journaled: set[tuple[int, Incarnation, int]] = set()  # cuts
         self._may_stand: list[ClosedKeeper] = []  # in the journal: acknowledged, and written since
         self._covered: dict[int, int] = {}
@@ -368,6 +369,7 @@ class Recorder:
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
         """A new life of the driver has read the journal: it knows what the world knows."""
         self._held.clear()
+        self.holders.begins()
         self.has_failures = True
         self._store = LayerStore(layers, files=self._disks.shared.observe())
         self._unresolved.clear()
@@ -376,14 +378,16 @@ class Recorder:
         delivered = [one for one in delivered if one.generation >= self._begun_in]
         for deliver in delivered:  # what is older is of a life of the job from which it went back
             self._take_output(deliver)
+        self._found = set(self._outputs)
         self._check_durable(keeper, delivered)
         self._check_cuts(keeper)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
         self._in_use = keeper.positions
 
-    def lets_out(self, term: int) -> None:
+    def lets_out(self, term: int, output: Deliver) -> None:
         """The driver of a term lets out an output."""
-        invariants.one_driver(term, self._speaker)
+        name = output.generation, output.task, output.item.seq
+        invariants.one_driver(term, self._speaker, is_found=name in self._found)
         self._speaker = max(self._speaker, term)
 
     def _check_durable(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:

@@ -27,7 +27,7 @@ INVARIANTS = {
     "fitting floors": "what one floor has sent, the next has taken, though nobody agreed on when",
     "durable": "what was acknowledged is in the journal",
     "kept past": "from every point that is kept, all that came then can be done again",
-    "one driver": "of one checkpoint, never two drivers let out output",
+    "one driver": "what two drivers of one checkpoint let out is in one journal",
     "no litter": "after quiet floors the store holds what the journal refers to, and little else",
     "divergence": "a task that does something else on replay is found out",
     "same again": "a task whose log is left out does the same in each life",

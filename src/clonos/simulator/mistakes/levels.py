@@ -10,6 +10,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import Held, Hold
 from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
+from clonos.simulator.mistakes.protocol import constant
 
 
 def at_once(_: Any) -> Any:
@@ -101,5 +102,8 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     ),
     "nobody knows what a restored task has": mutation(
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
+    ),
+    "disks are never tidied": mutation(
+        "no litter", (Holdings, "_is_untidy", constant(False)), kind=LEVELS
     ),
 }

@@ -38,6 +38,8 @@ from clonos.storage.retry import StoreAway
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register, TaskStatistics
 
 KEEPER_ADDRESS = "house-keeper"
+QUIET_FLOORS = 2
+"""Floors after the last fault by which slots have heard of all lives."""
 LOST_MS = 100.0
 """About half the time until Spark gives up an executor whose machine is gone."""
 STEPS_MAX = 400_000
@@ -506,9 +508,19 @@ class Cluster:
             self.litter.forget()
         if note.what == "floor" and self.scheduler.now > self.heals_at:
             self.floors_since += 1
+            self._look_at_disks()
         self.recorder.noted(note)
         for listener in self.on_note:
             listener(note)
+
+    def _look_at_disks(self) -> None:
+        """When nothing fails any more, slots have tidied their disks by the second floor."""
+        kept, slots = self.recorder.holders, self.driver.coordinator.slots.values()
+        if self.floors_since < QUIET_FLOORS:
+            kept.heals()
+        else:
+            living = {slot.address for slot in self.alive()}
+            kept.no_litter(self.driver.keeper, [s for s in slots if s.address in living])
 
     def fail(self, action: co.Fail) -> None:
         self.trace(f"failed: {action}")

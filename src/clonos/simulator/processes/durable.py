@@ -6,7 +6,7 @@ Here is only how long things take, and what a process leaves half done that dies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import STORE, LayerRef, MergeLayers
+from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
@@ -119,7 +120,7 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
     cluster = driver.cluster
 
     def consume(output: Deliver) -> None:
-        cluster.recorder.lets_out(driver.term)
+        cluster.recorder.lets_out(driver.term, output)
         cluster.recorder.delivered(driver.closed, output)
 
     store = DeliveredStore(DELIVERED, files=driver.disk)
@@ -386,6 +387,13 @@ class SlotStore:
         if merged.level != STORE:
             self._noted(merged)
         self._slot.post(events.MergedHere(ticket, merged))
+
+    def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        self._later(lambda: self._tidy(task, life, named))
+
+    def _tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
+        for path in self._layers.tidy(task, life, named):
+            self._cluster.recorder.holders.tidies(self.disk, path)
 
     def clear(self) -> None:
         """All processes do, and end."""
