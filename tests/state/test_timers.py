@@ -13,7 +13,7 @@ from clonos.state import timers
 from clonos.state.deltas import encode_delta, merge_deltas, open_delta
 from clonos.state.runs import Run
 from clonos.state.stores import Facts, Undo
-from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, places_of
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, place_of
 from clonos.state.values import ValueStore
 
 FAR = [-(1 << 63), -(1 << 46) - 1, (1 << 46) - 1, 1 << 46, 1 << 46, (1 << 63) - 1]
@@ -36,7 +36,7 @@ class Timed:
 
     def __init__(self, shelf: SlowShelf | None = None, nbytes: int = 0) -> None:
         self.undo, self.facts = Undo(), Facts()
-        self.store = ValueStore(self.undo, places_of)
+        self.store = ValueStore(self.undo, place_of)
         self.table = TimerTable(self.store, self.facts)
         if shelf is not None:
             self.store.use(shelf, nbytes)
@@ -196,5 +196,5 @@ def test_damage_is_noticed_when_timers_are_read():
 def test_places_are_in_the_order_of_times():
     addresses = [timers._address(kind, due, b"k") for kind in (EVENT_TIME, PROCESSING_TIME)
                  for due in range(-3, 4)]  # fmt: skip
-    places = places_of(addresses).tolist()
+    places = [place_of(address) for address in addresses]
     assert places == sorted(places)

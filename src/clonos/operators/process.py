@@ -45,7 +45,7 @@ from clonos.operators.shares import (
 )
 from clonos.state.deltas import Frozen, both
 from clonos.state.stores import KeyedStore, Undo, kept_as
-from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, places_of
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, place_of
 from clonos.state.values import ValueStore
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class ProcessOperator(Operator):
         self._builder = RowBuilder(schema)
         self._ctx: ProcessContext
         self._undo = Undo()
-        self.values = ValueStore(self._undo, places_of)
+        self.values = ValueStore(self._undo, place_of)
         self._prefixes: list[bytes] = []  # of the values that it may look up
         self.timers = TimerTable(self.values, self.facts)
         self.store = KeyedStore(self._undo)

@@ -27,12 +27,12 @@ from clonos.core.content import Chunks, Content, Part, Writable, content_of
 from clonos.core.layer import CHECKS_ITSELF, UP_TO
 from clonos.errors import StateMismatch
 from clonos.state.runs import (
+    HASH,
     Index,
     Placing,
     Rows,
     Run,
     RunWriter,
-    hashes_of,
     in_order,
     merge_runs,
     write_values,
@@ -73,7 +73,7 @@ class Values(NamedTuple):
 
     values: Mapping[bytes, bytes | None]
     groups: Sequence[int]
-    placing: Placing = hashes_of
+    placing: Placing = HASH
 
 
 Frozen = Callable[[], Sequence[Changes | Values | Rows]]

@@ -36,6 +36,9 @@ WRITTEN_ROWS: Final = 2048
 _BITS: Final = 10
 """Of the filter, per key: of keys that are not there, about 3 % seem to be."""
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS: Final = (0, 6, 12, 18)
+"""Where in a hash it says which bits."""
+_ALL: Final = (1 << 64) - 1
 _HEAD: Final = struct.Struct("<II")
 _ROW_BYTES: Final = 19
 
@@ -133,6 +136,23 @@ class Run:
             for key, value in _look_up(block, int(hashes[i])):
                 yield i, key, value
 
+    def find_one(self, place: int, key: bytes) -> tuple[bytes | None] | None:
+        """The value of one key (None: gone); None if it does not know it. For one key, this is much
+        faster than :meth:`find`."""
+        index = self.index
+        spread = place * int(_SPREAD) & _ALL
+        bits = 0
+        for shift in _SHIFTS:
+            bits |= 1 << (spread >> shift & 63)
+        if bits & ~int(index.filter[(spread >> 32) * len(index.filter) >> 32]):
+            return None
+        number = int(np.searchsorted(index.firsts, np.uint64(place), "right")) - 1
+        if number >= 0:
+            for known, value in _look_up(self._block(number), place):
+                if known == key:
+                    return (value,)
+        return None
+
     def items(self) -> Iterator[tuple[bytes, bytes | None]]:
         """All keys and values."""
         for rows in self.parts():
@@ -220,24 +240,25 @@ class RunWriter:
         return Index(self._rows, firsts, ends, digests, self._filter)
 
 
-def hashes_of(keys: Sequence[bytes]) -> UInt64:
+Placing = Callable[[bytes], int]
+"""The hash of a key, or what stands for it."""
+HASH: Final[Placing] = xxh3_64_intdigest
+
+
+def hashes_of(keys: Sequence[bytes], placing: Placing = HASH) -> UInt64:
     """By which keys are sorted."""
-    return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
-
-
-Placing = Callable[[Sequence[bytes]], UInt64]
-"""What stands for the hash of each key, if some lie elsewhere."""
+    return np.fromiter(map(placing, keys), np.uint64, len(keys))
 
 
 def write_values(
     values: Mapping[bytes, bytes | None],
     groups: Sequence[int],
     write: Callable[[bytes], object],
-    placing: Placing = hashes_of,
+    placing: Placing = HASH,
 ) -> Index:
     """Write values by key as a run; `groups` has the key group of each, or is empty."""
     keys, contents = list(values), list(values.values())
-    hashes = placing(keys)
+    hashes = hashes_of(keys, placing)
     numbers = np.array(groups, np.int64) if len(groups) else np.zeros(len(keys), np.int64)
     writer = RunWriter(len(keys), write)
     order = np.argsort(hashes)
@@ -417,12 +438,10 @@ def _filter_bits(hashes: UInt64, words: int) -> tuple[Int64, UInt64]:
     """In which word a hash has its four bits, and these."""
     hashes = hashes * _SPREAD  # they may be times, which are close to each other
     places = ((hashes >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)
-    one, six, low = np.uint64(1), np.uint64(6), np.uint64(63)
+    one, low = np.uint64(1), np.uint64(63)
     bits = np.zeros(len(hashes), np.uint64)
-    rest = hashes
-    for _ in range(4):
-        bits |= one << (rest & low)
-        rest = rest >> six
+    for shift in _SHIFTS:
+        bits |= one << (hashes >> np.uint64(shift) & low)
     return places.astype(np.int64), bits
 
 

@@ -9,26 +9,25 @@ with the kind and the time, so what is due next lies together::
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from clonos.core.canonical import decode, encode
-from clonos.state.runs import hashes_of
+from clonos.state.runs import HASH
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
-    from clonos.state.runs import UInt64
     from clonos.state.values import ValueStore
 
 PROCESSING_TIME: Final = b"p"
 EVENT_TIME: Final = b"e"
 
-_DUE_BYTES: Final = 8
-_HEAD_BYTES: Final = 1 + _DUE_BYTES
+_HEAD: Final = Struct(">cq")
 _HASH_BITS: Final = 16
+_HASHES: Final = (1 << _HASH_BITS) - 1
 _PLACES: Final = 1 << 63
 """Of each kind."""
 _BEGINS: Final = {EVENT_TIME: 0, PROCESSING_TIME: _PLACES}
@@ -210,27 +209,23 @@ class _Queue:
 
 def key_of(address: bytes) -> bytes:
     """The key that the timer at an address belongs to."""
-    return address[_HEAD_BYTES:]
+    return address[_HEAD.size :]
 
 
-def places_of(addresses: Sequence[bytes]) -> UInt64:
-    """Where timers, and other values, lie in runs."""
-    places = hashes_of(addresses)
-    kinds = np.fromiter(map(itemgetter(0), addresses), np.uint8, len(addresses))
-    for kind, begin in _BEGINS.items():
-        mine = np.flatnonzero(kinds == kind[0])
-        if len(mine):
-            times = b"".join([addresses[n][1:_HEAD_BYTES] for n in mine.tolist()])
-            dues = np.clip(np.frombuffer(times, ">i8"), -_LATEST, _LATEST - 1) + _LATEST
-            slots = dues.astype(np.uint64) << np.uint64(_HASH_BITS)
-            low = places[mine] & np.uint64((1 << _HASH_BITS) - 1)
-            places[mine] = np.uint64(begin) + slots + low
-    return places
+def place_of(address: bytes) -> int:
+    """Where a timer, or another value, lies in runs."""
+    place = HASH(address)
+    begin = _BEGINS.get(address[:1])
+    if begin is None:
+        return place
+    return begin + _slot(_due(address)) + (place & _HASHES)
 
 
 def _slot(due: int) -> int:
     """The first of the places of timers that are due then."""
-    return (min(max(due, -_LATEST), _LATEST - 1) + _LATEST) << _HASH_BITS
+    if not -_LATEST <= due < _LATEST:
+        due = -_LATEST if due < 0 else _LATEST - 1
+    return (due + _LATEST) << _HASH_BITS
 
 
 def _timer(address: bytes, value: bytes) -> Timer:
@@ -245,8 +240,9 @@ def _is_live(store: ValueStore, timer: Timer) -> bool:
 
 
 def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:
-    return kind + due.to_bytes(_DUE_BYTES, "big", signed=True) + encoded_key
+    return _HEAD.pack(kind, due) + encoded_key
 
 
 def _due(address: bytes) -> int:
-    return int.from_bytes(address[1:_HEAD_BYTES], "big", signed=True)
+    due: int = _HEAD.unpack_from(address)[1]
+    return due

@@ -17,7 +17,7 @@ from clonos.core.content import Held, Shelf, Writable
 from clonos.core.layer import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
 from clonos.state.levels import LOADED_BYTES, Levels
-from clonos.state.runs import Index, Placing, Run, hashes_of, write_values
+from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values
 from clonos.state.stores import PLAIN, Undo, kept_as
 
 _ENTRY_BYTES: Final = 200
@@ -46,7 +46,7 @@ class ValueStore:
     ``placing``: where in runs they lie. ``when_written`` is told what has left memory.
     """
 
-    def __init__(self, undo: Undo | None = None, placing: Placing = hashes_of) -> None:
+    def __init__(self, undo: Undo | None = None, placing: Placing = HASH) -> None:
         self._kept: dict[bytes, Any] = {}  # what no level has; bytes: encoded; None: gone
         self._dirty: dict[bytes, tuple[int, Any]] = {}
         self._undo, self._placing = undo or Undo(), placing
@@ -213,8 +213,10 @@ class ValueStore:
             if key in cache:
                 kept = self._cache[key] = cache[key]
                 return kept
-        self._look_up([key])
-        return self._cache[key]
+        kept = self._cache[key] = self._look_up_one(key)
+        if type(kept) is bytes:
+            self._cached += len(kept)
+        return kept
 
     def _keep(self, key: bytes, kept: Any) -> None:
         before = self._kept.get(key)
@@ -232,9 +234,24 @@ class ValueStore:
         if type(kept) is bytes or type(kept) is str:
             self._bytes += len(kept)
 
+    def _look_up_one(self, key: bytes) -> Any:
+        place = self._placing(key)
+        for level in reversed(self._below.all):
+            if isinstance(level, Run):
+                try:
+                    found = level.find_one(place, key)
+                except UnreadableLayer as error:
+                    self._damage = error
+                    raise
+                if found is not None:
+                    return found[0]
+            elif key in level.values:
+                return level.values[key]
+        return None
+
     def _look_up(self, keys: list[bytes]) -> None:
         """Find keys in the levels; what is not there is noted, too."""
-        hashes = self._placing(keys)
+        hashes = hashes_of(keys, self._placing)
         order = np.argsort(hashes)
         keys, hashes = [keys[i] for i in order.tolist()], hashes[order]
         cache = self._cache
