@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clonos.core.layer import UnreadableLayer
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import timers
+from clonos.state import runs, timers
 from clonos.state.deltas import encode_delta, merge_deltas, open_delta
 from clonos.state.runs import Run
 from clonos.state.stores import Facts, Undo
@@ -88,6 +88,8 @@ class Timed:
 @pytest.fixture
 def _few_at_once(monkeypatch):
     monkeypatch.setattr(timers, "_FIRED_AT_ONCE", 2)
+    monkeypatch.setattr(runs, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(timers, "_READ_BLOCKS", 1)
 
 
 @pytest.mark.usefixtures("_few_at_once")
@@ -154,6 +156,14 @@ def test_what_is_due_next_is_read_and_nothing_else():
         1_700_000_000_000 + n for n in range(10_000)
     ]
     assert 0.4 * run.nbytes < watched.read_bytes < 0.8 * run.nbytes
+
+
+def test_when_many_are_due_next_takes_a_few_blocks_to_know():
+    timed, watched = with_run(filled(20_000, lambda _: 1_700_000_000_000))
+    assert timed.table.next_due(EVENT_TIME) == 1_700_000_000_000
+    assert watched.read_bytes < 100_000
+    due = timed.table.due(EVENT_TIME, 1_700_000_000_000)
+    assert [timer.id for some in due for timer in some] == list(range(1, 20_001))
 
 
 def test_a_timer_among_many_of_the_same_time_takes_a_block_to_find_and_a_new_one_none():

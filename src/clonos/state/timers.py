@@ -37,6 +37,7 @@ _READ_BLOCKS: Final = 4
 """So many blocks of each run, about, are read at once."""
 _FIRED_AT_ONCE: Final = 1024
 _NOT_LATELY: Final = object()
+_NEVER: Final = 1 << 64
 
 
 class Timer(NamedTuple):
@@ -83,7 +84,7 @@ class TimerTable:
 
     def next_due(self, kind: bytes) -> int | None:
         """When the earliest timer of this kind is due."""
-        first = self._queues[kind].first()
+        first = self._queues[kind].first(-_NEVER)
         return first.due if first is not None else None
 
     def due(self, kind: bytes, until_ms: int | None) -> Iterator[list[Timer]]:
@@ -91,9 +92,8 @@ class TimerTable:
         stored. What is set meanwhile is not among them."""
         queue, newest = self._queues[kind], self._facts.get("timers", 0)
         some: list[Timer] = []
-        while (timer := queue.first()) is not None:
-            if until_ms is not None and timer.due > until_ms:
-                break
+        until_ms = _NEVER if until_ms is None else until_ms
+        while (timer := queue.first(until_ms)) is not None and timer.due <= until_ms:
             (some if timer.id <= newest else queue.later).append(queue.pop())
             if len(some) == _FIRED_AT_ONCE:
                 yield some
@@ -146,16 +146,20 @@ class _Queue:
         """One that is in memory now."""
         heapq.heappush(self._heap, timer)
 
-    def first(self) -> Timer | None:
-        """The earliest that is there."""
+    def first(self, until_ms: int) -> Timer | None:
+        """The earliest that is there. If it is due at `until_ms`, it is the one that was set first
+        of all that are due at the same time: these are read."""
         heap, store = self._heap, self._store
         while True:
             while heap and not _is_live(store, heap[0]):
                 heapq.heappop(heap)
             if self._until == _PLACES or not store.has_runs:
                 return heap[0] if heap else None
-            if heap and _slot(heap[0].due) < self._until:
-                return heap[0]
+            if heap:
+                due = heap[0].due
+                is_enough = due > until_ms and -_LATEST < due < _LATEST - 1
+                if _slot(due) + (0 if is_enough else _HASHES) < self._until:
+                    return heap[0]
             self._read()
 
     def pop(self) -> Timer:
@@ -185,7 +189,7 @@ class _Queue:
         heapq.heapify(self._heap)
 
     def _read(self) -> None:
-        """Read on in the runs, to behind where a block begins."""
+        """Read on in the runs, to where a block begins."""
         begin, runs = _BEGINS[self._kind], self._store.runs
         low, wanted = begin + self._until, _READ_BLOCKS * len(runs)
         blocks = []
@@ -196,7 +200,7 @@ class _Queue:
         ahead = np.sort(np.concatenate(blocks))[:wanted]
         high = begin + _PLACES
         if len(ahead) == wanted:
-            high = min(high, ((int(ahead[-1]) >> _HASH_BITS) + 1) << _HASH_BITS)
+            high = min(high, int(ahead[-1]))
         newest: dict[bytes, Any] = {}
         for run in runs:
             for rows in run.parts(low, high):
