@@ -110,7 +110,7 @@ def test_nothing_comes_in():
     less = again.map(lambda row: row.n - 1, "n long", name="less")
     again.feed(less.filter(lambda row: row.n > 0, name="positive"))
     less.sink(clonos.sinks.collect())
-    with pytest.raises(BadGraph, match=r"nothing comes into the loop of .*'less'"):
+    with pytest.raises(BadGraph, match=r"no rows come into the loop of .*'less'"):
         job.compile()
 
 

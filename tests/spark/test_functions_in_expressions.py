@@ -260,7 +260,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "by name": (lambda: plus_one(n=F.col("n")), "by position"),
     "that is not the same each time": (
         lambda: sf.udf(plus_one.func, "long").asNondeterministic()("n"),
-        "something else each time",
+        "another value each time",
     ),
     "that is large": (lambda: large()("n"), "cannot be taken out"),
 }

@@ -1,8 +1,9 @@
-"""Processes beside the driver: what would disturb a job, or could end its process, happens there.
+"""Processes beside the driver, for work that would disturb the job or could end the driver's
+process.
 
 As a rule such a process has low priority. It has the hash seed of the slots, and the functions of
-the job as Spark would ship them. It says what it has to say on its standard output, and ends with
-the driver.
+the job as Spark would ship them. It writes its results to its standard output, and ends with the
+driver.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from clonos.errors import ClonosError
 from clonos.nodes.versions import HASH_SEED
 
 PRIORITY: Final = 10
-"""Of such a process, below that of the driver and of slots on its machine."""
+"""The niceness of such a process, so that driver and slots on its machine come first."""
 END_S: Final = 5.0
 """Grace period for its end."""
 
@@ -34,7 +35,7 @@ _dumps: Callable[[Any], bytes] = cloudpickle.dumps
 
 
 class AsideFailed(ClonosError):
-    """A process beside the driver has ended before it had said all."""
+    """A process beside the driver has ended before it was done."""
 
 
 class Aside:
@@ -43,14 +44,14 @@ class Aside:
     Parameters
     ----------
     function
-        ``module:name`` of a generator function; what it yields comes to :meth:`said`. Its first
+        ``module:name`` of a generator function; :meth:`said` returns what it yields. Its first
         argument is :func:`is_to_end`.
     request
         Its keyword arguments.
     hash_seed
-        Of its sets; empty: any.
+        The hash seed of its sets; empty: any.
     priority
-        Below that of the driver. A user who waits for it may not want it to have to wait.
+        Its niceness. If a user waits for the process, it should not be nice.
 
     Raises
     ------
@@ -69,7 +70,7 @@ class Aside:
                 f"the job cannot be sent to another process: {type(error).__name__}: {error}"
             ) from error
         module, _, name = function.partition(":")
-        # What it leaves there goes with it, also if it is killed: rows and state may be in it.
+        # Its files there are deleted with it, even if it is killed: they may have rows and state.
         room = tempfile.mkdtemp(prefix="clonos-aside-")
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import serve; serve{module, name, priority}"],
@@ -84,32 +85,32 @@ class Aside:
             start_new_session=True,  # Ctrl+C is for the driver
         )
         self.close = weakref.finalize(self, _end, self._process, room)
-        """End the process, whatever it does."""
+        """End the process, whatever it is doing."""
         self.tell(sys.path)
         self.tell(shipped)
 
     def tell(self, what: Any) -> None:
-        """Something more, for :func:`told`."""
+        """Send something more, which the process gets by :func:`told`."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # that it has ended is said when it is listened to
+        with suppress(BrokenPipeError):  # reading tells that it has ended
             self._process.stdin.write(_dumps(what))
             self._process.stdin.flush()
 
     def ask_to_end(self) -> None:
-        """Have it come to an end by itself: its function finds :func:`is_to_end` true."""
+        """Ask the process to end: its function finds :func:`is_to_end` true."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
 
     def said(self) -> Iterator[Any]:
-        """What it says, as it comes.
+        """The results of the process, as they come.
 
         Raises
         ------
         ClonosError
-            It has failed with this.
+            The error with which the process has failed.
         AsideFailed
-            It has ended in the midst of it.
+            The process has ended before it was done.
         """
         assert self._process.stdout is not None
         while True:
@@ -125,12 +126,12 @@ class Aside:
             yield value
 
     def result(self, timeout_s: float) -> Any:
-        """The last that it says, and its end.
+        """The last result of the process, after which it ends.
 
         Raises
         ------
         AsideFailed
-            It takes longer than that, or ends in the midst of it.
+            It takes longer than that, or ends before it is done.
         """
         is_late = threading.Event()
 
@@ -172,12 +173,12 @@ _NO_MORE: Final = object()
 
 
 def is_to_end(wait_s: float = 0.0) -> bool:
-    """Whether the driver wants no more, or is gone; waits for that so long."""
+    """Whether the driver wants no more, or is gone; waits up to `wait_s` for that."""
     return _ended.wait(wait_s)
 
 
 def told() -> Iterator[Any]:
-    """What the driver says by :meth:`Aside.tell`, until it wants no more."""
+    """What the driver sends by :meth:`Aside.tell`, until it wants no more."""
     while (what := _told.get()) is not _NO_MORE:
         yield what
 
@@ -214,4 +215,4 @@ def serve(module: str, name: str, priority: int) -> None:
         tell("failed", error)
     except Exception as error:  # noqa: BLE001 - user code is imported and run here
         tell("failed", AsideFailed(f"{type(error).__name__}: {error}"))
-    os._exit(0)  # whatever threads of the user's still do
+    os._exit(0)  # whatever the user's threads still do

@@ -42,12 +42,12 @@ _METHODS: Final[dict[type[Any], str]] = {
 
 
 class Post:
-    """Brings events to one listener, in a thread of its own; nobody waits for it.
+    """Passes events to one listener, in its own thread; nobody waits for it.
 
     Parameters
     ----------
     warn
-        Told once if the listener raises and once if it is too slow.
+        Called once if the listener raises, and once if it is too slow.
     """
 
     def __init__(self, listener: Listener, warn: Callable[[str], Any]) -> None:
@@ -76,7 +76,7 @@ class Post:
             self._warn(f"the listener {self._name} is too slow: it misses events")
 
     def close(self) -> None:
-        """End after what is queued."""
+        """End after the queued events."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -124,12 +124,12 @@ class Warnings:
 
 
 class Observer:
-    """What has been seen of a job: recoveries and floors, as of its newest view, and samples.
+    """What tests and benchmarks observe: recoveries and floors, as of the newest view, and samples.
 
     Parameters
     ----------
     names
-        Of the tasks.
+        The names of the tasks.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -185,7 +185,7 @@ class JobAudience:
         self._posts = tuple(Post(listener, warn) for listener in listeners)
 
     def follow(self, before: JobAudience) -> None:
-        """Whoever listened to the job until now hears of it from now on."""
+        """Take over the listeners of the audience before."""
         for post in before._posts:
             self.add(post.listener)
 
@@ -194,7 +194,7 @@ class JobAudience:
         self._posts = (*self._posts, Post(listener, self.warned))
 
     def remove(self, listener: Listener) -> None:
-        """Remove a listener; it still gets what is queued."""
+        """Remove a listener; it still gets the queued events."""
         for post in [p for p in self._posts if p.listener is listener]:
             self._posts = tuple(p for p in self._posts if p is not post)
             post.close()
@@ -207,7 +207,7 @@ class JobAudience:
                 post.close()
 
     def join(self, timeout_s: float) -> None:
-        """Let listeners hear the end."""
+        """Wait until listeners have heard of the end, up to a limit."""
         until = time.monotonic() + timeout_s
         for post in self._posts:
             post.join(max(0.0, until - time.monotonic()))

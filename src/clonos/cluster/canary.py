@@ -1,4 +1,4 @@
-"""A canary: changed code beside a job that runs, on the same rows, before it is put in place."""
+"""A canary: changed code that runs beside a job, on the same rows, before it is put in place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from clonos.errors import CannotReplace, ClonosError
 
 FOLLOW: Final = "clonos.branch.canary:follow"
 LOOKS: Final = 3
-"""It may be looking just now; the next look finds what there is, and the one after takes it."""
+"""One look may be under way, the next one finds the newest steps, and the one after it has taken
+them."""
 STOP_S: Final = 30.0
 """Time for a canary to come to its end."""
 
 
 class Running(Protocol):
-    """The job, as far as it matters here."""
+    """What a canary needs of its job."""
 
     @property
     def is_running(self) -> bool: ...
@@ -29,8 +30,8 @@ class Running(Protocol):
 class Canary:
     """Changed code that follows the live log of a job. :meth:`clonos.RunningJob.canary` makes it.
 
-    It runs in a process of its own. It opens no sink, makes no effect, and changes nothing in the
-    job, which does not wait for it.
+    It runs in its own process. It opens no sink, makes no effect, and changes nothing in the job,
+    which does not wait for it.
 
     Attributes
     ----------
@@ -57,7 +58,7 @@ class Canary:
                 if not self._running.is_running:
                     self._aside.ask_to_end()
         except ClonosError as error:
-            if not self._adopts:  # else it may well find that the job has other code now
+            if not self._adopts:  # else it may find that the job has other code now
                 self._error = error
         finally:
             with self._changed:
@@ -69,18 +70,19 @@ class Canary:
 
     @property
     def is_running(self) -> bool:
-        """Whether it follows the job; not any more once it was stopped or has failed."""
+        """Whether it follows the job; false once it was stopped or has failed."""
         return not self._is_over
 
     @property
     def error(self) -> ClonosError | None:
-        """Why it could not go on: changed code has raised, or asked what nobody answers."""
+        """Why it could not go on: changed code has raised, or has asked a question without an
+        answer."""
         return self._error
 
     @property
     def report(self) -> Any:
         """The newest :class:`~clonos.branch.follow.Report`: ``steps``, ``behind``, ``differences``,
-        ``bill``, ``calls``, ``cost``. None: there was none yet."""
+        ``bill``, ``calls``, ``cost``. None: there is none yet."""
         return self._report
 
     def compare(self, sink: str | None = None) -> Any:
@@ -110,17 +112,17 @@ class Canary:
 
     @property
     def changes(self) -> int:
-        """How many rows are different so far."""
+        """How many rows differ so far."""
         found = {} if self._report is None else self._report.differences
         return sum(one.changes for one in found.values())
 
     def catch_up(self, timeout_s: float = 60.0) -> None:
-        """Wait until it has taken all steps that the job's log has by now.
+        """Wait until it has taken all steps that the job's log has now.
 
         Raises
         ------
         TimeoutError
-            It does not come so far in time.
+            It takes longer than that.
         ClonosError
             It has failed.
         """
@@ -133,7 +135,7 @@ class Canary:
             if self._error is not None:
                 raise self._error
             if not condition():
-                raise TimeoutError(f"the canary has not come so far in {timeout_s:g} s")
+                raise TimeoutError(f"the canary has not got that far in {timeout_s:g} s")
 
     def __str__(self) -> str:
         """How it is doing."""
@@ -145,7 +147,7 @@ class Canary:
     # --- its end --------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let it take what the job has done by now, and end. What was compared stays."""
+        """Let it take the steps that the job has done by now, and end. Its comparisons stay."""
         self._aside.ask_to_end()
         self._thread.join(STOP_S)
         self._aside.close()
@@ -153,19 +155,19 @@ class Canary:
     def adopt(self, *, anyway: bool = False, within: str | timedelta = "30 seconds") -> None:
         """Put the changed code in place, as :meth:`clonos.RunningJob.adopt` does, and end.
 
-        It catches up first. State stays the job's.
+        It catches up first. The job keeps its own state.
 
         Parameters
         ----------
         anyway
-            Also if rows were different, as they are meant to be if a prompt is another one.
+            Also if rows differ, as they should if, for example, a prompt was changed.
         within
             How long the job may take to settle.
 
         Raises
         ------
         CannotReplace
-            It has failed, or rows were different: nothing was changed, and it goes on.
+            It has failed, or rows differ: nothing was changed in the job, which goes on.
         CannotUpgrade, NotSettled
             See :meth:`clonos.RunningJob.upgrade`.
         """

@@ -1,11 +1,11 @@
 """Merging layers in the background, so that a fresh slot never has to apply thousands of them.
 
-Which are merged, and when, the driver decides (:mod:`clonos.nodes.layers`).
+The driver decides which layers are merged, and when (:mod:`clonos.nodes.layers`).
 
-Merging is work for a processor, not for the driver's loop, and nobody waits for it: it is done by a
-process of its own at low priority (``python -m clonos.cluster.compaction``), which is told what to
-merge and answers, a line of JSON each. The first line says where the layers are: a URI may hold
-keys, which everybody on the machine could read on a command line.
+Merging takes processor time, and no task waits for it. So it is not done in the driver's loop but
+by a separate process of low priority (``python -m clonos.cluster.compaction``). Orders and answers
+are lines of JSON. The first line says where the layers are: a URI may contain keys, which everybody
+on the machine could read on a command line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import clonos.columns.batches  # noqa: F401 - layers of loops have batches, and it says how
+import clonos.columns.batches  # noqa: F401 - registers batches, which layers of loops have
 from clonos.core.codec import CODEC
 from clonos.core.content import Content
 from clonos.core.layer import merge_layers, merged_path
@@ -35,7 +35,8 @@ NICENESS: Final = 10
 
 
 def merge_on_disk(deltas: Sequence[bytes | Content], *, is_base: bool) -> Content:
-    """As :func:`~clonos.state.deltas.merge_deltas`; values by key need not fit into memory."""
+    """Like :func:`~clonos.state.deltas.merge_deltas`, but values by key need not fit into
+    memory."""
     return merge_into(ScratchFile(), deltas, is_base=is_base)
 
 
@@ -53,7 +54,7 @@ def merge(
 
 
 class Compactor:
-    """The driver's end of the process that merges. Its methods may wait; one thread at a time.
+    """The driver's end of the merging process. Its methods may block; for one thread at a time.
 
     Examples
     --------
@@ -103,12 +104,12 @@ class Compactor:
             text=True,
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died already: its answer will be missed
+        with contextlib.suppress(OSError):  # it has died already: the missing answer tells
             self._process.stdin.write(self._store + "\n")
         return self._process
 
     def close(self) -> None:
-        """End the process, whatever it does: an unfinished merge is not missed."""
+        """End the process, whatever it is doing: an unfinished merge does no harm."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

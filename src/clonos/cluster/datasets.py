@@ -1,4 +1,4 @@
-"""What a job reads and writes, by name and place: data lineage, as listeners are told it."""
+"""What a job reads and writes, by name and place: its data lineage, for listeners."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
 
 
 def _masked(place: str | None) -> str | None:
-    """Without the keys in it: a path may be a URI."""
+    """The place without keys, which it may contain if it is a URI."""
     return None if place is None else masked(place)
 
 
 def _place_of_source(source: SourceSpec) -> str | None:
-    """Where it is; None of a DataFrame, of which Spark knows more."""
+    """The place of a source; None for a DataFrame, about which Spark knows more."""
     if source.inlet is not None:
         return getattr(source.inlet, "place", None)
     first, *others = source.factory.args if isinstance(source.factory, partial) else (None,)
@@ -66,7 +66,7 @@ def _place_of_sink(sink: SinkSpec) -> str | None:
         return sink.query.path or sink.query.options.get("topic")
     if sink.path is not None or sink.store is None:
         return sink.path
-    # Several sinks may share a topic or an endpoint: these are no places that are claimed.
+    # Several sinks may share a topic or an endpoint, so such a place is not claimed by one of them.
     of = getattr(sink.store, "topic", None) or getattr(sink.store, "endpoint", None) or sink.store
     place: str | None = of.place
     return place

@@ -1,8 +1,8 @@
-"""Where a job keeps what must survive it, and whether that was written by the same job.
+"""The folders of a job's checkpoint, and whether the same job has written them.
 
 ::
 
-    <checkpoint_dir>/terms/            which driver goes on with it: any file system of pyarrow's
+    <checkpoint_dir>/terms/            the current driver: on any file system of pyarrow's
     <checkpoint_dir>/layers/<id>/      state of the tasks
     <checkpoint_dir>/spool/<id>/       sources that were spooled
     <journal>/journal/                 the house-keeper's journal
@@ -12,8 +12,8 @@
     <journal>/checkpoint_id            the <id>: a random name, of the first start of the job
 
 The journal's folder is on a local file system, in a database, or a chain of objects on a store that
-several machines reach. It is the checkpoint's, if that is local. If other machines reach it,
-delivered output is in the checkpoint's.
+several machines reach. By default it is the checkpoint_dir, if that is local. If other machines
+reach the journal, delivered output is in the checkpoint_dir.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
 
 _FORMAT: Final = 9
-"""Of all that is below the folders: names and places of files, too."""
+"""The format of everything in these folders, including the names of files."""
 _DATABASE: Final = ("postgresql://", "postgres://")
 
 
@@ -54,7 +54,7 @@ class JobDirectory:
     Parameters
     ----------
     checkpoint_dir
-        A local path or a URI; None: a temporary folder that goes with this object.
+        A local path or a URI; None: a temporary folder that is deleted with this object.
     journal
         A local path, or a URI: of a PostgreSQL database, or of a place for objects (``s3://``,
         ``gs://``, ``az://``, ``hdfs://``, or ``file://`` for a mount that other machines have);
@@ -62,8 +62,8 @@ class JobDirectory:
     on_one_machine
         Whether all executors are on the driver's machine.
     sole_driver
-        The user sees to it that no two drivers of the job ever run at once. Needed where the file
-        system cannot refuse one of them.
+        Whether the user makes sure that no two drivers of the job ever run at once. Needed if the
+        file system cannot refuse one of them.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class JobDirectory:
         sole_driver: bool = False,
     ) -> None:
         self.is_temporary = checkpoint_dir is None and journal is None
-        """Whether nobody can go on with the job when its process has ended."""
+        """Whether the job cannot be continued when its process has ended."""
         self._temporary: weakref.finalize[Any, Any] | None = None
         if checkpoint_dir is None and not on_one_machine:
             raise BadDirectory(
@@ -98,26 +98,26 @@ class JobDirectory:
             self._temporary = weakref.finalize(self, remove)
         base = checkpoint_dir.rstrip("/")
         if "://" not in base:
-            base = str(Path(base).absolute())  # executors have working directories of their own
+            base = str(Path(base).absolute())  # executors have other working directories
         self._base = base
         self.disk, self.root, is_shared = _place(base, journal)
-        """Where the journal's folder is. For the holder of the journal's lock."""
+        """The folder of the journal. Only the holder of the journal's lock may use it."""
         self.delivered_uri = f"{base if is_shared else self.root}/delivered"
         self._written: list[str] = []
-        self._graphs: dict[int, Any] = {}  # by version of the plan; two, while it is replaced
+        self._graphs: dict[int, Any] = {}  # by version of the plan; two while it is being replaced
         self._retired: list[str] = []  # operators that an earlier plan had
         self._rewound: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
-        """By operator, how many calls one of this name had asked in an earlier plan."""
+        """By name, how many calls an operator had asked in earlier plans."""
         self.hash_seed = ""
-        """Of Python's sets, in the slots; known once a job was compared, or to be said by it."""
-        # There may be keys in the URIs of a graph: nobody else reads them.
+        """The hash seed of Python in the slots, as read from `job.json` or set by a new job."""
+        # URIs in a graph may contain keys: nobody else may read the file.
         self._folder = Folder(self.disk, self.root, "fsync", 0o600)
         terms = partial(_terms, self.terms_uri, is_vouched=sole_driver or is_shared)
         self._checkpoint = Checkpoint(self._folder, socket.gethostname(), terms)
 
     def keep(self) -> None:
-        """Others read the folder now: if temporary, keep it until the process ends."""
+        """Others read the folder from now on: if temporary, keep it until the process ends."""
         if self._temporary is not None and (found := self._temporary.detach()) is not None:
             atexit.register(found[1])
 
@@ -158,17 +158,17 @@ class JobDirectory:
 
     @property
     def queries_uri(self) -> str:
-        """Where queries that follow sinks keep how far they are. For the holder of the journal's
+        """The checkpoints of the queries that follow sinks. For the holder of the journal's
         lock."""
         return f"{self._base}/queries/{self.checkpoint_id}"
 
     @property
     def checkpoint_id(self) -> str:
-        """A name that no other checkpoint has. For the holder of the journal's lock."""
+        """The random name of the checkpoint. For the holder of the journal's lock."""
         return self._checkpoint.id
 
     def begin_term(self, *, position: int, before: int) -> int:
-        """Go on with the checkpoint, alone. For the holder of the journal's lock.
+        """Begin a term of this driver. For the holder of the journal's lock.
 
         Parameters
         ----------
@@ -185,11 +185,12 @@ class JobDirectory:
         Raises
         ------
         OtherJournal
-            The checkpoint has been continued with another journal, or by a later state of this one.
+            The checkpoint has been continued with another journal, or with a later state of this
+            one.
         Superseded
             Another driver has begun at the same moment.
         CannotFence
-            Nobody could tell if one had.
+            The file system cannot refuse one of two drivers.
         BadDirectory
             The folder cannot be used.
         """
@@ -203,29 +204,29 @@ class JobDirectory:
             ) from error
 
     def rival(self) -> Term | None:
-        """The driver that goes on with the job instead of us, if one does. To be asked now and
-        then; raises `OSError` where the folder cannot be reached."""
+        """The later driver of this job, if there is one. To be called now and then; raises
+        `OSError` if the folder cannot be reached."""
         return self._checkpoint.rival()
 
     def check(
         self, compiled: CompiledJob, version: int | None = None, *, is_upgrade: bool = False
     ) -> None:
-        """Compare the job with the one that was here before, if one was.
+        """Compare the job with the one that was here before, if any.
 
         Parameters
         ----------
         version
-            How often its plan has been replaced, as the journal says; None: nobody has looked. The
-            plan that is being replaced will do then, and the one that replaces it.
+            How often the plan has been replaced, according to the journal; None: unknown. Then both
+            the plan that is being replaced and its replacement are accepted.
         is_upgrade
-            Any graph will do.
+            Whether any graph is accepted.
 
         Raises
         ------
         OtherJob
             It had another graph.
         UnreadableCheckpoint
-            Nobody can tell, or it is of another format.
+            The description of that job cannot be read, or has another format.
         OtherExecution
             It ran as Spark's streaming queries.
         """
@@ -251,7 +252,7 @@ class JobDirectory:
         require_same(before, now, self._folder.path(OF_TASKS), remedy)
 
     def read(self) -> None:
-        """Look again at what is written down of the job."""
+        """Read the description of the job again."""
         try:
             about = json.loads(self._folder.read(OF_TASKS).to_pybytes())
             form, version, self._written = (
@@ -292,14 +293,14 @@ class JobDirectory:
             )
 
     def graph(self, version: int) -> Any:
-        """The graph with which the journal has been written, which says its version."""
+        """The graph of this version, with which the journal was written."""
         if version not in self._graphs:
             raise self._unreadable(f"the journal is of version {version} of the graph")
         return self._graphs[version]
 
     @property
     def retired(self) -> list[str]:
-        """Operators that the job has had, and whose numbers must not come again."""
+        """Former operators of the job, whose numbers must not be used again."""
         return self._retired
 
     def graph_before(self, version: int) -> Any:
@@ -312,15 +313,14 @@ class JobDirectory:
         return not self._graphs or self.graph(version) == now
 
     def rewound(self, version: int) -> list[dict[str, Any]]:
-        """The times that the job has gone back to a point of its past, up to this version of its
-        plan: which point, when it was, which generation and version began, which point was the
-        newest, and what sinks have taken back."""
+        """The job's rewinds, up to this version of its plan: for each the point and its time, the
+        generation and version that began, the newest point then, and what sinks have taken back."""
         return [one for one in self._rewound if one["version"] <= version]
 
     @property
     def lanes_began(self) -> dict[tuple[str, int], int]:
-        """By sink and the index of its task: the last output before the job last went back. What
-        was announced and did not come to pass is no harm: nobody begins behind that number."""
+        """By sink and index of its task: the last output before the job was last rewound. An
+        announced rewind that did not happen does no harm: no lane begins after that number."""
         newest = self._rewound[-1]["lanes"] if self._rewound else {}
         return {(sink, int(task)): n for sink, lanes in newest.items() for task, n in lanes.items()}
 
@@ -332,10 +332,10 @@ class JobDirectory:
         *,
         rewound: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write down the graph that is to be this version, beside the one that there is; and how
-        many calls operators had asked, which counts whichever of the two counts.
+        """Write down the graph of the next version, beside the present one, and how many calls
+        operators have asked, which is valid with either graph.
 
-        ``rewound``: with this version the job goes back to a point of its past.
+        ``rewound``: the point to which the job goes back with this version.
         """
         self.numbers |= numbers or {}
         if rewound is not None:
@@ -345,11 +345,12 @@ class JobDirectory:
 
     @property
     def task_names(self) -> list[str]:
-        """Of the job that was here before, by the tasks' numbers."""
+        """The names of the tasks of the job that was here before, by number."""
         return list(json.loads(self._folder.read(OF_TASKS).to_pybytes())["graph"]["tasks"])
 
     def claim(self, compiled: CompiledJob, version: int = 0) -> None:
-        """Say whose checkpoint this is. Called by the holder of the journal's lock."""
+        """Write down that this is the checkpoint of this job. For the holder of the journal's
+        lock."""
         now = json.loads(json.dumps(describe(compiled)))
         before = self.graph_before(version)
         gone = set(names_of(before)) - set(names_of(now)) if before else set()
@@ -373,11 +374,11 @@ class JobDirectory:
         self._folder.put(OF_TASKS, json.dumps(about, indent=1).encode())
 
     def is_written(self, sink: str) -> bool:
-        """Whether the rows of a sink have been written with Spark already."""
+        """Whether Spark has written the rows of a sink already."""
         return sink in self._written
 
     def set_written(self, sink: str, compiled: CompiledJob) -> None:
-        """Record that they have."""
+        """Record that Spark has written them."""
         self._written.append(sink)
         self.claim(compiled, *self._graphs)
 
@@ -394,7 +395,7 @@ def _in_database(journal: str | Path | None) -> bool:
 
 
 def _is_shared(journal: str | Path | None) -> bool:
-    """Whether other machines reach it."""
+    """Whether other machines reach the journal."""
     return _in_database(journal) or is_object_store(journal)
 
 
@@ -409,7 +410,7 @@ def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
             "or another place for objects",
         )
     if _in_database(journal):
-        # Keys in the URI are the checkpoint's; others may read the tables.
+        # Keys in the checkpoint's URI are masked, because others may read the tables.
         return PostgresDisk(str(journal)), f"/{folder_name(masked(base))}", True
     if is_object_store(journal):
         place = f"{str(journal).rstrip('/')}/{folder_name(masked(base))}"

@@ -51,45 +51,46 @@ class RunningJob(RunningPast):
         Where the house-keeper keeps its journal: a local folder (the checkpoint's by default, if
         that is local), or ``postgresql://user@host/database``, which outlives this machine.
     standby
-        If another driver runs this job, wait until it has ended, or died, and go on with the job
-        then. A standby driver has its Spark session ready, on another machine, say.
+        If another driver runs this job, wait until it has ended or died, and then go on with the
+        job. A standby driver has its Spark session ready, for example on another machine.
     standby_slots
         Slots beyond one per task (see :class:`~clonos.cluster.pool.SlotPool`).
     durability
-        "fsync": what is delivered survives the driver's machine; "process": only its process.
+        "fsync": delivered output survives a crash of the driver's machine; "process": only the
+        death of its process.
     tls
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
-        Default: if they leave this machine. False lets them leave it unencrypted.
+        Default: if they leave this machine. False: they may leave it unencrypted.
     batch_rows_max, linger_ms
-        Most rows that a source puts into a batch, and how long it waits for them.
+        The maximum of rows that a source puts into a batch, and how long it waits for them.
     silence_s
-        A slot that is silent for this long is given up, though its connection stands; if a recovery
-        awaits its answer, after a fifth of that. A slot is silent when its process is frozen, or
-        while native code keeps all other threads from running. Where processes get no time because
-        the machine is busy, it is longer, up to 10 s.
+        A slot that is silent for this long is given up although its connection stands; after a
+        fifth of this if a recovery awaits its answer. A slot is silent when its process is frozen,
+        or while native code keeps all other threads from running. On a busy machine, where all
+        processes are late, the time is longer, up to 10 s.
     answer_s
-        How long a recovery waits for a slot that is not silent, and does not answer: it restores
-        its state, say. Then that slot is given up, too.
+        How long a recovery waits for a slot that is not silent but does not answer, for example
+        because it restores its state. Then that slot is given up, too.
     listeners
-        Who hears of the job (:class:`~clonos.cluster.listener.Listener`), from its start on.
+        Listeners of the job (:class:`~clonos.cluster.listener.Listener`), from its start on.
     progress_s
-        Time from one progress to the next.
+        Time from one progress report to the next.
     sole_driver
-        You see to it that no two drivers of this job ever run at once. Needed where the file system
-        of the checkpoint cannot refuse one of two that start at the same moment, as object stores.
+        You make sure that no two drivers of this job ever run at once. Needed if the file system of
+        the checkpoint cannot refuse one of two that start at the same moment; object stores cannot.
     ui_port
         Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
         ends; :attr:`ui_url` says where. Default: no page.
     upgrade
-        The graph may be another one than that of the checkpoint: with another parallelism, or with
-        operators added, removed or changed. The job must have settled; see :meth:`stop`.
+        The graph may differ from that of the checkpoint: in parallelism, or by operators that were
+        added, removed or changed. The job must have settled; see :meth:`stop`.
     drop_state
         With `upgrade`: names of operators whose state may be lost.
     profile
-        PySpark's ``ResourceProfile`` for the slots, as of ``mapInArrow``: with ``cpus(0.25)`` four
-        slots share a core. Not with every master; see ``docs/deploy.md``.
+        PySpark's ``ResourceProfile`` for the slots, as for ``mapInArrow``: with ``cpus(0.25)`` four
+        slots share a core. Not every master supports it; see ``docs/deploy.md``.
     graph
-        What was compiled, if it is to be rescaled.
+        The graph that was compiled; needed for rescaling.
 
     Examples
     --------
@@ -136,9 +137,9 @@ class RunningJob(RunningPast):
             "sole_driver": sole_driver,
             "profile": profile,
         }
-        self._succeeding = threading.Lock()  # while another driver takes over
+        self._succeeding = threading.Lock()  # held while another driver takes over
         self._is_to_end = False
-        self._left_by: BaseException | None = None  # what has left the job without a driver
+        self._left_by: BaseException | None = None  # why the job has no driver
         self._is_driven_by(
             DriverSetup(
                 compiled,
@@ -172,7 +173,7 @@ class RunningJob(RunningPast):
         SourceError
             A DataFrame cannot be computed, or a streaming query does not start.
         OutputExists
-            Another job has begun at the same moment to write where this one would.
+            Another job has begun at the same moment to write to the same place.
         """
         self._loop.start()
         return self
@@ -183,7 +184,7 @@ class RunningJob(RunningPast):
         Raises
         ------
         JobCancelled
-            Somebody has cancelled Spark jobs of it.
+            Somebody has cancelled its Spark jobs.
         ClonosError
             The job has failed.
         TimeoutError
@@ -209,14 +210,14 @@ class RunningJob(RunningPast):
         ----------
         settle
             First let the job settle, for this long at most, such as ``"30 seconds"``: sources take
-            no more rows, what they have taken goes through to the sinks, and a last checkpoint is
-            made behind it. The next start then has nothing to replay, and functions may be changed.
+            no more rows, those taken are processed up to the sinks, and a last checkpoint is made
+            after them. The next start then has nothing to replay, and functions may be changed.
 
         Returns
         -------
         bool
-            Whether the next start has nothing to replay. Else it begins with steps that the log
-            knows, and needs the functions that took them.
+            Whether the next start has nothing to replay. Otherwise it begins by replaying steps
+            from the log, and needs the functions that took them.
 
         Raises
         ------
@@ -249,15 +250,15 @@ class RunningJob(RunningPast):
     ) -> None:
         """Go on with another graph, or with other functions, after a short pause. State is kept.
 
-        Slots of the new graph come first, if there are cores for them. Then the job settles as by
-        :meth:`stop`, the graph is replaced by one record of the journal, and the new slots go on.
-        What :attr:`run_id`, :meth:`tasks` and the progress say is then of the new graph.
+        The slots of the new graph start first, if there are cores for them. Then the job settles as
+        with :meth:`stop`, one record of the journal replaces the graph, and the new slots go on.
+        From then on :attr:`run_id`, :meth:`tasks` and the progress are those of the new graph.
 
         Parameters
         ----------
         job
-            A :class:`clonos.Job` of the same name, with the same ``checkpoint_dir``; what else must
-            be the same is said in ``docs/deploy.md``.
+            A :class:`clonos.Job` of the same name, with the same ``checkpoint_dir``;
+            ``docs/deploy.md`` says what else must be the same.
         drop_state
             Names of operators whose state may be lost.
         within
@@ -266,8 +267,8 @@ class RunningJob(RunningPast):
         Raises
         ------
         CannotUpgrade
-            Something would be lost. The job goes on as it was: if only its state could tell, after
-            a pause.
+            Something would be lost. The job goes on as it was; after a pause, if only its state
+            could tell.
         NotSettled
             It did not settle in time, and goes on as it was.
 
@@ -280,8 +281,8 @@ class RunningJob(RunningPast):
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
         """Go on with what a branch has tried; see :meth:`upgrade`.
 
-        Its functions take the place of the job's, from the first row on that those have not seen.
-        State stays the job's: nothing that the branch has made of the past comes into it.
+        Its functions replace those of the job, from the first row on that the job has not taken.
+        The job keeps its own state: nothing that the branch has made from the past gets into it.
 
         Parameters
         ----------
@@ -317,8 +318,8 @@ class RunningJob(RunningPast):
         Parameters
         ----------
         parallelism
-            Of the operators named, and of what follows each of them in the same tasks; or of all
-            whose rows are shared out to them by key. Sources keep theirs.
+            That of the named operators, and of the operators that follow each of them in the same
+            tasks; or one number for all operators that get their rows by key. Sources keep theirs.
         within
             How long the job may take to settle.
 
@@ -354,7 +355,7 @@ class RunningJob(RunningPast):
         succession.prepare(compiled, drop_state)
         how: dict[str, Any] = {
             **self._how,
-            "listeners": (),  # as they are when it goes on
+            "listeners": (),  # added when it goes on
             "ui_port": page.port if page is not None else None,
         }
         try:
@@ -373,7 +374,7 @@ class RunningJob(RunningPast):
         except BaseException as error:
             succession.give_up()
             if succession.has_stopped():
-                self._left_by = error  # if the switch was made, only the new graph can be started
+                self._left_by = error  # after the switch, only the new graph can be started
                 with suppress(OtherJob):
                     how |= {"standby": False, "upgrade": False, "drop_state": ()}
                     self._go_on(DriverSetup(before.compiled, self.spark, **how))
@@ -388,23 +389,23 @@ class RunningJob(RunningPast):
         self._loop.start()
 
     def move(self, task: str, *, timeout_s: float = 120.0) -> None:
-        """Have a task, with its cell, go on in another slot; return when it does.
+        """Move a task, with its cell, to another slot; return when it runs there.
 
-        A copy of its state is ready there first. Then it ends the step, calls and writes under way,
-        and goes on in the other slot with what it has logged: no call and no row is repeated. Its
-        old slot is free for standbys.
+        First a copy of its state is made there. Then the task ends the step, calls and writes under
+        way, and goes on in the other slot from its log: no call and no row is repeated. Its old
+        slot becomes free for standbys.
 
         Parameters
         ----------
         task
             Its name, as in :meth:`tasks`.
         timeout_s
-            How long to wait. A move that is later than this may still happen.
+            How long to wait. The move may still happen after that.
 
         Raises
         ------
         UnknownTask
-            There is none of this name.
+            There is no task of this name.
         CannotMove
             There is no free slot, something has failed meanwhile, or a step, call or
             write took longer than a second. The task goes on where it is.
@@ -416,8 +417,8 @@ class RunningJob(RunningPast):
         self._mover.move(task, timeout_s)
 
     def drain(self, executor: str, *, timeout_s: float = 120.0) -> None:
-        """Have all tasks leave an executor, and place none there from now on, unless there is no
-        other slot. Executors that Spark decommissions are left without being asked.
+        """Move all tasks away from an executor, and place none there from now on, unless there is
+        no other slot. Executors that Spark decommissions are drained by themselves.
 
         Parameters
         ----------
@@ -440,8 +441,8 @@ class RunningJob(RunningPast):
     def restart_slots(self, *, timeout_s: float = 600.0) -> None:
         """Start all slots anew, one after the other, while the job runs: a rolling restart.
 
-        First those that run no task, then each of the others when its tasks have moved away. So
-        processes get new packages or give their memory back, and no call and no row is repeated.
+        First the slots that run no task, then each of the others when its tasks have moved away. So
+        processes get new packages or free their memory, and no call and no row is repeated.
 
         Parameters
         ----------
@@ -476,8 +477,8 @@ class RunningJob(RunningPast):
 
     @property
     def ui_url(self) -> str | None:
-        """URL of the page about the job, if there is one. Whoever has it sees the job: keep it
-        secret."""
+        """URL of the page about the job, if there is one. Anybody who has the URL sees the job, so
+        keep it secret."""
         page = self._setup.page
         return page.url if page is not None else None
 
@@ -496,13 +497,13 @@ class RunningJob(RunningPast):
 
     @property
     def last_progress(self) -> JobProgress | None:
-        """The newest progress; None before the first one."""
+        """The newest progress report; None before the first one."""
         recent = self._view.recent
         return recent[-1] if recent else None
 
     @property
     def recent_progress(self) -> list[JobProgress]:
-        """The last hundred, oldest first."""
+        """The last hundred progress reports, oldest first."""
         return list(self._view.recent)
 
     @property

@@ -1,4 +1,4 @@
-"""The driver's disk: the house-keeper's journal, and where delivered output goes."""
+"""The driver's disk: the house-keeper's journal, and files of delivered output."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def _decode(content: bytes) -> pa.RecordBatch | None:
 
 
 def house_keeper(plan: Plan, keep: Keep | None = None) -> HouseKeeper:
-    """A house-keeper of Arrow batches, who knows nothing yet."""
+    """A new house-keeper for Arrow batches."""
     return HouseKeeper(plan, _encode, _decode, keep)
 
 
 class JournalFile:
-    """A :class:`~clonos.nodes.ports.Journal` on a local disk: what it is given is durable when it
+    """A :class:`~clonos.nodes.ports.Journal` on a local disk: records are durable when a call
     returns.
 
     Parameters
     ----------
     directory
-        Only the journal's files are in it. One process at a time.
+        It has only the journal's files. For one process at a time.
     tell
         Called with failures.
     disk
-        This machine's, unless it is simulated.
+        This machine's disk, unless it is simulated.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class JournalFile:
         self._tell = tell
 
     def recover(self, keeper: HouseKeeper) -> list[Deliver]:
-        """Let a new house-keeper read the file; return the outputs that are still in there."""
+        """Let a new house-keeper read the file; return the outputs that the file still has."""
         return keeper.recover(self._journal.replay())
 
     def records(self) -> list[bytes]:
-        """All that is in the file."""
+        """All records in the file."""
         return list(self._journal.replay())
 
     @property
@@ -108,7 +108,7 @@ class JournalFile:
 
 
 _Fresh = tuple[tuple[int, int], list[Deliver]]
-"""A channel and a generation, and what was delivered of them."""
+"""A channel and a generation, and their delivered output."""
 
 
 class DeliveredOutputs:
@@ -117,10 +117,11 @@ class DeliveredOutputs:
     Parameters
     ----------
     tell
-        Called when a consumer fails, which then gets nothing more; and when files can never be
+        Called when a consumer fails (it then gets nothing more), and when files can never be
         written.
     rows
-        What the payload of a batch is in a file: Arrow's own, unless the job is simulated.
+        Makes the rows in a file from the payload of a batch: Arrow's own, unless the job is
+        simulated.
     each
         Calls a function with each element of a list, one by one or at the same time: a disk syncs
         several files in little more time than one.
@@ -143,13 +144,13 @@ class DeliveredOutputs:
 
     def take(self, output: Deliver) -> None:
         if self._has_failed:
-            return  # it is in the journal: the next run begins with it
+            return  # it stays in the journal: the next run begins with it
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
             self._fresh.setdefault((output.channel, output.generation), []).append(output)
             self.nbytes += batch.nbytes
             if output.again and self._plan.leaves_gaps:
-                return  # files are written once however often; a consumer would have it twice
+                return  # a file is written only once; a consumer would get it twice
         try:
             self._consumers(output)
         except ClonosError as error:
@@ -167,7 +168,7 @@ class DeliveredOutputs:
             failed = ClonosError(
                 f"delivered output cannot be put into files: {error}",
                 where=self._store.directory,
-                remedy="see to the disk and the folder; what was delivered is in the journal",
+                remedy="check the disk and the folder; delivered output is safe in the journal",
             )
             return failed if may_pass(error) else self._give_up(failed)
         return None

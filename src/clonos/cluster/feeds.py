@@ -1,6 +1,6 @@
-"""Sources that the driver feeds while the job runs: streaming queries, tables that are read again,
-and messages that somebody offers. Their rows go through spools; what all tasks have passed is
-deleted."""
+"""Sources that the driver feeds while the job runs: streaming queries, tables that are read
+again, and messages from inlets. Their rows go through spools; rows that all tasks have passed
+are deleted."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ Feed = FeedingQuery | Refresher | InletFeed
 
 @dataclass(frozen=True)
 class FeedView:
-    """What has been handed over to a source so far.
+    """What was handed over to a source so far.
 
     ``batch``: the newest micro-batch with rows, or version of the table, that was taken (-1: none);
-    ``backlog_bytes``: what is still spooled; ``is_waiting``: the query waits until that is less.
+    ``backlog_bytes``: the size of the rows in the spool; ``is_waiting``: the query waits until that
+    is less.
     """
 
     source: str
@@ -67,9 +68,9 @@ class Feeds:
     Parameters
     ----------
     directory
-        Where the rows are kept, and where the tasks' floors say how far they have read.
+        Where the rows are kept, and the layers of the tasks, which say how far they have read.
     inbox
-        Where an error that ends a query is put.
+        Takes an error that ends a query.
     warn
         Called with a text, from any thread.
     """
@@ -94,7 +95,7 @@ class Feeds:
         self._tasks: dict[str, list[TaskCode]] = {}
         self._working: list[Feed] = []
         self._looking: threading.Thread | None = None
-        self._lock = threading.Lock()  # of the next two
+        self._lock = threading.Lock()  # guards the next two
         self._newest: tuple[Chains, Chains] | None = None  # floors to look at
         self._is_looking = False
         self._is_closed = threading.Event()
@@ -117,7 +118,7 @@ class Feeds:
         return f"{self._base}/{folder_name(operator)}"
 
     def reading(self, compiled: CompiledJob) -> CompiledJob:
-        """The job with these sources reading the spools, and with the first content of tables.
+        """The job, with these sources reading the spools, and with the first content of tables.
 
         Raises
         ------
@@ -136,7 +137,7 @@ class Feeds:
         return replace(code, source=replace(code.source, dataframe=None, factory=factory))
 
     def start(self) -> None:
-        """Go on feeding where it was; those whose input is over are not needed.
+        """Start all feeds, or let them go on; those whose input is over are not needed.
 
         Raises
         ------
@@ -228,12 +229,12 @@ class Feeds:
                     oldest = self._floors(kept, self._tasks[operator])
                 if floors:
                     passed = [floor.source_rows for floor in floors]
-                    needed = [floor.source_rows for floor in oldest]  # none: from the first row on
+                    needed = [floor.source_rows for floor in oldest]  # empty: from the first row on
                     spool.truncate(passed, needed or [0] * len(passed))
             self._readers.look(lambda codes: self._floors(kept, codes))
             self._end_tables(layers)
-        except Exception as error:  # noqa: BLE001 - tried again; a thread tells nobody
-            LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
+        except Exception as error:  # noqa: BLE001 - tried again; a thread could not report it
+            LOGGER.warning("read files of a spool could not be deleted: %s", error)
             return False
         return True
 
@@ -245,7 +246,8 @@ class Feeds:
         return [open_layer(self._layers.get(chain[-1].path), chain[-1]) for chain in chains]
 
     def _end_tables(self, layers: Chains) -> None:
-        """When all other inputs are over, nobody looks up in tables any more."""
+        """End the tables when all other inputs are over: nobody looks anything up in them any
+        more."""
         tables = [
             spool
             for operator, spool in self._spools.items()
@@ -258,11 +260,11 @@ class Feeds:
                 spool.end()
 
     def complete(self) -> None:
-        """The job is complete: it needs nothing of what it has read."""
+        """The job is complete: it will read nothing again."""
         self._readers.forget()
 
     def close(self) -> None:
-        """Stop feeding. Whatever hangs, this takes no longer than stopping one query."""
+        """Stop feeding. Even if some feeds hang, this takes no longer than stopping one query."""
         until = time.monotonic() + STOP_S
         for feed in self._working:  # all at once
             feed.leave()
@@ -274,11 +276,11 @@ class Feeds:
         if self._looking is not None:
             self._looking.join(max(0.0, until - time.monotonic()))
             if self._looking.is_alive():
-                LOGGER.warning("deleting what was read of a spool takes long; the job ends without")
+                LOGGER.warning("deleting read files of a spool takes long; the job ends without it")
 
 
 def with_materialized(compiled: CompiledJob, spark: Any, base: str) -> CompiledJob:
-    """The job with every source that is to be materialized reading files below `base`."""
+    """The job, with every source to be materialized reading files below `base`."""
     found: dict[str, SourceSpec] = {}
     for code in compiled.codes:
         operator, source = code.source_name, code.source
@@ -300,7 +302,7 @@ def is_table(code: TaskCode) -> bool:
 
 
 def query_cores(compiled: CompiledJob) -> int:
-    """Cores of Spark, beyond those of the slots, without which no row would ever come: one, which
-    all queries share."""
+    """How many cores of Spark are needed in addition to those of the slots, so that rows come at
+    all: one, which all queries share."""
     sources = (code.source for code in compiled.codes)
     return 1 if any(source is not None and source.is_fed_by_spark for source in sources) else 0

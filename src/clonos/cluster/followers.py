@@ -1,4 +1,4 @@
-"""Streaming queries of Spark that take a job's rows to where Spark writes: ``clonos.sinks.spark``.
+"""Spark's streaming queries that write a job's rows with Spark's writers: ``clonos.sinks.spark``.
 
 The tasks write a table, as for ``clonos.sinks.table``, and a query follows it. It starts, stops,
 fails and recovers with the job: its checkpoint is in the job's.
@@ -21,7 +21,8 @@ from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.files import folder_name
 
 TAKE_S: Final = 60.0
-"""When a job ends, a query has so long to take what was delivered. It goes on at the next start."""
+"""How long a query has at the end of a job to take the delivered rows. It goes on at the next
+start."""
 
 
 class Followers:
@@ -30,7 +31,7 @@ class Followers:
     Parameters
     ----------
     checkpoint
-        Where they keep how far they are.
+        The folder of their checkpoints.
     report
         Takes the error of a query that has ended.
     warn
@@ -66,7 +67,7 @@ class Followers:
                 raise SinkFailed(
                     f"Spark does not start its query: {in_short(error)}",
                     where=name,
-                    remedy="see what it says; a format of another package needs its jars: "
+                    remedy="see Spark's error; a format of another package needs its jars: "
                     "spark.jars.packages",
                 ) from error
             watching = threading.Thread(target=self._watch, args=(name, query), daemon=True)
@@ -105,12 +106,12 @@ class Followers:
                 self._report(OutsideFailed(stopped))
 
     def finish(self) -> None:
-        """The job has ended: let queries take what was delivered, and stop them.
+        """The job has ended: let queries take the delivered rows, and stop them.
 
         Raises
         ------
         SinkFailed
-            One has failed meanwhile.
+            A query has failed meanwhile.
         """
         self._is_over = True
         errors: dict[str, ClonosError] = {}

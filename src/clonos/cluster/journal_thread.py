@@ -1,4 +1,5 @@
-"""The house-keeper's journal on a disk that may be slow: the driver's loop need not wait for it."""
+"""The house-keeper's journal on a disk that may be slow, so that the driver's loop need not
+wait."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ CLOSE_S: Final = 30.0
 
 class JournalThread:
     """The :class:`~clonos.nodes.ports.Journal` of a driver: a group is written at once while the
-    disk is quick, and by a thread when it is not; then the driver goes on hearing and answering.
+    disk is quick, and by a thread when it is not. The driver goes on meanwhile.
 
     Parameters
     ----------
     journal
-        Writes at once, and tells of failures itself.
+        Writes at once, and reports failures itself.
     inbox
-        Is told when a group is durable of which `append` could not say so.
+        Gets a `Committed` when a group is durable that was not when `append` returned.
     """
 
     def __init__(self, journal: Journal, inbox: Inbox, disk: DiskThread | None = None) -> None:
@@ -45,7 +46,7 @@ class JournalThread:
         def attempt() -> bool:
             try:
                 return write()
-            except Exception as error:  # noqa: BLE001 - in a thread nobody would hear of it
+            except Exception as error:  # noqa: BLE001 - a thread could not raise it
                 what = f"the journal cannot be written: {type(error).__name__}: {error}"
                 self._inbox.put(OutsideFailed(ClonosError(what)))
                 return False
@@ -53,9 +54,9 @@ class JournalThread:
         return self._disk.do(attempt, self._tell, is_long=is_long) is True
 
     def _tell(self, is_durable: bool) -> None:
-        if is_durable:  # of a failure the inbox has been told already
+        if is_durable:  # a failure was reported already
             self._inbox.put(Committed())
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the write under way."""
         self._disk.close(CLOSE_S)

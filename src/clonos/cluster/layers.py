@@ -38,8 +38,8 @@ class BackgroundMerger:
     Attributes
     ----------
     may_go_on
-        Cleared while somebody reads layers to whom those that are sealed meanwhile are to be told
-        apart from them: nothing is merged or deleted until it is set again.
+        Cleared while the state is prepared for another plan, which must tell the layers that it has
+        read from those sealed since: nothing is merged or deleted until it is set again.
     """
 
     def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
@@ -81,7 +81,7 @@ class BackgroundMerger:
         try:
             self._store.delete(paths)
         except ClonosError as error:
-            _LOG.warning("layers that nobody reads any more stay: %s", error)
+            _LOG.warning("unused layers could not be deleted: %s", error)
 
     def archive(self, number: int, path: str, content: bytes) -> None:
         self._worker.submit(self._archive, number, path, content)
@@ -102,7 +102,7 @@ class BackgroundMerger:
         try:
             self._inbox.put(Surveyed(tuple(self._store.everything()), going))
         except ClonosError as error:
-            _LOG.warning("what earlier drivers have left stays: %s", error)
+            _LOG.warning("files that earlier drivers have left could not be deleted: %s", error)
 
     def close(self) -> None:
         """Abort merges under way."""

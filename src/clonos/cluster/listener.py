@@ -8,13 +8,13 @@ from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, LevelChan
 class Listener:
     """Receives a job's events; override what you need, as in PySpark's ``StreamingQueryListener``.
 
-    Each listener has a thread and a bounded queue of its own: if it is slow it misses the oldest
-    events, if it raises it is called again with the next one, and the job is warned once of
-    either. Neither ever waits for it.
+    Each listener has its own thread and bounded queue. If it is slow it misses the oldest events;
+    if it raises it is called again with the next one; the job gets one warning about either.
+    Nothing ever waits for a listener.
 
     Examples
     --------
-    Every progress as a line of JSON:
+    Every progress report as a line of JSON:
 
     >>> class Lines(Listener):
     ...     def on_progress(self, progress):
@@ -29,19 +29,19 @@ class Listener:
     """
 
     def on_started(self, started: JobStarted) -> None:
-        """The job begins; its slots are being asked for."""
+        """The job begins and requests its slots."""
 
     def on_progress(self, progress: JobProgress) -> None:
-        """How it is doing, once a second (``progress_s``)."""
+        """A progress report, once a second (``progress_s``)."""
 
     def on_recovery(self, recovery: Recovery) -> None:
         """A task is live again after it was lost: when each stage was reached.
 
-        A recovery that another failure broke off is not told, the next one of the task is.
+        A recovery that another failure has interrupted is not reported, but the task's next one is.
         """
 
     def on_level(self, changed: LevelChanged) -> None:
         """A task with ``persistence="auto"`` keeps its next layers at another level."""
 
     def on_terminated(self, terminated: JobTerminated) -> None:
-        """It is over, for whatever reason; the last thing that is told."""
+        """The job is over, for whatever reason. This is the last event."""

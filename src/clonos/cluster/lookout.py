@@ -1,4 +1,4 @@
-"""Looking for a driver that goes on with the same job."""
+"""Looks for a later driver of the same job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG: Final = logging.getLogger("clonos")
 
 
 class Succession(Protocol):
-    """What knows who drives: a :class:`~clonos.cluster.directory.JobDirectory`."""
+    """Knows the current driver of a job: a :class:`~clonos.cluster.directory.JobDirectory`."""
 
     @property
     def terms_uri(self) -> str: ...
@@ -26,14 +26,15 @@ class Succession(Protocol):
 class Lookout:
     """A :class:`~clonos.nodes.ports.Lookout`: a thread that asks the checkpoint's file system.
 
-    A folder that is out of reach for a while ends nothing: nobody knows then.
+    A folder that cannot be reached for a while does not end the job: it is unknown then whether
+    there is a later driver.
 
     Parameters
     ----------
     tell
-        Called with what is seen.
+        Called with the outcome of each look.
     warn
-        Called when it is out of reach.
+        Called when the folder cannot be reached.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class Lookout:
                 self._tell(event)
 
     def see(self) -> list[TermSeen | OutsideFailed]:
-        """Return what is seen, and what it means if that is the end."""
+        """Return the outcome of a look and, if the job must end, the error."""
         try:
             rival = self._directory.rival()
         except ClonosError as error:
             return [TermSeen(Sight.ANOTHERS), OutsideFailed(error)]
-        except Exception as error:  # noqa: BLE001 - whatever a file system says; a thread tells nobody
+        except Exception as error:  # noqa: BLE001 - any error of a file system
             if not self._is_blind:
                 self._warn(f"it is not known whether another driver goes on with this: {error}")
             self._is_blind = True

@@ -18,7 +18,7 @@ class DriverLoop:
     Attributes
     ----------
     error
-        Why the job has failed; to be read when it is over.
+        Why the job has failed; valid when it is over.
     """
 
     def __init__(self, setup: DriverSetup) -> None:
@@ -29,7 +29,7 @@ class DriverLoop:
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
 
     def start(self) -> None:
-        """Begin; what is missing for that is raised here, and everything let go."""
+        """Begin. If something is missing, this raises and releases everything."""
         try:
             self._setup.begin()
         except BaseException:
@@ -57,11 +57,11 @@ class DriverLoop:
                     self._unfeed()
             except Exception as error:  # noqa: BLE001 - the thread's end must not go unnoticed
                 if self._node.error is not None:
-                    break  # it does not even end well
+                    break  # it cannot even end properly
                 self._node.fail(_as_ours(error, "the driver failed"))
 
     def _unfeed(self) -> None:
-        """The job ends: slots may leave while queries that feed it are stopped."""
+        """The job ends: slots may leave while the queries that feed it are stopped."""
         self._is_unfed = True
         self._setup.plane.flush()
         self._setup.feeds.close()
@@ -83,7 +83,7 @@ class DriverLoop:
             except Exception as error:  # noqa: BLE001 - see _run
                 self.error = self.error or _as_ours(error, "ending the job failed")
         self.over.set()
-        setup.merger.close()  # its processes may take long to end; a successor need not wait
+        setup.merger.close()  # its processes may end slowly, and a successor need not wait
 
     def _publish(self) -> None:
         if self.error is None and self._setup.keeper.complete:

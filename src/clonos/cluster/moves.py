@@ -1,4 +1,4 @@
-"""Tasks that move because the user, or Spark, wants it."""
+"""Moves of tasks that the user or Spark has asked for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mover:
     Parameters
     ----------
     look
-        Returns how the job is.
+        Returns the newest view of the job.
     is_running
         Whether it still runs.
     """
@@ -71,7 +71,7 @@ class Mover:
                 if what == "stayed":
                     break
                 while self._goes_on(until) and self._look() is before:
-                    time.sleep(_POLL_S / 10)  # who looks now is to see where the task is
+                    time.sleep(_POLL_S / 10)  # the caller's next look must show the task's new slot
                 return
         finally:
             observer.listeners = tuple(one for one in observer.listeners if one is not hear)
@@ -106,7 +106,7 @@ class Mover:
                 else:
                     self._inbox.put(RenewalAsked(pid))
                     time.sleep(_POLL_S)
-            while len(self._look().slots) < len(slots):  # one after the other
+            while len(self._look().slots) < len(slots):  # one slot after the other
                 self._require_time(until)
                 time.sleep(_POLL_S)
 
@@ -116,7 +116,7 @@ class Mover:
     def _require_time(self, until: float) -> None:
         if not self._goes_on(until):
             raise CannotMove(
-                "the job has ended, or time is over, before all slots were started anew",
+                "the job has ended, or the time was over, before all slots were started anew",
                 remedy="running.slots() shows their processes; ask again, with a longer timeout_s",
             )
 
@@ -133,14 +133,14 @@ class Mover:
 
 
 class Decommissions:
-    """Looks which executors Spark is about to take away, and tells the driver once of each.
+    """Finds executors that Spark is about to decommission, and tells the driver once of each.
 
-    Spark tells no Python code of it. Its task scheduler knows, and is asked.
+    Spark notifies no Python code, so its task scheduler is asked.
 
     Parameters
     ----------
     executors
-        Returns those that have slots of the job.
+        Returns the executors that have slots of the job.
     """
 
     def __init__(self, spark: Any, executors: Callable[[], set[str]], inbox: Inbox) -> None:
@@ -150,7 +150,7 @@ class Decommissions:
         self._thread = threading.Thread(target=self._run, name="clonos-decommissions", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, in a thread; if all slots are on one machine there is no need."""
+        """Begin to look, in a thread, unless all slots are on one machine."""
         master = self._spark.sparkContext.master or ""
         if not master.startswith("local") or master.startswith("local-cluster"):
             self._thread.start()
@@ -167,7 +167,7 @@ class Decommissions:
                 continue
 
     def look(self) -> None:
-        """Tell of those that are new."""
+        """Tell the driver of executors that are newly decommissioned."""
         for executor in self._executors() - self._known:
             scheduler = self._spark.sparkContext._jsc.sc().taskScheduler()  # noqa: SLF001
             if scheduler.getExecutorDecommissionState(executor).isDefined():

@@ -1,4 +1,5 @@
-"""What slots are sent is pickled. What cannot be is found, and called by its name in the code."""
+"""Finds what cannot be pickled, and so not be sent to slots, and calls it by its name in the
+code."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from clonos.graph.compile import CompiledJob
 
 _dumps: Callable[[Any], bytes] = cloudpickle.dumps
 _DEPTH: Final = 8
-"""How far the search goes from an operator to what cannot be sent."""
+"""How deep the search goes from an operator to a value that cannot be sent."""
 
 
 class _Found(NamedTuple):
@@ -28,7 +29,7 @@ class _Found(NamedTuple):
 
 
 def require_picklable(compiled: CompiledJob) -> None:
-    """Raise `NotPicklable` for the first operator or sink that slots cannot be sent.
+    """Raise `NotPicklable` for the first operator or sink that cannot be sent to slots.
 
     Spark would find out, too, but names neither the operator nor the variable.
     """
@@ -37,7 +38,7 @@ def require_picklable(compiled: CompiledJob) -> None:
         if id(part) not in seen and (error := _refusal(part)) is not None:
             found = _culprit(_Found(part), _DEPTH)
             raise NotPicklable(_told(found, error), where=where, remedy=_remedy(found.value))
-        seen.add(id(part))  # tasks of an operator share it
+        seen.add(id(part))  # tasks of an operator share its part
 
 
 def _parts(compiled: CompiledJob) -> Iterator[tuple[str, Any]]:
@@ -50,13 +51,13 @@ def _parts(compiled: CompiledJob) -> Iterator[tuple[str, Any]]:
 def _refusal(value: Any) -> Exception | None:
     try:
         _dumps(value)
-    except Exception as error:  # noqa: BLE001 - objects of the user's raise what they like
+    except Exception as error:  # noqa: BLE001 - users' objects may raise anything
         return error
     return None
 
 
 def _culprit(found: _Found, depth: int) -> _Found:
-    """The innermost value, by way of names, that cannot be pickled."""
+    """The innermost value, reached by names, that cannot be pickled."""
     if depth and not _is_sparks(found.value):
         for held in _held(found):
             if _refusal(held.value) is not None:
@@ -88,7 +89,7 @@ def _held(found: _Found) -> Iterator[_Found]:
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function takes from around it, by name."""
+    """The outer variables and defaults of a function, by name."""
     for variable, cell in zip(
         function.__code__.co_freevars, function.__closure__ or (), strict=True
     ):
@@ -114,7 +115,7 @@ def _state(value: Any) -> dict[str, Any]:
     """The attributes that would be pickled."""
     try:
         state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
-    except Exception:  # noqa: BLE001 - then it is the value itself that refuses
+    except Exception:  # noqa: BLE001 - then the value itself refuses
         return {}
     return state if isinstance(state, dict) else {}
 
@@ -138,7 +139,7 @@ def _told(found: _Found, error: Exception) -> str:
 def _remedy(value: Any) -> str:
     if _is_sparks(value):
         return (
-            "Spark's own objects are of the driver: give the function plain values, or use "
+            "Spark's own objects exist only in the driver: give the function plain values, or use "
             "look_up(dataframe, on=...)"
         )
     return (

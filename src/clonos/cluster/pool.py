@@ -1,4 +1,4 @@
-"""The job's slots on Spark: how many there are to be, and the Spark jobs that they are."""
+"""The job's slots on Spark: how many it wants, and the Spark jobs that run them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clonos.transport.inbox import Inbox
 _OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
 """Found in the errors of slots that never began."""
 _LOST: Final = "ExecutorLostFailure"
-"""Found in the errors of slots whose executor has ended, whatever Spark thinks was the reason."""
+"""Found in the errors of slots whose executor has ended, whatever reason Spark gives."""
 
 
 class SlotPool:
@@ -30,19 +30,19 @@ class SlotPool:
     Parameters
     ----------
     standby_slots
-        Slots beyond one per cell, for the standbys of cells that any slot can run; the standbys
-        of cells that read a DataFrame need slots of their own. Default: enough for each such
-        cell's copies; where all slots are on one machine, two to a slot.
+        Slots beyond one per cell, for the standbys of cells that any slot can run; the standbys of
+        cells that read a DataFrame need slots of their own. Default: one for each copy or, if all
+        slots are on one machine, one for two copies.
     inbox
-        Is told of every end.
+        Gets an event for every end.
     profile
         PySpark's resource profile of the slots.
 
     Attributes
     ----------
     places
-        One entry per slot that the job wants: the task without which it can run no cell (it reads
-        a partition of its DataFrame), or None.
+        One entry per slot that the job wants: the task whose partition of a DataFrame it reads, so
+        it can only run that task's cell; or None.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class SlotPool:
         self._launcher.require(len(self.places), cores=query_cores(self._compiled))
 
     def prepare(self) -> None:
-        """Have Spark plan, once, what the slots will read.
+        """Have Spark plan once what the slots will read.
 
         Raises
         ------
         NotPicklable
-            A function holds what cannot be sent to them.
+            A function holds something that cannot be sent to slots.
         SourceError
             A DataFrame cannot be computed.
         """
@@ -109,7 +109,7 @@ class SlotPool:
         self._attempts[place] = attempt
         try:
             self._handles[attempt] = self._launch(place)
-        except Exception as error:  # noqa: BLE001 - whatever Spark says, it is no bug of ours
+        except Exception as error:  # noqa: BLE001 - an error of Spark's
             text = f"slot {place} cannot be launched: {error}"
             self._inbox.put(OutsideFailed(self._stopped() or ClonosError(text)))
 
@@ -161,7 +161,8 @@ class SlotPool:
 
 
 def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
-    """What a slot's end says about its executor, if no other slot there could begin either."""
+    """The error of a slot that could not begin because its executor has another environment, if
+    so."""
     if error is None or not any(sign in error.what for sign in _OTHER_ENVIRONMENT):
         return None
     return OtherVersion(
@@ -172,7 +173,7 @@ def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
 
 
 def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
-    """What a slot's end says about its executor, if that has ended, too."""
+    """The error of a slot that ended because its executor has ended, if so."""
     if error is None or _LOST not in error.what:
         return None
     return ExecutorLost(error.what, where=error.where)
@@ -186,11 +187,11 @@ def slot_broken(error: ClonosError | None) -> SlotBroken | None:
 
 
 def warm_up(spark: Any, slots: int, profile: Any = None) -> None:
-    """Have Spark do once what it does to launch slots, which is slow the first time: executors,
-    planning, workers that import what a slot needs."""
+    """Have Spark do once everything that is slow when slots are first launched: start executors,
+    plan, and import a slot's modules in workers."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        import clonos.runtime.slot  # noqa: F401 - that is what it is for
+        import clonos.runtime.slot  # noqa: F401 - the import is the purpose
 
         yield from batches
 
@@ -202,7 +203,8 @@ def places(
 ) -> list[int | None]:
     """One entry per slot that the job wants (see :attr:`SlotPool.places`).
 
-    On a cluster many cells may be lost together, with their executor: each copy gets a slot.
+    On a cluster, each copy gets its own slot, because many cells may be lost together with an
+    executor.
     """
     copies = compiled.options.standbys
     bound = [c.task.id for c in compiled.codes if c.source and c.source.is_bound]

@@ -49,11 +49,11 @@ class JobResult:
     dropped
         Rows that were left out, by reason: ``{"words: bad_records": 3}``.
     bill
-        What calls have cost, by operator: ``{"judge": Spent(calls=200, cost=4.8, hits=0)}``.
-        Counted are calls whose outcome is in the log; a call that was open when its process died
-        was perhaps answered, and charged, once more than this says.
+        What calls have cost, by operator: ``{"judge": Spent(calls=200, cost=4.8, hits=0)}``. Calls
+        count if their outcome is in the log. A call that was open when its process died may have
+        been answered, and charged, once more than this says.
     warnings
-        What was not as good as it could have been, in words.
+        The warnings of the run, in words.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class JobResult:
         return self._delivered.table(self._named(sink))
 
     def batches(self, sink: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The same rows batch by batch, read from files one after the other: for more of them than
-        there is memory.
+        """The same rows batch by batch, read from files one after the other, so they need not fit
+        into memory.
 
         Examples
         --------
@@ -96,7 +96,7 @@ class JobResult:
         return self._delivered.batches(self._named(sink))
 
     def dataframe(self, sink: str | None = None) -> Any:
-        """The same as a Spark DataFrame, read by Spark's own tasks, now and whenever it is used."""
+        """The same rows as a Spark DataFrame, which Spark's own tasks read whenever it is used."""
         name = self._named(sink)
         self._delivered.directory.keep()
         return self._delivered.dataframe(name)

@@ -1,4 +1,4 @@
-"""The past of a job that runs, as far as its driver has it put aside or tried again."""
+"""The past of a running job: canaries, branches and bundles that its driver starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BRANCH: Final = "clonos.branch.witness:branch"
 
 
 class RunningPast:
-    """What a running job does with its past. Other processes do it; the job is not disturbed."""
+    """What a running job offers to do with its past. Other processes do it, so the job is not
+    disturbed."""
 
     _setup: DriverSetup
 
@@ -29,7 +30,7 @@ class RunningPast:
         raise NotImplementedError
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
-        """Go on with what a branch, or a canary, has tried."""
+        """Go on with the code that a branch, or a canary, has tried."""
         raise NotImplementedError
 
     def canary(
@@ -42,10 +43,10 @@ class RunningPast:
     ) -> Canary:
         """Have changed code follow this job, on the same rows, before it is put in place.
 
-        It begins with the state of the newest point of the job's history, and takes every step that
-        the job takes from there, with the same rows, order, time and answers, in a process of its
-        own. What both deliver is compared. Nothing in the job is changed: no sink is opened, no
-        effect is made, and the job does not wait.
+        In its own process, it begins with the state of the newest point of the job's history and
+        takes every step that the job takes from there, with the same rows, order, time and answers.
+        The output of both is compared. Nothing in the job changes: no sink is opened, no effect is
+        made, and the job does not wait.
 
         Parameters
         ----------
@@ -53,13 +54,13 @@ class RunningPast:
             As for :meth:`clonos.Job.branch`: a dict from operators' names to functions, or a whole
             job with the same tasks and channels.
         keys
-            By sink, the columns that say which row belongs to which. By default rows match only if
-            they are equal in all columns.
+            By sink, the columns that identify a row. By default rows match only if they are equal
+            in all columns.
         every
-            How often it looks what has come.
+            How often it looks for new steps.
         how
-            ``calls``, ``stand_in``, ``ask``, ``reuse``, ``cost``, ``in_flight``: who answers what
-            the job has not asked, as for :meth:`clonos.Job.branch`.
+            ``calls``, ``stand_in``, ``ask``, ``reuse``, ``cost``, ``in_flight``: how questions are
+            answered that the job has not asked, as for :meth:`clonos.Job.branch`.
 
         Returns
         -------
@@ -102,8 +103,8 @@ class RunningPast:
     ) -> Any:
         """Run changed code on the past of this job, in another process, while the job goes on.
 
-        It is what :meth:`clonos.Job.branch` does, but its memory and time are not the driver's, and
-        sets have the order there that they have in the slots.
+        It does what :meth:`clonos.Job.branch` does, but takes no memory or time of the driver, and
+        sets have the same order as in the slots.
 
         Parameters
         ----------
@@ -115,7 +116,7 @@ class RunningPast:
         Returns
         -------
         Branch
-            :meth:`adopt` takes it.
+            To be passed to :meth:`adopt`.
 
         Raises
         ------
@@ -156,7 +157,7 @@ class RunningPast:
         return past
 
     def _changes(self, replace: Any) -> Any:
-        """What is to be changed, as another process is told; what does not fit is said here."""
+        """The changes, for another process. Raises if they do not fit."""
         changes = replace if isinstance(replace, Mapping) else replace.compile()
         changed(self._setup.compiled, changes)
         return changes
@@ -183,12 +184,12 @@ class RunningPast:
         Returns
         -------
         Bundled
-            What is in it; print it.
+            Its contents; print it.
 
         Raises
         ------
         NothingToReplay
-            There is no log, or nothing that lasts: the job has no ``checkpoint_dir``.
+            There is no log, or no ``checkpoint_dir``.
         ClonosError
             See :func:`clonos.bundle`.
 

@@ -66,9 +66,9 @@ LOGGER: Final = logging.getLogger("clonos")
 STANDBY_S: Final = 0.1
 """How often a standby driver tries to take the lock of the journal."""
 WRITERS: Final = 4
-"""Threads that write what was delivered into files, when the driver waits for that."""
+"""Threads that write delivered output into files while the driver waits."""
 LOOK_S: Final = 0.01
-"""How often it looks whether there is a reason to try it at once."""
+"""How often it checks whether there is a reason to try at once."""
 
 
 class SystemClock:
@@ -82,12 +82,12 @@ class SystemClock:
 
 
 class DriverSetup:
-    """The driver's node with its adapters. Takes the journal's lock and a port; gives them back if
+    """The driver's node with its adapters. Takes the journal's lock and a port; releases them if
     making the rest fails, or by :meth:`close`.
 
-    The parameters are those of :class:`~clonos.cluster.driver.RunningJob`; ``look`` is asked, while
-    a standby driver waits, whether to try the lock at once, and may raise; ``prepared`` is asked
-    what of the state was shared out before.
+    The parameters are those of :class:`~clonos.cluster.driver.RunningJob`. While a standby driver
+    waits, ``look`` says whether to try the lock at once, and may raise. ``prepared`` returns the
+    state that was shared out before.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class DriverSetup:
         )
         store = DeliveredStore(self.directory.delivered_uri, durability)
         self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
-        with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
+        with ExitStack() as undo:  # if anything below fails: release the lock and the port
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
             equip = partial(
@@ -171,7 +171,8 @@ class DriverSetup:
         linger_ms: float,
         driver: tuple[float, float, float],
     ) -> None:
-        """Make what slots need to come: a port of this process, and what Spark runs for them."""
+        """Make what slots need: a port of this process, and the pool with the code that Spark
+        runs."""
         compiled, directory, durability = self.compiled, self.directory, self.durability
         self.feeds = Feeds(compiled, directory, durability, self.inbox, self.warn)
         secret, identities = self._listen(driver_address(self.spark), standby_slots, tls)
@@ -198,8 +199,8 @@ class DriverSetup:
         self._known = self._settings(*driver)
 
     def _stand_by(self, equip: Callable[[], None], undo: ExitStack) -> Waiting | None:
-        """Slots that wait for the job. None: there is no job yet, or rows have to be written where
-        the other driver writes before slots can know where to read."""
+        """Slots that wait for the job. None: there is no job yet, or before slots can read, rows
+        must be written where the other driver writes."""
         is_spooled = any(fed(self.compiled)) or any(
             code.source is not None and code.source.kind == "materialized"
             for code in self.compiled.codes
@@ -221,7 +222,8 @@ class DriverSetup:
         *,
         is_patient: bool,
     ) -> JournalFile:
-        """Take the journal's lock. A standby driver does what is slow, then waits for it."""
+        """Take the journal's lock. A standby driver first does everything that is slow, then waits
+        for it."""
         directory, waits = self.directory, False
         while True:
             try:
@@ -229,7 +231,7 @@ class DriverSetup:
                     directory.journal_root, self.durability, self.inbox.put, directory.disk
                 )
             except (JournalInUse, OSError) as error:
-                # A database may be away for a while. One that never was there is a mistake.
+                # A database may be away for a while. One that was never reached is a mistake.
                 if not is_patient or not (waits or isinstance(error, JournalInUse)):
                     if isinstance(error, JournalInUse):
                         raise
@@ -245,7 +247,7 @@ class DriverSetup:
                 self._pause(waiting, look)
             else:
                 break
-        if waits:  # what was here when we came was not all
+        if waits:  # the other driver may have written more since
             directory.read()
         return found
 
@@ -257,7 +259,7 @@ class DriverSetup:
             warm_up(self.spark, len(slots), self._profile)
 
     def _pause(self, waiting: Waiting | None, look: Callable[[Waiting | None], bool]) -> None:
-        """Until the lock is worth another try; meanwhile slots come and go."""
+        """Wait until the lock is worth another try; meanwhile slots come and go."""
         until_s = time.monotonic() + STANDBY_S
         while not look(waiting) and (left_s := until_s - time.monotonic()) > 0:
             if waiting is None:
@@ -330,7 +332,7 @@ class DriverSetup:
             driver = authority.issue(DRIVER_NAME)
             slots = len(places(self.compiled, standby_slots, is_local=is_local(self.spark)))
             identities = {slot: authority.issue(slot_name(slot)) for slot in range(slots)}
-        is_plaintext = tls is False  # asked for by name
+        is_plaintext = tls is False  # asked for explicitly
         try:
             self.plane = Plane(
                 address,
@@ -353,15 +355,15 @@ class DriverSetup:
     def _recover(
         self, file: JournalFile, undo: ExitStack, *, upgrade: bool, drop_state: Collection[str]
     ) -> list[Deliver]:
-        """Read the journal; begin a term. Before, the plan is replaced if another graph is to go
-        on. Return the outputs that are in the journal."""
+        """Read the journal and begin a term. Before that, replace the plan if another graph should
+        go on. Return the outputs that the journal has."""
         compiled, directory, version = self.compiled, self.directory, file.version
         if not upgrade:
             directory.require(compiled, version)
         self._look_back(version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
         if directory.is_same(compiled, version):
-            for name in drop_state:  # the switch may have been made, by a driver that died then
+            for name in drop_state:  # a driver that then died may have made the switch
                 self.warn(
                     f"drop_state={name!r} drops nothing: the checkpoint has this graph already"
                 )
@@ -386,8 +388,8 @@ class DriverSetup:
         return file.recover(self.keeper)
 
     def _look_back(self, version: int) -> None:
-        """If the job went back in time before it was started: say so, and see to what it takes
-        back, for who did that may have died."""
+        """If the job was rewound before it was started, say so, and complete the deletions in its
+        sinks: the process that rewound it may have died."""
         for one in self.directory.rewound(version):
             if one["version"] == version:
                 point, generation, gone = one["point"], one["generation"], one["superseded"]
@@ -401,15 +403,16 @@ class DriverSetup:
                 take_back(self.sinks, uri, self.durability, generation, gone)
 
     def _begin_term(self, journal: JournalFile, keeper: HouseKeeper, undo: ExitStack) -> int:
-        """Go on with the checkpoint alone; look for others who do."""
+        """Begin a term of the checkpoint, and start to look for later ones."""
         self._lookout = Lookout(self.directory, self.inbox.put)
         undo.callback(self._lookout.close)
         if keeper.complete:
-            return keeper.term + 1  # there is nothing to go on with
+            return keeper.term + 1  # nothing is left to do
         return self.directory.begin_term(position=journal.next_seq, before=keeper.term)
 
     def _claim(self, undo: ExitStack) -> None:
-        """The directory is ours now; what a new job finds in its outputs is another's."""
+        """Claim the directory and the places of sinks. If a new job finds output there, it belongs
+        to another job."""
         tasks = Counter(task.sink for task in self.compiled.plan.tasks if task.sink is not None)
         owner = self.directory.checkpoint_id
         self._claims = Claims(self.sinks, self.durability, owner, tasks)
@@ -422,7 +425,8 @@ class DriverSetup:
         self.directory.claim(self.compiled, self.keeper.version)
 
     def _added_sinks(self) -> list[str] | None:
-        """Sinks that the graph before this one did not have, or elsewhere; None: there was none."""
+        """Sinks that the graph before did not have, or had in other places; None: there was no such
+        graph."""
         graph = self.directory.graph_before(self.keeper.version)
         if graph is None:
             return None
@@ -430,12 +434,13 @@ class DriverSetup:
         return [name for name, about in now.items() if before.get(name) != about]
 
     def _withdraw(self) -> None:
-        """Let others have the places, if nobody can go on with this job."""
+        """Give up the places of sinks, if nobody can go on with this job."""
         if self.keeper.term == 0 or self.directory.is_temporary:
             self._claims.withdraw()
 
     def begin(self) -> None:
-        """See that Spark can run it; begin to feed it. Raises like ``RunningJob.start``."""
+        """Check that Spark can run the job, and begin to feed it. Raises like
+        ``RunningJob.start``."""
         if not self.keeper.complete:
             if not self.is_equipped:
                 self.pool.require()
@@ -448,13 +453,13 @@ class DriverSetup:
             self.page.start()
 
     def break_off(self) -> None:
-        """End what works beside the node: slots have left, or been ended."""
+        """End what works beside the node: the slots have left, or were ended."""
         self._decommissions.close()
         self.pool.close()
         self.plane.shutdown()
 
     def with_hint(self, error: ClonosError | None) -> ClonosError | None:
-        """The error that has ended the job, if one has, and how to see it again."""
+        """The error that has ended the job, if any, with a hint how to see it again."""
         is_kept = self.compiled.plan.causal_log and not self.directory.is_temporary
         if is_kept and isinstance(error, (OperatorError, Divergence, PoisonRecord)):
             where = masked(str(self.compiled.options.checkpoint_dir or self.directory.root))
@@ -465,7 +470,7 @@ class DriverSetup:
         return error
 
     def _bundled(self, error: ClonosError, otherwise: str) -> str:
-        """Put what led to it into a bundle; how to see it again."""
+        """Put what led to an error into a bundle. Return a hint how to see the error again."""
         failed = self.node.failed
         task = -1 if failed is None else failed.task
         compiled = self.feeds.reading(self.compiled)

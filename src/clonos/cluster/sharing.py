@@ -1,4 +1,5 @@
-"""Shares out the state of a job that runs to the tasks of its next plan, in a process beside it."""
+"""Shares out the state of a running job to the tasks of its next plan, in a process beside the
+driver."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def share_out(
     maker: Incarnation,
     drop_state: tuple[str, ...],
 ) -> Iterator[Prepared | None]:
-    """One round for each floor that it is told of; see :mod:`clonos.upgrade.prepare`.
+    """Do one round for each floor that the driver sends; see :mod:`clonos.upgrade.prepare`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Makes what slots are sent out of a compiled job."""
+"""Makes the shipment for slots from a compiled job."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Another graph, or other functions, for a job that runs: its slots are there before it pauses.
+"""Another graph, or other functions, for a running job: new slots are in place before it pauses.
 
 ::
 
     the new graph is compared             a refusal changes nothing
-    slots of the new graph come,          the job runs
+    slots of the new graph start,         the job runs
     and values by key are shared out
     the job settles                       sources wait; if it takes too long, it goes on as it was
     its driver ends                       the journal's lock is free
     the switch                            one record (clonos.upgrade.switch)
     the new slots are told what to run    the job runs
 
-The second driver is a standby driver like any other; but it is in the same process, and knows when
-the first one has ended.
+The second driver is a standby driver like any other, except that it is in the same process and
+knows when the first one has ended.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
 _BY_NO_TASK: Final = 1 << 30
 """More lives than any task has in a term."""
 PREPARED_S: Final = 60.0
-"""After so long, no further round of sharing out values begins except the last one ..."""
+"""After this time, only the last round of sharing out values begins ..."""
 QUICK_S: Final = 0.5
-"""... nor after one that was as quick as this: the next would have little to do."""
+"""... as after a round that was as quick as this, because the next would have little to do ..."""
 HALF: Final = 0.5
-"""Nor after one that took more than this share of the time of the one before."""
+"""... or one that took more than this share of the time of the round before."""
 READY_S: Final = 10.0
-"""The job pauses then at the latest, though slots of the new graph have not come: there may be no
+"""The job pauses after this at the latest, even without slots of the new graph: there may be no
 cores for them before the old ones leave."""
 
 
 class Succession:
-    """From one driver of a job to the next, in one process.
+    """The change from one driver of a job to the next, in one process.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class Succession:
         self._may_pause = threading.Event()
 
     def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
-        """Have another process share out the values that there are, while the job runs."""
+        """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         if describe(before) == describe(compiled):
             self._prepared.set_result(NOTHING)  # state stays where it is
             return
-        self._setup.merger.may_go_on.clear()  # before it is said which layers there are
+        self._setup.merger.may_go_on.clear()  # before the layers are listed
         request = {
             "before": json.dumps(describe(before)),
             "now": json.dumps(describe(compiled)),
@@ -105,12 +105,12 @@ class Succession:
                     more = next(said)
                     now_s = time.monotonic()
                     found, took_s = more or found, now_s - began_s
-                    is_slow = took_s > HALF * before_s  # as much changes as is written
+                    is_slow = took_s > HALF * before_s  # values change as fast as they are written
                     if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
                         break
                     before_s = took_s
                 self._may_pause.wait()
-                if more is not None:  # what has changed while slots came
+                if more is not None:  # what has changed since the round before
                     aside.tell(dict(keeper.layers))
                     found = next(said) or found
         except ClonosError as error:
@@ -125,11 +125,12 @@ class Succession:
 
     @property
     def prepared(self) -> Prepared:
-        """What was shared out."""
+        """The values that were shared out."""
         return self._prepared.result() if self._prepared.done() else NOTHING
 
     def require(self, compiled: CompiledJob) -> None:
-        """See that the job can go on with another graph, as far as its state has no say in that.
+        """Check that the job can go on with another graph, as far as that does not depend on its
+        state.
 
         Raises
         ------
@@ -156,7 +157,7 @@ class Succession:
             require_continuable(describe(before), compiled, directory.retired)
 
     def look(self, waiting: Waiting | None) -> bool:
-        """Asked while the next driver waits for the journal: whether it is free.
+        """Called while the next driver waits for the journal: whether the journal is free.
 
         Raises
         ------
@@ -189,7 +190,8 @@ class Succession:
         )
 
     def has_stopped(self) -> bool:
-        """After a failure: whether the job was stopped for this, and nobody runs it now."""
+        """After a failure: whether the job was stopped for the change, so that nobody runs it
+        now."""
         if not self._is_asked:
             return False
         while not self._goes_on.is_set():

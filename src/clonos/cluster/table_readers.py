@@ -1,7 +1,7 @@
-"""Tables that a job reads keep what it may still ask for: how far it is, for whoever removes rows.
+"""Notes in tables how far a job has read them, so that rows it may still ask for are not removed.
 
-A job is noted before it reads, and until it is complete. What it has passed is below the floors of
-all its tasks, and below the oldest point to which it can go back.
+A job is noted before it begins to read, and until it is complete. It has passed rows that are below
+the floors of all its tasks, and below the oldest point to which it can be rewound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TableReaders:
     Parameters
     ----------
     checkpoint_id
-        The job's, which no other has.
+        The random name of the job's checkpoint.
     """
 
     def __init__(self, compiled: CompiledJob, checkpoint_id: str) -> None:
@@ -50,14 +50,14 @@ class TableReaders:
                     table.note_reader(name, {})
             except (OSError, pa.ArrowException) as error:
                 raise SourceError(
-                    f"the job cannot say that it reads the table: {error}",
+                    f"the job cannot note that it reads the table: {error}",
                     where=table.path,
                     remedy="check that the driver reaches the folder and may write to it: it keeps "
                     "there how far it has read",
                 ) from error
 
     def look(self, floors: Callable[[Sequence[TaskCode]], Sequence[Layer]]) -> None:
-        """Note what is not needed any more, by the layers of the oldest floors."""
+        """Note which rows are no longer needed, by the layers of the oldest floors."""
         for operator, codes in self._tasks.items():
             source = codes[0].source
             found = floors(codes)

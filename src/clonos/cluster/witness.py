@@ -1,4 +1,4 @@
-"""What remains of an error: a bundle, written by the driver when a job has failed."""
+"""The bundle that the driver writes when a job has failed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clonos.errors import ClonosError, PoisonRecord
 from clonos.graph.compile import CompiledJob
 
 BUNDLES_MAX: Final = 8
-"""As many bundles are kept of one job; the oldest goes."""
+"""How many bundles of a job are kept; the oldest goes first."""
 WRITE_S: Final = 60.0
-"""Time to write one. It is a help, and the error does not wait for it for ever."""
+"""Time to write a bundle. The error does not wait for it any longer."""
 MAKE: Final = "clonos.branch.witness:write"
 
 
@@ -29,23 +29,23 @@ def bear_witness(
     error: ClonosError,
     task: int,
 ) -> Path:
-    """Put what led to an error into a bundle; return where it is.
+    """Put what led to an error into a bundle; return its path.
 
     Parameters
     ----------
     compiled
         The job, with sources that can be read by another process.
     journal
-        As it was given to the job.
+        The journal as it was given to the job.
     keeper
         Knows which steps have failed.
     task
-        The one that could not go on; -1: nobody knows.
+        The task that could not go on; -1: unknown.
 
     Raises
     ------
     ClonosError
-        There is none, and why.
+        The bundle could not be written.
     """
     known = min(keeper.failed, default=-1) if task < 0 else task
     where = error.where or compiled.name
@@ -73,7 +73,8 @@ def bear_witness(
 
 
 def folder_of(directory: JobDirectory, name: str) -> Path:
-    """Where the bundles of a job are: beside its journal, or else in a folder of this machine."""
+    """The folder of a job's bundles: beside its journal, or else among this machine's temporary
+    files."""
     local = directory.local_folder
     folder = (
         Path(tempfile.gettempdir(), "clonos-bundles", _plain(name))
@@ -85,7 +86,7 @@ def folder_of(directory: JobDirectory, name: str) -> Path:
 
 
 def _plain(name: str) -> str:
-    """A name that no shell asks about.
+    """A name that needs no quotes in a shell.
 
     Examples
     --------
@@ -97,7 +98,7 @@ def _plain(name: str) -> str:
 
 def _make_room(folder: Path) -> None:
     with suppress(OSError):
-        for left in folder.glob(".*.part"):  # by a process that was killed
+        for left in folder.glob(".*.part"):  # of a process that was killed
             left.unlink()
         oldest_first = sorted(folder.glob("*.clonos"), key=lambda path: path.stat().st_mtime)
         for path in oldest_first[:-BUNDLES_MAX]:

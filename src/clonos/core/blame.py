@@ -1,4 +1,4 @@
-"""Blame: what the deaths of a task are put down to.
+"""Blame: which rows, if any, the deaths of a task are put down to.
 
 Processes die of many things, and only one of them is a record that kills whoever reads it. So a
 death alone accuses nobody. After a death of unknown cause the next life of the task is *watched*:
@@ -10,9 +10,10 @@ Rows are known by their numbers. If no other process has the log of a task's las
 life takes its input in other pieces, so the same record may have another number in each life. After
 a few deaths within announced steps, a watched life therefore tries all rows that it takes.
 
-Where a trial says nothing (it hangs), deaths are counted after all, but only those within a step
-that takes the same rows, and not those of a whole executor. And a trial may be wrong: what takes
-along the process that holds it, or kills only that one, is to blame after very many deaths.
+If a trial is inconclusive (it hangs), deaths are counted after all, but only those within a step
+that takes the same rows, and not those of a whole executor. A trial may also be wrong: a record may
+kill the slot's process together with the trial's, or only the slot's. Such a record is blamed after
+very many deaths.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ first things that the next one does."""
 SUSPECTS_MAX: Final = 8
 """How many suspect rows of a task are remembered: the newest."""
 WITHIN_MANY: Final = 4
-"""After so many deaths within announced steps, of whichever rows, all rows are tried."""
+"""After this many deaths within announced steps, whatever their rows, all rows are tried."""
 TOGETHER_MS: Final = 1000
-"""Slots of one executor that die this close to one another have died with it."""
+"""If slots of one executor die within this time of each other, the executor has died."""
 
 
 class Suspicion(Enum):
-    """Of a task's rows."""
+    """How suspect the rows of a task are."""
 
     CLEAR = "clear"
     WATCHED = "watched"
@@ -47,7 +48,7 @@ class Suspicion(Enum):
 
 
 class Clue(Enum):
-    """What is learnt about them."""
+    """What is learnt about the rows of a task."""
 
     DIED = "unknown death"
     DIED_WITHIN = "death within an announced step"
@@ -72,7 +73,7 @@ BLAME: Final = Table(
 
 class _Case:
     """What is known about one task. ``within``: the announced step that is under way; ``deaths``:
-    how many within such steps counted, since it was last clear."""
+    how many deaths within announced steps have counted since the task was last clear."""
 
     def __init__(self, task: TaskState) -> None:
         self.machine: Machine[Suspicion, Clue] = BLAME.machine(task.machine.of)
@@ -82,7 +83,8 @@ class _Case:
 
 
 class _Death(NamedTuple):
-    """The last one in an executor: when, of what, and within which rows of a task that counted."""
+    """The last death in an executor: when, of which tasks, and against which rows it counts, by
+    task."""
 
     at_ms: int
     tasks: frozenset[int]
@@ -95,10 +97,10 @@ class Blame:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._cases = {task.id: _Case(task) for task in roster.tasks.values()}
-        self._deaths: dict[str, _Death] = {}  # just now, by executor
+        self._deaths: dict[str, _Death] = {}  # the latest, by executor
 
     def machines(self) -> Iterable[Machine[Suspicion, Clue]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         return (case.machine for case in self._cases.values())
 
     # --- what is learnt -------------------------------------------------------------------------
@@ -109,7 +111,7 @@ class Blame:
             self._cases[report.task].within = report
 
     def survived(self, slot: int, report: msg.Survived) -> None:
-        """It has taken it."""
+        """A watched life has survived the step that it announced."""
         if not self._is_current(slot, report):
             return
         case = self._cases[report.task]
@@ -156,9 +158,10 @@ class Blame:
             self._deaths[slot.group] = _Death(now_ms, tasks, counted)
 
     def _has_died_with_others(self, slot: Slot, tasks: frozenset[int]) -> bool:
-        """Whether its executor has died; the first of its slots was counted then, in vain.
+        """Whether the slot's executor has died. If so, the death of its first slot no longer
+        counts.
 
-        Two lives of one task have not died together, but one after the other.
+        Two lives of the same task died one after the other, not together.
         """
         last = self._deaths.get(slot.group)
         if not slot.group or last is None or (tasks and tasks == last.tasks):
@@ -174,17 +177,17 @@ class Blame:
     def next_life(self, task: int) -> tuple[int, tuple[Suspect, ...]]:
         """How many steps the next life of a task announces, and what it has to try first."""
         plan = self._roster.plan
-        if plan.leaves_gaps and plan.tasks[task].inputs:  # it never meets the same rows again
+        if plan.leaves_gaps and plan.tasks[task].inputs:  # no life meets the same rows again
             return 0, ()
         case = self._cases[task]
-        case.within = None  # of a life that was fenced in its slot
+        case.within = None  # left by a life that was fenced in its slot
         steps = 0 if case.machine.state is Suspicion.CLEAR else WATCHED_STEPS
         everything = (ALL,) if steps and case.deaths >= WITHIN_MANY else ()
         return steps, (*case.suspects, *everything)
 
 
 def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> list[Suspect]:
-    """`suspects` after so many more deaths that count within `rows`, of so many lives.
+    """`suspects` after `deaths` more deaths that count within `rows`, and `lives` more lives.
 
     Examples
     --------

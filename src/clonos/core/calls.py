@@ -1,17 +1,18 @@
 """Calls that take a while (asynchronous I/O): asked in one step, answered in another.
 
-What decides *which* call is made and *what comes of it* is a function of state and log: a step
-asks, and a step takes the outcome, both logged. What decides *when* it is made (limits, retries,
-timeouts) is outside. So no marker, fence or recovery waits for a call, and an outcome is in the log
-one step after it came, also while a receiver is too slow for new input.
+*Which* call is made, and *what comes of it*, is a function of state and log: a step asks, a step
+takes the outcome, and both are logged. *When* it is made (limits, retries, timeouts) is decided
+outside. So no marker, fence or recovery waits for a call, and an outcome is in the log one step
+after it came, even while a receiver is too slow for new input.
 
-A call is asked by a program, which keeps it in its state until it is answered. This is the
-automaton's side of it: which calls are open, which of them this life has made, what has come.
+A call is asked by a program, which keeps it in its state until it is answered. This module is the
+automaton's side: which calls are open, which of them this life has made, and which outcomes have
+come.
 
-*Effects* are calls that must not be made twice, nor by a history that is then forgotten. One is
-made once the log entries that led to it cannot be lost any more (output commit); then every life
-that still asks it does so under the same name. One that an earlier life may have made is *in
-doubt*: it is handed out as such, for the adapter to find out.
+*Effects* are calls that must not be made twice, nor for a history that a recovery then forgets. An
+effect is made only when the log entries that led to it can no longer be lost (output commit), so
+every later life that asks for it uses the same name. An effect that an earlier life may have made
+is *in doubt*: it is handed out as such, and the adapter finds out.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class CallId(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is asked. Only `digest`, of the arguments, means anything to the core; and that `key`,
-    the name of an effect, is empty for other calls.
+    """What is asked. The core looks only at `digest` (of the arguments) and at whether there is a
+    `key`, the name of an effect.
 
-    ``in_doubt``: this effect may have been made: by an earlier life, which is said when it is
-    handed out; or in a past that the job went back from, which the program says.
+    ``in_doubt``: this effect may have been made before: by an earlier life (set when it is handed
+    out), or in a past that the job has rewound (set by the program).
     """
 
     service: Any
@@ -50,11 +51,11 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What has come of a call, with all attempts: as it is logged.
+    """What came of a call after all its attempts, as it is logged.
 
     ``answer`` is the encoded answer, or the encoded error if not `ok`; ``attempts``: 0 if the
     answer was remembered; ``ms``: how long it took, with all attempts and pauses. ``trace``: the
-    user's lines behind an error that ends the job; so it is never in a log.
+    lines of user code behind an error that ends the job, so it is never in a log.
     """
 
     operator: int
@@ -87,8 +88,8 @@ class OpenCalls:
 
     def __init__(self, requests: Mapping[CallId, Request]) -> None:
         self._open = dict(requests)
-        self._born_ms: dict[CallId, int] = {}  # for display: those that this life has asked
-        self._held: dict[CallId, tuple[int, Request]] = {}  # effects, and behind which step
+        self._born_ms: dict[CallId, int] = {}  # for display; only of calls that this life has asked
+        self._held: dict[CallId, tuple[int, Request]] = {}  # effects, and the step that asked each
         self.came: dict[CallId, Outcome] = {}
 
     def __len__(self) -> int:
@@ -100,10 +101,9 @@ class OpenCalls:
         self._born_ms.update((call, born_ms) for call, _ in requests)
 
     def begun(self, position: int) -> tuple[tuple[CallId, Request], ...]:
-        """A life is live at `position`: the calls to be made at once.
+        """The task is live at `position`: the calls to be made at once.
 
-        All effects that are open are in doubt. It does not matter which of them were made: that
-        the others were not is what the adapter will find out.
+        All open effects are in doubt, whether they were made or not: the adapter finds out.
         """
         doubtful = [(call, r._replace(in_doubt=True)) for call, r in self._open.items() if r.key]
         self._hold(doubtful, position)
@@ -121,7 +121,7 @@ class OpenCalls:
 
     @property
     def holds(self) -> bool:
-        """Whether effects wait for the log entries behind them to be safe."""
+        """Whether effects wait until the log entries that led to them are safe."""
         return bool(self._held)
 
     def released(self, stable: int) -> tuple[tuple[CallId, Request], ...]:
@@ -140,8 +140,8 @@ class OpenCalls:
     def choose(self, most: int) -> tuple[Outcome, ...]:
         """The outcomes that the next step takes, in the order in which they came.
 
-        An effect that failed goes last, in a step of its own: it may end the job, and that is no
-        reason to forget what others have done.
+        An effect that failed goes last, in a step of its own: it may end the job, and the outcomes
+        of the other calls must be logged before that.
         """
         chosen: list[Outcome] = []
         failed: list[Outcome] = []
@@ -157,17 +157,17 @@ class OpenCalls:
         return tuple(chosen or failed[:1])
 
     def take(self, outcomes: Iterable[Outcome], task: str) -> int:
-        """A step takes these, which may come from the log.
+        """A step takes these outcomes; in a replay they come from the log.
 
         Returns
         -------
         int
-            When the oldest row behind them was read; 0: in an earlier life.
+            When the oldest row behind them was read; 0 if an earlier life has read it.
 
         Raises
         ------
         Divergence
-            The log has the answer to another question than the one that is asked.
+            The log answers another question than the one that is asked.
         """
         born_ms: list[int] = []
         for outcome in outcomes:
@@ -175,7 +175,7 @@ class OpenCalls:
             born_ms.append(self._born_ms.pop(outcome.id, 0))
             request = self._open.pop(outcome.id, None)
             is_other = request is not None and outcome.digest and request.digest != outcome.digest
-            if request is None or is_other:  # of 0 it is unknown what was asked
+            if request is None or is_other:  # digest 0: unknown
                 asked = "nothing" if request is None else "something else"
                 raise Divergence(
                     f"the log has an answer to call {outcome.number} of operator "

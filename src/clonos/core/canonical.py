@@ -126,7 +126,7 @@ def split(data: bytes) -> tuple[Any, bytes]:
 
 
 def encode_error(error: BaseException) -> bytes:
-    """Encode what a call raised, so that :func:`decode_error` can raise the like of it again."""
+    """Encode what a call raised, so that :func:`decode_error` can rebuild it."""
     if isinstance(error, CallError):
         return encode([None, error.type_name, error.message])
     if isinstance(error, (EffectUnknown, BudgetSpent)):
@@ -197,7 +197,7 @@ def _extend(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Subclasses of what MessagePack knows (IntEnum, defaultdict, ...) become their base."""
     if isinstance(value, str):
-        return str.__str__(value)  # not str(value): an Enum's is its name
+        return str.__str__(value)  # not str(value): that of an Enum is its name
     bases: tuple[Callable[[Any], Any], ...] = (bytes, float, dict, list)
     for base in bases:
         if isinstance(value, base):  # type: ignore[arg-type]

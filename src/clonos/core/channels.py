@@ -25,7 +25,7 @@ CREDIT_BYTES = 256 << 10
 
 
 class Verdict(Enum):
-    """The outcome of something received."""
+    """What became of received data."""
 
     TAKEN = "taken"
     HELD = "held"
@@ -42,7 +42,7 @@ class Link(Enum):
 
 
 class LinkEvent(Enum):
-    """What happens to it."""
+    """What happens to the stream."""
 
     OPENED = "opened"
     GREETED = "greeted"
@@ -70,7 +70,7 @@ INBOUND_LINK = Table(
 
 
 class Items(Enum):
-    """States of what comes in on a channel."""
+    """States of the items that come in on a channel."""
 
     FLOWING = "flowing"
     ENDED = "ended"
@@ -78,7 +78,7 @@ class Items(Enum):
 
 
 class ItemsEvent(Enum):
-    """What happens to it."""
+    """What happens to the items."""
 
     END = "END taken"
     RESET = "a taken item is lost"
@@ -104,7 +104,7 @@ class Inbound:
     Attributes
     ----------
     maker
-        The task whose log says what comes.
+        The task whose log says which items were made.
     link, items
         The state of its stream, and of what comes in on it.
     next_seq, chain
@@ -112,19 +112,22 @@ class Inbound:
     consumed, consumed_chain
         Number and running digest of the last item a step has taken.
     consumed_dep
-        What was taken depends on (nothing that can be lost, if a layer already contains it).
+        What the taken items depend on; empty if a layer contains them already, so nothing can be
+        lost.
     queue
-        Received (log entries stored), not yet taken.
+        Items that were received (their log entries are stored) and not yet taken.
     has_gaps
-        At most once: what a life before has missed is not sent again.
+        At most once: items that an earlier life has missed are not sent again.
     aligned
         A marker was taken, and its epoch is not yet sealed.
     waits_behind
-        Feedback, which brings no markers: what was made behind one waits until it was taken here.
+        Feedback brings no markers: what its sender made behind a marker waits until the receiver
+        has sealed at that marker.
     reset_at
-        Availability: we start over with what the sender makes after this step of its own.
+        Availability: the channel starts over with what the sender makes after this one of its
+        steps.
     told_relaxed
-        What the sender has heard last: whether we replay or align, so that it need not wait for us.
+        What the sender was told last: whether we replay or align, so that it need not wait for us.
     """
 
     def __init__(
@@ -234,7 +237,7 @@ class Inbound:
         return result
 
     def drop_orphans(self, lost: Callable[[Dependencies], bool]) -> bool:
-        """Forget received items that depend on a lost log entry, and all that came after."""
+        """Forget received items that depend on a lost log entry, and all later items."""
         for i, item in enumerate(self.queue):
             if lost(item.dep):
                 dropped = [self.queue.pop() for _ in range(len(self.queue) - i)]
@@ -249,10 +252,10 @@ class Inbound:
         self._next_seq, self._chain = self.consumed + 1, self.consumed_chain
 
     def start_over(self, position: int) -> None:
-        """Availability: the sender makes something else after its step `position`; wait for its
-        welcome, or that of a later life.
+        """Availability: the sender takes other steps after `position`. Wait for its welcome, or
+        that of its next life.
 
-        If it has sent END, that was not the last one.
+        If it has sent END, that END is void, too.
         """
         self.items.on(ItemsEvent.RESET)
         self.reset_at = position if self.reset_at is None else min(self.reset_at, position)
@@ -313,7 +316,7 @@ class Call(Enum):
 
 
 class CallEvent(Enum):
-    """What happens to it."""
+    """What happens to the stream."""
 
     DIALLED = "dialled"
     HELLO = "Hello"
@@ -351,14 +354,16 @@ class Outbound:
     call
         The state of its stream.
     attempt, address, peer
-        Number of the newest stream, where it leads, and to which life of the receiver.
+        Number of the newest stream, its address, and the incarnation of the receiver there.
     asked
-        Of a receiver that starts over (availability): what it said, until we are live and can
-        tell it where we continue. Void with its connection: who comes next may have all of it.
+        Availability: the hello of a receiver that starts over, kept until we are live and can tell
+        it where we continue. It is void when the connection ends: the next hello may ask for
+        something else.
     relaxed
         The receiver replays, aligns or is away: what is unsent does not count as backlog.
     released, settled
-        World channels: outputs up to this one may take effect; have their effect, durably.
+        Channels out of the job: up to which output effects are allowed; up to which they are
+        durable.
     """
 
     def __init__(
@@ -394,7 +399,7 @@ class Outbound:
         return self.call.state is Call.CONNECTED
 
     def dial(self) -> None:
-        """A new stream to where the receiver is replaces whatever was there."""
+        """A new stream to the receiver's address replaces the one before, if any."""
         self._down(CallEvent.DIALLED)
         self.attempt += 1
 
@@ -436,7 +441,7 @@ class Outbound:
         self._shared = dict(hello.lengths)
 
     def delta(self, book: LogBook, stable: dict[int, int]) -> tuple[Run, ...]:
-        """What the receiver does not hold yet of the logs that travel along this channel."""
+        """The entries that the receiver lacks, of the logs that travel along this channel."""
         runs: list[Run] = []
         for task in self.logs:
             length = book.length(task)
@@ -458,7 +463,7 @@ class Outbound:
         return False
 
     def cut(self, task: int, length: int) -> None:
-        """`task` writes its log anew after `length`: what was shared of it beyond is void."""
+        """`task` rewrites its log after entry `length`: later entries that were shared are void."""
         if self._shared.get(task, 0) > length:
             self._shared[task] = length
 

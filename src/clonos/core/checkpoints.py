@@ -1,8 +1,8 @@
 """Checkpoints: layers that tasks have sealed, and the floors that are made of them.
 
-Which layers make a floor is decided in one of two ways: those of one epoch, whose markers every
-task has aligned on (:mod:`clonos.core.markers`), or the newest that fit together, whenever each was
-sealed (:mod:`clonos.core.floors`).
+Floors are made of the layers of one epoch, on whose markers all tasks have aligned
+(:mod:`clonos.core.markers`), or of the newest layers that fit together, whenever each was sealed
+(:mod:`clonos.core.floors`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Checkpoints:
     Attributes
     ----------
     markers
-        The epochs; None: every task seals when it likes.
+        The epochs; None if each task seals by its own timer.
     sealed
         By task: layers beyond its floor, in order. All are kept, because deltas build on each
         other.
@@ -51,10 +51,10 @@ class Checkpoints:
         self.sealed = holdings.beyond
         self._look_ms = max(FLOORS_MS, int(TASK_MS * len(roster.tasks)))
         self._looked_ms = 0
-        self._came = 0  # so many layers
-        self._seen = 0, 0, 0  # at the last look: what had come, was stable, and was safe
+        self._came = 0  # layers in all
+        self._seen = 0, 0, 0  # at the last look: layers, stable entries, version of the holdings
         self._sent_back: dict[int, int] = {}  # by feedback channel: rows that floors have sent
-        self._open_calls: dict[int, int] = {}  # by task: of its floor
+        self._open_calls: dict[int, int] = {}  # by task: open in its floor
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
 
     @property
@@ -63,15 +63,16 @@ class Checkpoints:
         return self.markers.pending_epoch if self.markers is not None else 0
 
     def machines(self) -> list[Machine[Any, Any]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         return [self.markers.machine] if self.markers is not None else []
 
     # --- when layers are sealed -----------------------------------------------------------------
 
     def begin(self, *, hurry: bool) -> None:
-        """Inject a marker, unless one is under way or a recovery is.
+        """Inject a marker, unless a marker or a recovery is under way.
 
-        Without markers, tasks seal by themselves, but for a `hurry`: only floors make logs shorter.
+        Without markers, tasks seal by themselves. In a `hurry` they are told to seal at once: only
+        floors make logs shorter.
         """
         if self._roster.plan.leaves_gaps:
             return
@@ -87,7 +88,7 @@ class Checkpoints:
         """Tell a task that was away what the others have heard."""
         if self.markers is not None:
             self.markers.inject(task)
-        else:  # since it was restored, it has made what nobody needs any more
+        else:  # its replay has made items that nobody needs any more
             outputs = self._roster.plan.tasks[task.id].outputs
             needs = {channel: self._keeper.needs[channel] for channel in outputs}
             self._roster.command(task.id, msg.Floor({}, needs))
@@ -119,8 +120,8 @@ class Checkpoints:
             self._complete()
 
     def tick(self) -> None:
-        """Time passes: without markers, or where history has waited for log entries, floors may
-        have come to move."""
+        """Time passes: without markers, or where floors wait for stable log entries or for copies
+        of layers, floors may be able to move now."""
         is_awaited = self.markers is None or self._keeper.history.points or self._holdings.version
         is_awaited = is_awaited or self._roster.plan.chooses_levels
         if not is_awaited or self._roster.now_ms - self._looked_ms < self._look_ms:
@@ -146,7 +147,7 @@ class Checkpoints:
 
     def _fit(self) -> None:
         keeper = self._keeper
-        newest = {  # those of an older generation remain in the chain, and make no floor
+        newest = {  # layers of an older generation stay in the chain, but make no floor
             task: [
                 layer
                 for layer in layers
@@ -174,7 +175,7 @@ class Checkpoints:
             self._open_calls[task] = newest.open_calls
             needs.update(newest.ins)
             out = {c: n for c, n in newest.outs.items() if channels[c].receiver == HOUSE_KEEPER}
-            needs.update(out)  # it was acknowledged when that was settled
+            needs.update(out)  # a layer is acknowledged when the output before it is settled
             back = (c for c in newest.outs if channels[c].is_feedback)
             self._sent_back.update((c, newest.outs[c]) for c in back)
         keeper.advance(epoch, positions, layers, needs)
@@ -203,13 +204,14 @@ class Checkpoints:
 
     @property
     def no_call_is_open(self) -> bool:
-        """Whether floors have all answers. Of floors of an earlier term nobody knows."""
+        """Whether no call is open in the floors. Floors of an earlier term do not count, as this is
+        not known of them."""
         return not any(self._open_calls.values())
 
     @property
     def nothing_goes_round(self) -> bool:
-        """Whether floors have taken all rows that floors have sent back. Of floors of an earlier
-        term nobody knows."""
+        """Whether the receivers' floors have taken all items that the senders' floors have sent
+        back. This is not known of floors of an earlier term, so these count as if they had not."""
         needs, positions = self._keeper.needs, self._keeper.positions
         return all(
             self._sent_back[c.id] <= needs[c.id]
@@ -226,8 +228,8 @@ class Checkpoints:
 
     @property
     def needs_rest(self) -> bool:
-        """Whether sources have to wait for floors: after a loss was forgiven, all of them move at
-        once. While rows flow, there may never be a moment that suits everybody.
+        """Whether sources have to wait for floors: after a loss was forgiven, all floors move at
+        once, and while rows flow there may never be a moment at which they can.
         """
         keeper = self._keeper
         return self.markers is None and keeper.floor_generation < keeper.generation

@@ -1,4 +1,4 @@
-"""What a live task does next: the one choice that is nobody else's, and so is written down."""
+"""What a live task does next. Nothing else determines this choice, so it is logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clonos.core.step import TaskTime
 
 
 class Task(Protocol):
-    """Who chooses, as far as it matters here."""
+    """What the choice needs to know of the task."""
 
     spec: TaskSpec
     inbounds: Inbounds
@@ -35,14 +35,14 @@ class Task(Protocol):
 
 
 def choose(task: Task, *, is_full: bool) -> tuple[Determinant | None, list[Item]]:
-    """What becomes the first entry of the step's record, and the items to take.
+    """The determinant that the step's record begins with, and the items to take.
 
     ``is_full``: calls must be answered before it takes more input.
     """
     spec, inbounds = task.spec, task.inbounds
     if task.injected > task.epoch and (spec.is_source or inbounds.forward_have_ended):
-        return Marker(task.epoch + 1), []  # one after the other, should some be missing
-    if task.calls.came:  # what goes on is no more than what waits for it here
+        return Marker(task.epoch + 1), []  # one at a time, even if several are missing
+    if task.calls.came:  # even if a receiver is slow: rows already wait for them here
         return Outcomes(task.calls.choose(1 if task.watch else OUTCOMES_MAX)), []
     if task.outbounds.blocked():
         return None, []

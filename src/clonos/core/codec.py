@@ -9,8 +9,8 @@ annotation checks what came and builds it, and whatever is wrong with the bytes 
 The payload of a batch never goes through here: it travels beside the message (as Arrow, without
 being copied) and is given to :meth:`Codec.decode` to be put back.
 
-:class:`~clonos.core.messages.Data` is written and read by hand: it is once per batch, everything
-else is once per many.
+:class:`~clonos.core.messages.Data` is written and read by hand: there is one for every batch, while
+all other messages are rare.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from clonos.core.program import Batch
 from clonos.errors import MalformedMessage, ProtocolError
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
-"""No message is larger. A whole log may travel in one (recovery of a source that cannot replay has
-its rows there), yet a wrong length must not make a process allocate without end."""
+"""No message is larger. A whole log may travel in one (that of a source that cannot be read again
+contains its rows), yet a wrong length must not make a process allocate without limit."""
 
 Reader = Callable[[Any], Any]
 
-_UNION: Final = type(int | None)  # `X | None` is not of the type that Optional[X] is of
+_UNION: Final = type(int | None)  # `X | None` and `Optional[X]` are of different types
 
 
 class _Wrong(Exception):
@@ -110,7 +110,7 @@ def _reader_of(annotation: Any) -> Reader:
         return _exactly(annotation)
     if origin in (Union, _UNION):
         inner, *others = sorted((a for a in arguments if a is not type(None)), key=_bytes_last)
-        if others == [bytes]:  # what is not in memory goes into no message
+        if others == [bytes]:  # content that is not in memory never travels in a message
             return _exactly(bytes)
         assert not others
         return _optional(_reader_of(inner))

@@ -1,4 +1,4 @@
-"""Bytes that need not be in memory: what is large is read where it is needed."""
+"""Bytes that need not be in memory: large content is read piece by piece, when it is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Content(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, start: int, end: int) -> bytes:
-        """Some of them. Raises `OSError` if they cannot be had."""
+        """The bytes from `start` to `end`. Raises `OSError` if they cannot be read."""
 
 
 class Writable(Content, Protocol):
@@ -25,7 +25,7 @@ class Writable(Content, Protocol):
 
 @runtime_checkable
 class Encodable(Protocol):
-    """What is encoded only when it is stored."""
+    """Something that is encoded only when it is stored."""
 
     def encoded(self) -> Chunks: ...
 
@@ -80,7 +80,7 @@ class Shelved(Protocol):
 
     @property
     def content(self) -> Content | None:
-        """It, as soon as it is there."""
+        """The content, as soon as it is on the disk."""
 
     @property
     def failed(self) -> bool:
@@ -88,20 +88,21 @@ class Shelved(Protocol):
 
 
 class Shelf(Protocol):
-    """Room on the local disk for what a program has no memory for, as long as somebody has it."""
+    """Space on the local disk for what does not fit into memory. Files stay as long as they are
+    referred to."""
 
     def write(self, fill: Callable[[Writable], object], *, is_long: bool) -> Shelved:
-        """Have something written, by another thread. ``is_long``: others need not wait for it."""
+        """Have another thread write something. ``is_long``: shorter writes need not wait for it."""
 
 
 STATE_MEMORY: Final = 512 << 20
-"""What values, timers and rows by key may take of the memory of a slot."""
+"""How much of a slot's memory its values, timers and rows by key may take."""
 CHUNK: Final = 1 << 20
-"""So much of what is not in memory is read at once."""
+"""How much of content that is not in memory is read at once."""
 
 
 class Chunks:
-    """Content put together of others. Going through it reads a piece at a time.
+    """A concatenation of other content. Iteration reads a piece at a time.
 
     Examples
     --------
@@ -141,7 +142,7 @@ class Chunks:
         return b"".join(found)
 
     def digest(self) -> int:
-        """As :func:`~clonos.core.digest.content_digest` of all of it."""
+        """The :func:`~clonos.core.digest.content_digest` of all of it."""
         state = xxh3_64()
         for chunk in self:
             state.update(chunk)
@@ -150,12 +151,12 @@ class Chunks:
 
 
 def chunks_of(content: bytes | Content) -> Chunks:
-    """The same, to be gone through."""
+    """The same content, to be iterated over."""
     return content if isinstance(content, Chunks) else Chunks([content])
 
 
 def content_of(content: bytes | Content) -> Content:
-    """The same, to be read."""
+    """The same content, to be read."""
     return Held(content) if isinstance(content, bytes) else content
 
 

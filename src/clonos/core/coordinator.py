@@ -1,8 +1,8 @@
 """The coordinator: places tasks on slots, runs recovery, orders the completion of checkpoints.
 
 A sans-I/O machine like the tasks. It owns the :class:`~clonos.core.housekeeper.HouseKeeper`; its
-host makes the journal durable *before* it carries out the actions of the same call. What is to be
-decided is decided by its parts, on one :class:`~clonos.core.roster.Roster`; it routes.
+host makes the journal durable *before* it carries out the actions of the same call. Its parts
+decide, all on one :class:`~clonos.core.roster.Roster`; the coordinator routes events to them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Coordinator:
     standbys
         Passive copies per task.
     availability
-        What happens to orphans: False: roll them back to a floor; True: go on at-least-once in
-        a new generation.
+        What happens to orphans. False: they roll back to a floor. True: they go on, at least once,
+        in a new generation.
     address
         Of the house-keeper, for the channels that lead to it.
     bound
@@ -68,14 +68,15 @@ class Coordinator:
     gather_ms
         How long complaints about slots that cannot be reached are gathered.
     inflight_bytes, log_bytes
-        What a process may keep in memory for its receivers, and hold of logs.
+        How many bytes of items a process may keep in memory for its receivers, and how many of
+        logs.
     speculation
-        Whether tasks that fall far behind their peers are overtaken.
+        Whether a task that falls far behind its peers is moved to a faster slot.
     term
-        This driver's, if it has claimed one: one that died before its first record has used up a
-        term that the journal does not know.
+        The driver's term, if it has claimed one. The journal does not know all terms: a driver that
+        died before its first record has used one up.
     lost_ms
-        How long a machine may be away that alone has a layer on its disk.
+        How long to wait for a machine that is away and whose disk has the only copy of a layer.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Coordinator:
 
     @property
     def waiting(self) -> list[int]:
-        """Of each cell for which there is no slot: the task that is bound to one, or any."""
+        """One task of each cell for which there is no slot: the bound one, if there is one."""
         waiting = {
             self.plan.cell_of[t.id] for t in self.tasks.values() if t.phase is TaskPhase.WAITING
         }
@@ -198,7 +199,7 @@ class Coordinator:
         return self.checkpoints.pending_epoch
 
     def machines(self) -> list[Machine[Any, Any]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         tasks = (task.machine for task in self.tasks.values())
         return [
             *self.checkpoints.machines(),
@@ -257,8 +258,8 @@ class Coordinator:
                 self.moves.leaving(group, ends=ends)
 
     def tick(self, now_ms: int) -> list[Action]:
-        """Time passes: a holder that does not answer a fence is itself declared failed, and so is
-        who cannot be reached by others."""
+        """Time passes: a slot that does not answer a fence is given up, and so is one that other
+        slots cannot reach."""
         self.roster.now_ms = now_ms
         if self.failed or self.done:
             return []
@@ -274,33 +275,35 @@ class Coordinator:
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:
-        """Inject a marker, unless one is under way or a recovery is. Without markers every task
-        seals by itself, and is only told if that must not wait."""
+        """Inject a marker, unless a marker or a recovery is under way. Without markers each task
+        seals by its own timer, and is only told to if that cannot wait."""
         if not self.failed and not self.done:
             is_hurried = self.wants_floor or self._settles_at is not None
             self.checkpoints.begin(hurry=is_hurried)
         return self.roster.take_actions()
 
     def settle(self) -> None:
-        """From the next tick on, sources take no more rows, and floors come to where logs end."""
+        """From the next tick on, sources take no more rows, so that floors reach the ends of all
+        logs."""
         self._settles_at = self.keeper.epoch
-        if self.checkpoints.markers is not None:  # one that begins when sources have heard of it
+        if self.checkpoints.markers is not None:  # an epoch that begins after sources have stopped
             self._settles_at = self.checkpoints.markers.next_epoch + (self.pending_epoch > 0)
 
     def go_on(self) -> None:
-        """It need not settle after all: from the next tick on, sources take rows again."""
+        """The job need not settle after all: from the next tick on, sources take rows again."""
         self._settles_at = None
 
     @property
     def has_settled(self) -> bool:
-        """Whether logs and output end at the floors, and all that sources had taken is below."""
+        """Whether logs and output end at the floors, and all rows that sources have taken are
+        below."""
         epoch = self._settles_at
         has_floor = epoch is not None and self.keeper.epoch >= epoch
         return has_floor and self.keeper.is_settled and self.checkpoints.nothing_goes_round
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it has settled, and no call is open, either."""
+        """Whether the job has settled and no call is open."""
         return self.has_settled and self.checkpoints.no_call_is_open
 
     @property
@@ -309,8 +312,8 @@ class Coordinator:
         return self.throttle.wants_floor or self.moves.wants_floor
 
     def counted(self, task: int, counters: Mapping[str, int], is_current: bool) -> list[Action]:
-        """A task tells its statistics, or an earlier life of it does. Past the high marks of what
-        it keeps for receivers, and holds of logs, sources wait; who is slow may be overtaken."""
+        """A life of a task tells its statistics. If it keeps too many bytes of items or logs,
+        sources wait; if the current life is slow, another slot may overtake it."""
         self.throttle.pressure(
             task, counters.get("inflight_bytes", 0), counters.get("log_bytes", 0)
         )
@@ -343,7 +346,7 @@ class Coordinator:
         self.standbys.fill()
 
     def _settle_holdings(self) -> None:
-        """What slots have has changed, or what they are to have; or it is lost."""
+        """Slots have, or should have, other layers than before; or layers are lost."""
         if self.done or self.failed:
             return
         match self.holdings.tick():
@@ -373,7 +376,7 @@ class Coordinator:
 
     def _on_lacks(self, slot: int, report: levels.Lacks) -> None:
         self.holdings.lacks(slot, report)
-        if self.holdings.is_void(report.task):  # no floor would ever move: it seals once more
+        if self.holdings.is_void(report.task):  # no floor would ever move: seal again
             self.recoveries.again(self.tasks[report.task])
 
     # --- tasks --------------------------------------------------------------------------------

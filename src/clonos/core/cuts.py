@@ -1,9 +1,9 @@
 """How much of the logs of failed tasks is still valid (pure functions on logs).
 
-A surviving log entry may say "took an item that its maker's step q made" where the maker's log
-ends before q: the maker will make something else there. The entry, and all after it, are then void.
-(The maker is the sender or, if that is implied, the nearest task above it that is not.) Cutting one
-log can void entries of another, until nothing changes.
+A surviving log entry may say "took an item that its maker's step q made" while the maker's log ends
+before q, so the maker will make something else there. Then the entry and all later ones are void.
+(The maker is the sender or, if the sender is implied, the nearest task above it that is not.)
+Cutting one log can void entries of another, so cuts are repeated until nothing changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def valid_length(
     runs
         The log from its floor on.
     length
-        Entries after this one do not count anyway.
+        Entries after this one are void anyway.
     fences
         Of each task: how often its log was cut, and where.
     """
@@ -48,8 +48,8 @@ def rests_on_stable(
 ) -> bool:
     """Whether the item that a log entry took can never be cut any more.
 
-    ``stable``: how much of each log is stable. ``resolved``: the cuts; a loss may have been
-    forgiven, and then the entry is still there.
+    ``stable``: how much of each log is stable. ``resolved``: the cuts; if a loss was forgiven, an
+    entry may be there although it is cut off.
     """
     cause = decode_record(record)[0]
     if not isinstance(cause, Order):
@@ -81,7 +81,7 @@ def consistent_cut(
     fences: Mapping[int, Cut],
     earlier: Iterable[Resolve] = (),
 ) -> dict[int, int]:
-    """Lengths to which the logs of tasks that failed together must be cut.
+    """The lengths to which the logs of tasks that failed together must be cut.
 
     Parameters
     ----------
@@ -90,8 +90,8 @@ def consistent_cut(
     fences
         Of each failed task: its next incarnation, and the length of its surviving log.
     earlier
-        Cuts of earlier failures: a loss that was forgiven then (availability) still voids the
-        entries that were spared.
+        Cuts of earlier failures. Entries that were spared when a loss was forgiven (availability)
+        are void now.
     """
     known: dict[int, list[Cut]] = {}
     for cut in earlier:

@@ -17,7 +17,7 @@ NOBODY = Incarnation(0, 0)
 @dataclass(frozen=True, slots=True)
 class SlotReady:
     """A slot has registered. ``group``: its executor; ``bound``: the only task it can run;
-    ``disk``: its local one, by a name that is the same for all slots that have it."""
+    ``disk``: the name of its local disk, the same for all slots with that disk."""
 
     slot: int
     address: str
@@ -44,8 +44,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class MoveAsked:
-    """Somebody wants the cell of `task` to live in another slot; if that `overtakes` it, whatever
-    it is at."""
+    """Move the cell of `task` to another slot. ``overtakes``: without asking the cell to yield."""
 
     task: int
     overtakes: bool = False
@@ -53,9 +52,9 @@ class MoveAsked:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The slots of this executor are about to go: what lives there moves, and nothing comes.
+    """The slots of this executor are about to go: tasks there move away, and no others come.
 
-    ``ends``: it ends when nothing runs there any more, so slots that run nothing are to end.
+    ``ends``: the executor ends when nothing runs there any more, so its idle slots must end.
     """
 
     group: str
@@ -92,8 +91,8 @@ class Expel:
 class Note:
     """Something worth showing: a recovery's progress, a floor, a warning.
 
-    ``of``: what `value` is a part of, where it is one. ``level``, ``why``: the level of the next
-    layers, and why it is not the strongest.
+    ``of``: the whole of which `value` is a part, if it is one. ``level``, ``why``: the level of the
+    next layers, and why it is not the strongest.
     """
 
     what: Literal[

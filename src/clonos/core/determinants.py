@@ -1,4 +1,4 @@
-"""What is logged of a step: its cause, then what it asked of the world, in order.
+"""The record of a step: its cause, then what it asked of the world, in order.
 
 A record is one log entry, the entry of one step. It is a flat msgpack array of kinds, each
 followed by its fields (:data:`ARITY` says how many), a few bytes for the usual
@@ -33,7 +33,8 @@ class Cause(IntEnum):
 
 
 class Source(NamedTuple):
-    """The source was cut here: number of rows, their digest; their content if it cannot replay."""
+    """A batch was cut here: number and digest of its rows; their content if they cannot be read
+    again."""
 
     rows: int
     digest: int
@@ -94,8 +95,8 @@ class Outcomes(NamedTuple):
 
 
 class SourceCut(NamedTuple):
-    """Like :class:`Source`, where a number of rows does not say which: `cut` says where they lie,
-    in the reader's words. There may be no rows: then it says where the reader begins."""
+    """Like :class:`Source`, where a number of rows does not say which rows: `cut` is the reader's
+    own position for them. Without rows, it says where the reader begins."""
 
     rows: int
     digest: int

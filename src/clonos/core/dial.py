@@ -1,4 +1,4 @@
-"""Which level the next layers of a task are kept at, if the job leaves that to us.
+"""At which level the next layers of a task are kept, if the job leaves the choice to us.
 
 Every layer goes to the strongest level that keeps up. A level at which a layer has waited too long
 is *behind*: the next layers go to the next weaker level, and so do those that wait. The level is
@@ -107,8 +107,8 @@ class Dial:
             level: PACE.machine(level) for level in levels
         }
         self._asked_s: dict[tuple[str, Hashable], float] = {}  # by level and layer: since when
-        self._late_at_s: dict[str, float] = {}  # by level that is behind: when it was last late
-        self._waited: dict[str, float] = {}  # by level: how long that layer had waited
+        self._late_at_s: dict[str, float] = {}  # when each level behind was last late
+        self._waited: dict[str, float] = {}  # how long its late layer had waited
         self.level = levels[0]
         self.why = ""
 

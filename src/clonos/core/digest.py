@@ -1,4 +1,4 @@
-"""Digests that both ends of a channel compute alike (xxh3: not against forgery, against error)."""
+"""Digests that both ends of a channel compute alike (xxh3: they detect errors, not forgery)."""
 
 from __future__ import annotations
 

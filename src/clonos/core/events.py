@@ -1,7 +1,7 @@
 """What a task's runtime tells its automaton, and what the automaton asks of it in return.
 
-Connections of an output channel are numbered by the automaton (`attempt`), connections of an
-input channel by the runtime (`conn`); both only to tell a new stream from a stale one.
+Connections of an output channel are numbered by the automaton (`attempt`), connections of an input
+channel by the runtime (`conn`); both numbers only tell a new stream from a stale one.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class OutputClosed:
 @dataclass(frozen=True, slots=True)
 class SourceRows:
     """The reader has rows. ``content``: their encoding, if the reader cannot read them again;
-    ``born_ms``: when it got them; ``cut``: where they lie, in the words of a reader for which their
-    number does not say it."""
+    ``born_ms``: when it got them; ``cut``: the reader's own position for them, if their number does
+    not tell."""
 
     batch: Batch
     content: bytes | None = None
@@ -98,7 +98,7 @@ class LayerStored:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Released outputs up to `seq` have their effect in the world."""
+    """Released outputs up to `seq` have taken effect."""
 
     channel: int
     seq: int
@@ -113,7 +113,7 @@ class CallsOver:
 
 @dataclass(frozen=True, slots=True)
 class MakeRoom:
-    """The process keeps too much for its receivers in memory."""
+    """The process keeps too many items in memory for its receivers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ReadBack:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Some time has passed (linger of log entries that no batch has taken along)."""
+    """Some time has passed (log entries that no batch has taken along may be due)."""
 
 
 # --- actions ----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Tell:
 class StoreLayer:
     """Put a sealed layer into the checkpoint store, then say :class:`LayerStored`.
 
-    ``layer`` comes without its delta; that is ``bytes(delta)``, which may take a while.
+    ``layer`` has no delta yet; its delta is ``bytes(delta)``, which may take a while.
     """
 
     layer: Layer
@@ -203,7 +203,7 @@ class StoreLayer:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The house-keeper holds all that this output depends on: it may take effect."""
+    """The house-keeper holds all entries that this output depends on: it may take effect."""
 
     channel: int
     item: Item
@@ -214,7 +214,7 @@ class Release:
 class NeedRows:
     """Replay: read again exactly these cuts, one after the other, and offer each.
 
-    ``cuts``: of each, the number of its rows, and the reader's words for it, if it has such.
+    ``cuts``: the number of rows of each, and the reader's own position, if it has one.
     """
 
     cuts: tuple[tuple[int, bytes], ...]
@@ -222,7 +222,7 @@ class NeedRows:
 
 @dataclass(frozen=True, slots=True)
 class MakeCalls:
-    """Make these calls; say what comes of each with :class:`CallsOver`, if this life sees it."""
+    """Make these calls; tell their outcomes with :class:`CallsOver`, as long as this life lasts."""
 
     calls: tuple[tuple[CallId, Request], ...]
 
@@ -276,7 +276,7 @@ Action = (
 
 
 class Trial(Enum):
-    """What became of a process that has tried something. UNKNOWN: it hung, or came to no result."""
+    """What became of a process that tried something. UNKNOWN: it hung, or had no result."""
 
     SURVIVED = "survived"
     DIED = "died"
@@ -287,7 +287,7 @@ class World(Protocol):
     """The nondeterministic outside, as one object: asked only when live, never on replay."""
 
     def clock_ms(self) -> int:
-        """Wall clock in ms since the epoch. Somebody may set it, by hours, at any time."""
+        """Wall clock in ms since the epoch. It may be set, even by hours, at any time."""
 
     def ticks_ms(self) -> int:
         """Milliseconds since some moment of this process; nobody can set them."""

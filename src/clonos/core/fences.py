@@ -1,8 +1,8 @@
 """Which dependencies can still be trusted (orphan detection by transitive dependencies).
 
-A task's log survives a failure up to some length. Whatever depends on entries that a fenced
-life wrote after that is an *orphan*. Between the fence and its resolution nobody can know:
-such items wait.
+A task's log survives a failure up to some length. Whatever depends on entries that a fenced life
+wrote after that length is an *orphan*. Between the fence and its resolution the length is not
+known, so items that may be orphans wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Cut = tuple[Incarnation, int]
 
 
 def still_needed(cuts: list[Cut], floor: int) -> list[Cut]:
-    """Cuts of one task, of those below its floor only the newest: what others judge is past.
+    """The cuts of one task that still matter: those above its floor, and the newest below it.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def still_needed(cuts: list[Cut], floor: int) -> list[Cut]:
 
 
 class Trust(Enum):
-    """Of something with dependencies."""
+    """Whether something can be relied on, by its dependencies."""
 
     VALID = "valid"
     UNKNOWN = "unknown"
@@ -39,7 +39,7 @@ class Trust(Enum):
 
 
 class Fences:
-    """Fences heard of, pending and resolved.
+    """The fences that a process has heard of, pending and resolved.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Fences:
             del self._pending[task]
         if forgive:
             older = [cut for cut in self._forgiven.get(task, ()) if cut[1] < length]
-            self._forgiven[task] = [*older, (incarnation, length)]  # which says what others said
+            self._forgiven[task] = [*older, (incarnation, length)]  # the newest covers these
             self._resolved.pop(task, None)
             return
         known = self._resolved.setdefault(task, [])
@@ -136,7 +136,7 @@ def merge(into: Dependencies, dep: Dependencies) -> None:
 
 
 def merged(known: Dependencies, dep: Dependencies) -> Dependencies:
-    """What depends on both."""
+    """The dependencies of something that depends on both."""
     result = dict(known)
     merge(result, dep)
     return result

@@ -1,16 +1,18 @@
 """Floors without coordination: the newest layers that fit together, read off their positions.
 
-A task's state at a position is a function of any of its layers before it, and of the log in
-between. So each task seals when it likes, nobody waits for a marker, and what fits together is
+A task's state at a position is a function of any of its earlier layers and of the log in between.
+So each task seals by its own timer, nobody waits for a marker, and which layers fit together is
 found out afterwards. A layer may become its task's floor if
 
-* what the task had sent by then, the floors of its receivers have taken: a task restored there
-  makes again all that anybody may ask for (a layer carries no items but feedback, and that all);
+* the floors of its receivers have taken all items that the task had sent by then: a task restored
+  there recomputes everything that a receiver may ask for (a layer carries no items except those of
+  feedback);
 * all log entries on which it depends are stable, or below the floor of the task that wrote them:
   a floor is never an orphan;
 * it is of the newest generation, and so are all others: channels may have started over in between.
 
-If two vectors of layers fit, so does their maximum. There is one greatest, and it never goes back.
+If two vectors of layers fit, so does their maximum. So there is a greatest one, and it never goes
+back.
 The field calls checkpoints of this kind uncoordinated, and fears a domino effect: a failure that
 rolls back one task after another. Here there is none: nobody rolls back, and a floor only says from
 where a lost task is replayed.
@@ -44,9 +46,9 @@ def newest_fitting(
 
     Notes
     -----
-    Everybody begins with the newest layer and gives it up for the one before if it does not fit,
-    until all do. Today's floors fit, so it ends there at the latest. Receivers come before their
-    senders, so that without loops one round settles what channels demand.
+    Each task begins with its newest layer and goes back by one if that does not fit, until all fit.
+    Today's floors fit, so this ends. Receivers come before their senders, so that without loops one
+    round settles what channels demand.
     """
     chosen = {task: len(layers) for task, layers in sealed.items()}  # 0: today's floor
 

@@ -1,9 +1,9 @@
-"""At most once: a task that dies leaves a gap, and the next life of it begins empty.
+"""At most once: a task that dies leaves a gap, and its next life begins empty.
 
-Nothing is logged, kept for a replay or sealed. Who takes over asks its senders only for what they
-have not sent to anybody yet (:data:`MISSED`), and its receivers begin a new generation of it. A
-source has to go on behind all that may have come of its rows. So it tells the house-keeper what it
-has taken, and nothing of that goes on before it is in the journal.
+Nothing is logged, kept for a replay or sealed. The next life asks its senders only for what they
+have not sent to anybody yet (:data:`MISSED`), and its own channels start over in a new generation.
+A source must never take a row again from which anything may have been made. So it tells the
+house-keeper what it has taken, and sends nothing made from it until that is in the journal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from clonos.core.intake import Intake
 from clonos.core.life import Life
 
 MISSED: Final = 1 << 62
-"""Instead of a step of the sender, behind which its receiver starts over: whatever was sent, the
-receiver has missed it."""
+"""In place of the sender's step after which a receiver starts over: the receiver has missed
+whatever was sent."""
 
 
 class Claims:
     """What one life of a source has taken, and how much of that is in the journal.
 
-    One message at a time is under way: what is taken meanwhile goes with the next.
+    One claim is under way at a time; the next one covers all rows taken meanwhile.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Claims:
         self._told = self._granted = 0
 
     def due(self, position: int, intake: Intake) -> msg.Claim | None:
-        """What the house-keeper is to be told, if there is something."""
+        """The claim to send to the house-keeper now, if any."""
         if position <= self._told or self._told > self._granted:
             return None
         self._told = position
@@ -56,5 +56,5 @@ class Claims:
         self._granted = max(self._granted, command.position)
 
     def allow(self, position: int) -> bool:
-        """Whether what was made in this step may leave the task."""
+        """Whether the output of this step may leave the task."""
         return position <= self._granted

@@ -4,7 +4,7 @@ The floors in use that are to become hard next are the *aim*. For each task that
 the layers up to the aim are merged into one layer in the checkpoint store, unless all of them are
 there. Values that were overwritten in between are never written to the store. When all layers up to
 the aim are in the store, the aim is hard, and the floors in use by then are the next aim. So the
-store is written no more often than it can be.
+store is written only as fast as it can take it.
 
 A merge never reaches across the hard floors or the aim, because a layer has to end there.
 """
@@ -56,11 +56,11 @@ class Hardening:
         )
 
     def forget(self) -> None:
-        """All go back to the hard floors."""
+        """All tasks go back to the hard floors."""
         self.aim = None
 
     def _parts(self, task: int) -> tuple[Part, Part, Part]:
-        """Up to the hard floor, from there to the aim, and beyond."""
+        """A task's layers: up to the hard floor, from there to the aim, and beyond the aim."""
         chain, keeper = self._keeper.layers[task], self._keeper
         hard = keeper.hard.part_of(task, chain)
         aimed = self.aim.part_of(task, chain) if self.aim is not None else hard

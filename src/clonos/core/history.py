@@ -1,19 +1,19 @@
 """The past that a job keeps: floors that stay, and the log entries between them.
 
-No recovery needs what lies below a floor, but whoever wants to look back does. With a
-:class:`Keep`, a floor becomes a *point* every so often. Its layers stay, and the log entries that
-floors have passed since are stored in *segments*, one from each point to the next. A point, the
-segments after it and the house-keeper's own logs are enough to do again all that happened since.
+No recovery needs what lies below a floor, but looking back does. With a :class:`Keep`, a floor
+becomes a *point* every so often. Its layers stay, and the log entries that floors have passed since
+are stored in *segments*, one from each point to the next. A point, the segments after it and the
+house-keeper's own logs are enough to replay everything since.
 
 The history is part of the house-keeper's state. Every change is a record of its journal, and
 :meth:`History.take` applies the record, whether it has just been written or is read back. So a
 point is as durable as the floor that it is made of, and what is in no segment yet is in the
 journal.
 
-Nobody deletes what somebody else reads. A reader first *pins* a point, with a file beside the
-segments, and then checks in the journal that the point is there and not *going*. The driver first
-journals that points are going, then looks for pins, and deletes only what nobody has pinned. So at
-least one of the two sees the other.
+No file is deleted while it is read. A reader first *pins* a point, with a file beside the segments,
+and then checks in the journal that the point is there and not *going*. The driver first journals
+that points are going, then looks for pins, and deletes only points without one. So at least one of
+the two sees the other.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 
 OPEN_BYTES_MAX: Final = 16 << 20
-"""Log entries may take so much of the driver's memory until their segment is stored; above that, a
-point comes early."""
+"""How much of the driver's memory log entries may take until their segment is stored; above that,
+the next point comes early."""
 FOLDER: Final = "history"
 """The folder of segments and pins, beside the layers."""
 RECORDS: Final = ("point", "kept", "archived", "going", "gone")
@@ -46,7 +46,7 @@ Chains = Mapping[int, tuple[LayerRef, ...]]
 
 
 class UnreadableHistory(ClonosError):
-    """A segment is of another version, or its entries do not join those of the next."""
+    """A segment is of another version, or log entries are missing between two segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class History:
     Parameters
     ----------
     keep
-        None: nothing, and what an earlier run of the job has kept goes.
+        None: keep nothing, and delete what an earlier run of the job has kept.
 
     Attributes
     ----------
@@ -102,13 +102,13 @@ class History:
     segments
         Those that are stored, by the number of the point where they begin.
     closed
-        By the same number: log entries whose segment is to be stored yet.
+        By the same number: log entries whose segment is not stored yet.
     open
-        Log entries behind the newest point that floors have passed.
+        Log entries after the newest point that floors have passed.
     going
-        Points up to this number are not to be begun with any more.
+        No reader may begin at a point up to this number.
     kept_bytes
-        What all takes beyond the layers of the floors, when it was last weighed.
+        The size of the history, without the layers of the floors, when last computed.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class History:
     # --- what happens ---------------------------------------------------------------------------
 
     def passed(self, run: Run, position: int) -> None:
-        """A floor has come to `position` of a task, of whose log this is a part."""
+        """The floor of a task has moved to `position`; `run` is a part of the task's log."""
         records = run.records[: max(position - run.start + 1, 0)]
         if records:
             self._keep(Run(run.task, run.incarnation, run.start, records))
@@ -147,15 +147,15 @@ class History:
         self._open_bytes += sum(map(len, run.records))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the newest floor shall become a point. The clock may have been set back."""
+        """Whether the newest floor should become a point. The clock may have been set back."""
         if self.keep is None or not self.points:
             return self.keep is not None
         is_time = abs(now_ms - self.points[-1].at_ms) >= self.keep.every_ms
         return is_time or self._open_bytes >= OPEN_BYTES_MAX
 
     def too_old(self, now_ms: int, layers: Chains) -> int:
-        """Points up to this number may go (0: none); the newest always stays, for its entries are
-        yet to come. `layers`: those of the floors."""
+        """Points up to this number may go (0: none). The newest always stays, because its segment
+        is still growing. `layers`: those of the floors."""
         if self.keep is None or not self.points:
             return self._last if self.points else 0
         limit, sizes = self.keep.nbytes, self.sizes(layers)
@@ -168,7 +168,7 @@ class History:
         return 0
 
     def begin_behind(self, before: History) -> None:
-        """The job has another plan: of its past nothing is kept, and no number comes again."""
+        """The job has another plan: nothing of its past is kept, and no number is used twice."""
         if before._last:
             self._take_gone(before._last)
 
@@ -232,7 +232,7 @@ class History:
             yield "going", self.going
 
     def _entries(self, number: int) -> list[Run]:
-        """Of the segment that begins at a point, as far as it is not stored."""
+        """The log entries after a point that are in no segment yet."""
         is_newest = self.points[-1].number == number
         return self.open if is_newest else self.closed.get(number, [])
 
@@ -259,7 +259,7 @@ class History:
         return found
 
     def newest_before(self, at_ms: int) -> Point | None:
-        """The newest point at or before a time, of those that are not going."""
+        """The newest point at or before a time that is not going."""
         found = [p for p in self.points if p.number > self.going and p.at_ms <= at_ms]
         return found[-1] if found else None
 
@@ -323,18 +323,18 @@ def decode_segment(content: bytes, where: str = "") -> list[Run]:
 
 
 def pin_path(number: int, until_s: int, name: str) -> str:
-    """The file that says that somebody reads from this point on, and until when at the latest.
+    """The file that says that a reader needs this point, and until when at the latest.
 
     Parameters
     ----------
     name
-        That no other pin has: lower-case letters and digits.
+        Unique among pins; lower-case letters and digits.
     """
     return f"{FOLDER}/pin-{number:012d}-{until_s}-{name}"
 
 
 def pinned(stored: Iterable[str], now_s: float) -> int | None:
-    """The oldest point that somebody reads.
+    """The oldest point that a reader has pinned.
 
     Examples
     --------
@@ -347,8 +347,8 @@ def pinned(stored: Iterable[str], now_s: float) -> int | None:
 
 
 def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> list[str]:
-    """Which of these files nobody will read: segments of earlier drivers that no record names,
-    those of points that are gone, pins that are over.
+    """Which of these files no process will read: segments of earlier drivers that no record names,
+    segments of points that are gone, and expired pins.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""What a process holds of whose log, what it trusts, and what can never be cut any more.
+"""The logs that a process holds, what it trusts, and what is stable.
 
-Tasks and the house-keeper hold logs in the same way; a task is *lent* a holder.
+Tasks and the house-keeper hold logs in the same way. A task gets its holder from outside.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ class Holder:
         self.stable: dict[int, int] = {}
 
     def fence(self, task: int, incarnation: Incarnation, known: int) -> None:
-        """From now on take nothing of lower incarnations; `known`: what cannot surprise us."""
+        """Take nothing of lower incarnations from now on; `known`: how far we hold the log or
+        depend on it."""
         self.book.fence(task, incarnation)
         self.fences.announce(task, incarnation, known)
 
     def resolve(self, cut: Resolve, *, logs: bool = True) -> None:
-        """A fenced log survives up to some length; without `logs`, it was cut before it came."""
+        """A fenced log survives up to `cut.length`. Without `logs`, the log that we hold is cut
+        already."""
         self.fences.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
         if logs:
             self.book.resolve(cut.task, cut.incarnation, cut.length)
 
     def truncate(self, floors: Mapping[int, int], kept: Collection[int]) -> None:
-        """These are floors now. `kept`: whose logs are to be held from there on."""
+        """These are floors now. `kept`: the tasks whose logs are still held above their floors."""
         for task, position in floors.items():
             if task in kept:
                 self.book.truncate(task, position)

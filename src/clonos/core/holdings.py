@@ -4,19 +4,19 @@ A layer at the level "memory" or "local" is in no checkpoint store. It may becom
 inputs are given up, only when enough slots have it *and all layers below it*:
 
 * the slot of the task itself, and
-* of its standbys all that there are to be (memory: any so many of them may die at once), or one
-  (local: on the disk of another machine, if standbys find one).
+* the slots of all its standbys (memory), or of one standby (local; on the disk of another machine
+  if there is a slot on one).
 
-So with k standbys k + 1 processes have the state, and any k of them may die. The copies of a slot
-that is lost are made again by others; until that is done, floors stand still. No slot is ever told
-to give up what others do not have as safely.
+So at the level "memory", with k standbys, k + 1 processes have the state, and any k of them may
+die. When a slot is lost, other slots make new copies of what it had; until then, floors stand
+still. No slot is ever told to delete a layer that is not kept as safely elsewhere.
 
-A disk outlives the processes of its machine. What only disks have on whose machines no slot lives
-is missing until one does: for a while, then it counts as lost. What was in the memories of
-processes is lost with the last of them, unless one that lives says soon that it has got it. Lost is
-lost: nobody can make it again, for what led to it was given up. The job ends then
-(:class:`~clonos.errors.StateLost`). Layers beyond the hard floors can be made again: if only such
-layers are lost, all tasks go back to the hard floors.
+A disk outlives the processes of its machine. A layer is *missing* if it is only on disks of
+machines on which no slot lives now. After a while a missing layer counts as lost. A layer in memory
+is lost with the last process that had it, unless another process soon reports a copy. Nobody can
+make a lost layer again, because the input that led to it was given up, so the job ends
+(:class:`~clonos.errors.StateLost`). Layers beyond the hard floors can be made again: if only these
+are lost, all tasks go back to the hard floors.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from clonos.core.placement import Slot
 from clonos.core.roster import RUNNING, Roster
 
 LOST_MS: Final = 60_000
-"""How long a machine may be away that alone has a layer on its disk."""
+"""How long to wait for a machine that is away and whose disk has the only copy of a layer."""
 HEARD_MS: Final = 2000
-"""In memory, what a slot has got may be on its way to be told for this long."""
+"""How long to wait for the report of a slot that may have a layer in memory."""
 AGAIN_MS: Final = 1000
 """How long a merge that has failed waits for the next attempt."""
 
 TIDY_EACH: Final = 8
-"""One in so many Holds of a task, and the first of each life, has a slot tidy its disk."""
+"""One in this many Holds of a task, and the first of each life, has a slot tidy its disk."""
 
 Place = tuple[str, int | str]
 """Where a layer is kept: the memory of a slot, or a disk, which several slots may have."""
 
 
 class Loss(Enum):
-    """What is lost, because nobody has it any more."""
+    """Which layers no slot has any more."""
 
     NOTHING = "nothing"
     BEYOND_HARD = "layers beyond the hard floors"
@@ -84,7 +84,7 @@ class Holdings:
     beyond
         By task: layers beyond its floor, in order.
     version
-        Grows with whatever may make a layer safe.
+        Grows with every change that may make a layer safe.
     hardening
         Decides which floors become hard next.
     """
@@ -105,14 +105,14 @@ class Holdings:
         self._merging: dict[tuple[int, bool], tuple[str, tuple[LayerRef, ...]]] = {}
         # ... and finished merges, whether they are safe yet or not.
         self._merged: dict[tuple[int, bool], tuple[LayerRef, tuple[LayerRef, ...]]] = {}
-        self._not_before: dict[int, int] = {}  # by task: a merge
-        self._missing: dict[int, int] = {}  # by task: since when a layer is on no machine there is
-        self._unread: set[int] = set()  # tasks of which somebody could not read a layer
+        self._not_before: dict[int, int] = {}  # by task: the next try of a merge
+        self._missing: dict[int, int] = {}  # by task: since when no slot has a layer
+        self._unread: set[int] = set()  # tasks of which some slot could not read a layer
         self._changed: set[int] = set(self.tasks)
 
     @property
     def tasks(self) -> list[int]:
-        """Tasks some of whose layers slots keep."""
+        """The tasks whose layers, or some of them, are kept by slots."""
         if not self._is_used:  # asked in every turn
             return []
         layers, levels = self._roster.keeper.layers, self._roster.plan.tasks
@@ -125,7 +125,7 @@ class Holdings:
     # --- what is where ------------------------------------------------------------------------
 
     def sealed(self, slot: int, ref: LayerRef) -> None:
-        """A task has sealed a layer in this slot; it is there."""
+        """A task has sealed a layer in this slot, so the slot has it."""
         if ref.level != STORE:
             self._note(slot, ref)
 
@@ -138,8 +138,8 @@ class Holdings:
                 self._note(slot, known[path])
 
     def lacks(self, slot: int, report: Lacks) -> None:
-        """A slot does not find what it should have: it is damaged, or gone. Another slot with that
-        disk may have put it there meanwhile, and is asked again."""
+        """A slot should have layers that are damaged or gone. Another slot with the same disk may
+        have put them there meanwhile, so it is asked again."""
         of_task, here = self._where[report.task], self._roster.slots[slot]
         gone = [path for path in report.paths if path in of_task]
         gone = [path for path in gone if _place(here, of_task[path][0]) in of_task[path][1]]
@@ -171,7 +171,7 @@ class Holdings:
                 self._tell(slot.id, task, asks=False)
 
     def lost(self, slot: int) -> None:
-        """A slot is gone, and its memory."""
+        """A slot is gone, with all layers in its memory."""
         for of_task in self._where.values():
             for _, places in of_task.values():
                 places.discard(("slot", slot))
@@ -182,19 +182,19 @@ class Holdings:
         self._changed.update(self.tasks)
 
     def moved(self, task: int) -> None:
-        """Its floor has moved, a copy of it begins or ends, or it lives elsewhere."""
+        """The task's floor has moved, a standby of it begins or ends, or it is in another slot."""
         self.version += self._is_used
         self._changed.add(task)
 
     def forget(self, task: int) -> None:
-        """A life is over: what it was to merge may never be."""
+        """A life is over: its merges may never be finished."""
         for key in (task, False), (task, True):
             self._merging.pop(key, None)
             self._merged.pop(key, None)
         self._changed.add(task)
 
     def fall_back(self) -> None:
-        """All go back to the hard floors."""
+        """All tasks go back to the hard floors."""
         self.hardening.forget()
         self._missing.clear()
         self._changed.update(self.tasks)
@@ -202,7 +202,7 @@ class Holdings:
     # --- what is safe, what is lost -------------------------------------------------------------
 
     def is_safe(self, ref: LayerRef) -> bool:
-        """Whether inputs may be given up for this layer of a task that lives."""
+        """Whether a live task has enough copies of this layer for input below it to be given up."""
         task = self._roster.tasks[ref.task]
         chain = [one for one in self._named(ref.task) if one.epoch <= ref.epoch]
         return self._are_safe(task.slot, ref.task, chain)
@@ -216,7 +216,7 @@ class Holdings:
         due = self._copies if weakest == MEMORY else min(self._copies, 1)
         keepers = self._keepers(task)
         if self._roster.plan.tasks[task].level == AUTO:
-            due = min(due, len(keepers))  # a missing copy holds up nothing: the store will have it
+            due = min(due, len(keepers))  # a missing standby holds up nothing: the store gets it
         return sum(self._has(slot.id, task, chain) for slot in keepers) >= due
 
     def _keepers(self, task: int) -> list[Slot]:
@@ -228,7 +228,7 @@ class Holdings:
         return all(r.path in of_task and _place(there, r) in of_task[r.path][1] for r in chain)
 
     def is_void(self, task: int) -> bool:
-        """Whether a layer beyond a task's floor is nowhere any more."""
+        """Whether some layer beyond the task's floor is in no slot any more."""
         refs = (one.ref for one in self.beyond[task] if one.ref.level != STORE)
         return any(not self._where[task].get(ref.path, (ref, ()))[1] for ref in refs)
 
@@ -248,7 +248,7 @@ class Holdings:
         ]
 
     def tick(self) -> Loss:
-        """Time passes. Return what counts as lost: then the job ends, or all tasks go back."""
+        """Time passes. Return what counts as lost: the job ends then, or all tasks go back."""
         if not self._changed and not self._missing:
             return Loss.NOTHING
         now_ms, hard = self._roster.now_ms, self._roster.keeper.hard.layers
@@ -292,12 +292,12 @@ class Holdings:
     # --- what slots are told ------------------------------------------------------------------
 
     def tell(self, slot: int, task: int) -> None:
-        """Before a slot becomes a task, or follows it: what it is to keep."""
+        """Tell a slot which layers to keep, before it is given the task or a standby of it."""
         if task in self.tasks:
             self._tell(slot, task)
 
     def _named(self, task: int) -> list[LayerRef]:
-        """All layers that count of a task, in order, but for those in the store."""
+        """All layers of a task that count, in order, except those in the store."""
         refs = [*self._roster.keeper.layers[task], *(one.ref for one in self.beyond[task])]
         return [ref for ref in refs if ref.level != STORE]
 
@@ -334,7 +334,7 @@ class Holdings:
         return True
 
     def _sources(self, slot: int, task: int, layers: Sequence[LayerRef]) -> tuple[str, ...]:
-        """Who may have them, the task itself first."""
+        """The addresses of slots that may have these layers, that of the task itself first."""
         home, of_task = self._roster.tasks[task].slot, self._where[task]
         places = set().union(*(of_task[r.path][1] for r in layers if r.path in of_task))
         found = [
@@ -345,7 +345,7 @@ class Holdings:
         return tuple(other.address for other in sorted(found, key=lambda s: (s.id != home, s.id)))
 
     def settle(self) -> Iterator[Compacted]:
-        """After all that has happened: tell slots what has changed. Yields merges that count."""
+        """At the end of an event: tell slots what has changed. Yields the merges that count now."""
         now_ms = self._roster.now_ms
         changed, self._changed = self._changed, set()
         for task in [task for task, ms in self._not_before.items() if now_ms >= ms]:
@@ -365,7 +365,8 @@ class Holdings:
             self._release(task)
 
     def _call_off(self, task: int) -> None:
-        """Who has no copy any more keeps what it has, and asks nobody for the rest."""
+        """A slot without the task or a standby keeps the layers that it has, and fetches no
+        others."""
         stay = {self._roster.tasks[task].slot, *(slot.id for slot in self._keepers(task))}
         for (slot, of), told in list(self._told.items()):
             if of == task and slot not in stay and told.sources:
@@ -375,10 +376,11 @@ class Holdings:
                 self._roster.do(Command(slot, hold))
 
     def _release(self, task: int) -> None:
-        """Have slots give up what does not count any more, and what others have as safely.
+        """Have slots delete layers that do not count any more, and those that are as safe
+        elsewhere.
 
-        What counts stays on a disk: a slot that is slow to hear would delete it after another one
-        with that disk was told to keep it.
+        A layer that counts stays on every disk: otherwise a slow slot might delete it after another
+        slot with the same disk was told to keep it.
         """
         roster, wanted = self._roster, {ref.path for ref in self._wanted(task)}
         home = roster.tasks[task].slot
@@ -429,13 +431,13 @@ class Holdings:
             roster.do(Command(state.slot, merge))
 
     def _touches(self, key: tuple[int, bool], chosen: Sequence[LayerRef]) -> bool:
-        """Whether another merge replaces some of these."""
+        """Whether another merge replaces some of these layers."""
         merges = self._merging if key in self._merging else self._merged
         return not set(merges[key][1]).isdisjoint(chosen)
 
     @property
     def expected(self) -> set[str]:
-        """Paths of layers that slots merge into the store, and that are in no chain yet."""
+        """Paths of layers that slots merge into the store and that are in no task's chain yet."""
         merging = (path for (_, is_stored), (path, _) in self._merging.items() if is_stored)
         return {*merging, *(ref.path for ref, _ in self._merged.values() if ref.level == STORE)}
 
@@ -444,7 +446,7 @@ class Holdings:
         task, merged = report.task, report.merged
         of_task = [key for key, (_, refs) in self._merging.items() if refs == report.replaced]
         if self._roster.tasks[task].slot != slot or not of_task:
-            if merged is not None:  # of a life that is over: it will be discarded
+            if merged is not None:  # from an earlier life: it will be discarded
                 self.sealed(slot, merged)
             return
         del self._merging[of_task[0]]
@@ -456,7 +458,7 @@ class Holdings:
             self._changed.add(task)
 
     def _safe_merges(self, task: int) -> Iterator[Compacted]:
-        """As soon as whoever has the chain has what replaces a part of it, that counts."""
+        """A merged layer counts as soon as every slot that keeps the task's chain has it."""
         home, phase = self._roster.tasks[task].slot, self._roster.tasks[task].phase
         for key in (task, True), (task, False):
             if key not in self._merged or phase not in RUNNING:

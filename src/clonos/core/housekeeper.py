@@ -1,10 +1,10 @@
-"""The house-keeper: the holder that does not fail, and the receiver of everything that leaves.
+"""The house-keeper: the holder that does not fail, and the receiver of all output of the job.
 
-It stands at the end of every channel that leads out of the job. To its senders it is a
-receiver like any other (same handshake, same delta, same digests); what makes it special is that
-it answers only after its journal has what it answers for, and that it takes an output only once
-every log entry that the output depends on is held here. Then the output is *delivered*: whatever
-dies, the logs from the last floor on reproduce exactly this output.
+It is at the end of every channel that leads out of the job. To its senders it is a receiver like
+any other (same handshake, same delta, same digests), with two differences: it acknowledges only
+what its journal has, and it takes an output only when it holds every log entry that the output
+depends on. Then the output is *delivered*: whatever dies, the logs from the last floor on reproduce
+exactly this output.
 
 It is sans-I/O: :meth:`HouseKeeper.take_records` gives what to append to the journal,
 :meth:`HouseKeeper.committed` is called when that is durable, :meth:`HouseKeeper.recover` reads
@@ -43,8 +43,8 @@ from clonos.errors import ProtocolError
 class Deliver:
     """An output is durable: (generation, task, seq) is its name for ever.
 
-    ``item.batch.payload`` is opaque; ``kind`` END says that this sink task has no more. ``again``:
-    it was read from the journal, and may have had its effect."""
+    ``item.batch.payload`` is opaque; ``kind`` END: this sink task has no more output. ``again``: it
+    was read from the journal, and may have taken effect before."""
 
     channel: int
     task: int
@@ -68,17 +68,17 @@ class HouseKeeper:
     Attributes
     ----------
     epoch
-        How often floors have moved; with markers, the epoch that all of them are of.
+        How often floors have moved; with markers, the epoch of all floors.
     positions, layers
-        Of each task: where its floor is, and the layers that lead there.
+        Of each task: the position of its floor, and the layers up to there.
     needs
         Of each channel: the last item that its receiver's floor has taken.
     floor_generation
-        That of all floors.
+        The generation of all floors.
     hard
         The floors that the journal names; see :mod:`clonos.core.standing`.
     failed
-        Of tasks that could not go on: the step that has failed, and what is known of it.
+        Of tasks that could not go on: the failed step, and the beginning of its log entry.
     claimed
         At most once: what sources have taken (see :class:`~clonos.core.messages.Claim`).
     history
@@ -127,13 +127,14 @@ class HouseKeeper:
         self.inputs = self.inbounds.ends
         self._credit_due: set[int] = set()
         self._unstable = set(self.stable)
-        # What tasks with effects wait for, by their channels to us: their own logs' stable part.
+        # By the channel to us of each task with effects: the task, which waits for its log to be
+        # stable.
         self._waited_for = {
             channel: self.plan.channels[channel].sender
             for channel in self.inputs
             if self.plan.tasks[self.plan.channels[channel].sender].has_effects
         }
-        self._told: dict[int, int] = {}  # by channel: of that, what its last credit has said
+        self._told: dict[int, int] = {}  # by such a channel: the stable length told last
 
     # --- the journal ------------------------------------------------------------------------
 
@@ -165,17 +166,19 @@ class HouseKeeper:
         return actions, delivered
 
     def _tell_what_is_safe(self) -> None:
-        """Tasks with effects hear it also where nothing else of theirs has come."""
+        """Tasks with effects hear how much of their logs is stable, even if they have sent
+        nothing."""
         for channel, task in self._waited_for.items():
             if self._told.get(channel) != self.stable[task]:
                 self._credit_due.add(channel)
 
     def _advance_stable(self) -> None:
-        """How much of each log can never be cut any more: all that it rests on is held, too.
+        """Find out how much of each log can never be cut any more: all entries that it depends on
+        are held, too.
 
-        Only that much is acknowledged. Of a log that is merely held, entries may yet turn out
-        void (they took items whose making nobody remembers), and no holder may stop passing on
-        what replaces them.
+        Only that much is acknowledged. Entries that are merely held may turn out void (they took
+        items that no surviving log says were made), and then holders must pass on their
+        replacements.
         """
         before = -1
         while before != (before := sum(self.stable.values())):
@@ -193,9 +196,9 @@ class HouseKeeper:
         return rests_on_stable(self.plan, record, self.stable, self.resolved)
 
     def snapshot(self, unsettled: Iterable[bytes] = ()) -> list[bytes]:
-        """Records that stand for the whole journal so far, but for delivered content.
+        """Records that replace the whole journal so far, without the content of delivered output.
 
-        Of `unsettled`, records that were taken and never became durable, the content stays.
+        ``unsettled``: records that were taken and never became durable. Their content is kept.
         """
         pending, self._records = self._records, []
         if self.version:
@@ -212,7 +215,7 @@ class HouseKeeper:
         for kind, known in ("failed", self.failed), ("claim", self.claimed):
             for number, fields in known.items():
                 self._write(kind, number, *fields)
-        # Before the state that they have led to, which then holds.
+        # They come before the records of the state that they led to, which count.
         self._records += [
             r for r in unsettled if msgpack.unpackb(r, strict_map_key=False)[0] == "item"
         ]
@@ -264,7 +267,7 @@ class HouseKeeper:
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
         stable = max(start - 1, 0)
         self.book.append(msg.Run(task, Incarnation(term, n), start, tuple(records), stable))
-        self._unstable.add(task)  # for who reads on in a journal that grows
+        self._unstable.add(task)  # for a reader that follows a growing journal
 
     def _read_item(self, channel: int, generation: int, seq: int, *rest: Any) -> None:
         kind, epoch, rows, digest, chain, dep, content = rest
@@ -318,7 +321,7 @@ class HouseKeeper:
 
     def _greet(self, inbound: Inbound) -> None:
         if self.inbounds.can_greet(inbound):
-            # To a sink, what we say we have is delivered; what only waits for its causes is not.
+            # A sink takes what we say we have as delivered; items that wait here are not.
             inbound.forget_queue()
             self.inbounds.greet(inbound, self.incarnation)
             self._credit_due.add(inbound.spec.id)
@@ -373,11 +376,11 @@ class HouseKeeper:
     # --- as a holder --------------------------------------------------------------------------
 
     def length(self, task: int) -> int:
-        """How much of a task's log is held, counting what its floor stands for."""
+        """How much of a task's log is held; entries below its floor count as held."""
         return max(self.book.length(task), self.positions[task])
 
     def append(self, runs: Iterable[msg.Run]) -> None:
-        """Log entries that another holder had and we had not (recovery)."""
+        """Log entries that only another holder had (recovery)."""
         for run in runs:
             before = self.book.length(run.task)
             self.book.admit(run)
@@ -385,7 +388,8 @@ class HouseKeeper:
         self._deliver()
 
     def hear(self, words: msg.LastWords) -> None:
-        """What a life knew that cannot go on: as if it had come with its next output."""
+        """The log entries of a life that cannot go on; they count as if they had come with an
+        output."""
         for run in words.runs:
             is_next = run.start <= self.length(run.task) + 1
             if is_next and not self.book.must_wait(run) and not self.book.refuses(run):
@@ -395,12 +399,12 @@ class HouseKeeper:
             self._write("failed", words.task, words.position, words.record)
 
     def claim(self, claim: msg.Claim) -> None:
-        """A source has taken so much: none of that is ever read again."""
+        """A source has taken these rows: they are never read again."""
         self.claimed[claim.task] = claim.rows, claim.cut
         self._write("claim", claim.task, claim.rows, claim.cut)
 
     def begin_term(self, term: int) -> None:
-        """A coordinator starts; whatever an earlier one commanded is void."""
+        """A coordinator starts; all commands of earlier ones are void."""
         self.failed.clear()
         self.term = term
         self._write("term", term, self.generation, self.complete)
@@ -411,16 +415,16 @@ class HouseKeeper:
         self._write("term", self.term, self.generation, self.complete)
 
     def fence(self, task: int, incarnation: Incarnation) -> int:
-        """Refuse lower incarnations; say how much is held."""
+        """Refuse lower incarnations; return how much of the log is held."""
         self.holder.fence(task, incarnation, self.length(task))
         self.inbounds.refuse_from(task)
         return self.length(task)
 
     def resolve(self, command: msg.Resolve) -> None:
-        """How much of a fenced log survives: durable before anybody acts on it."""
+        """Set how much of a fenced log survives; durable before any process acts on it."""
         self._write_resolve(command)
         self._resolve(command)
-        # Forgiving one loss must not let out what the next, of the same failure, makes void.
+        # A failure may have several losses: output that the next one makes void must not leave now.
         if not (command.reset and any(map(self.fences.pending, self.positions))):
             self._deliver()
 
@@ -440,21 +444,20 @@ class HouseKeeper:
 
     @property
     def forgiven(self) -> int:
-        """How often a loss was forgiven: the other generations have begun with another plan."""
+        """How often a loss was forgiven. (All other generations began with another plan.)"""
         return self.generation - self.version
 
     def depends_on_lost(self, task: int, incarnation: Incarnation, length: int) -> bool:
-        """Whether output already in the world needs what is lost."""
+        """Whether delivered output depends on lost log entries."""
         deps = (i.consumed_dep for i in self.inputs.values())
         return any(depends_on_lost(task, incarnation, length, dep) for dep in deps)
 
     @property
     def is_settled(self) -> bool:
-        """Whether logs and output end at the hard floors: who begins there has nothing to replay.
+        """Whether logs and output end at the hard floors, so that nothing is replayed from there.
 
-        Then nothing is on its way between tasks either, but what goes round. An item that the floor
-        of its sender has sent, the floor of its receiver has taken; one that was sent later would
-        be in a log.
+        Then no item is under way between tasks either, except in loops: what a sender's floor has
+        sent, its receiver's floor has taken, and anything sent later would be in a log.
         """
         positions, needs = self.hard.positions, self.hard.needs
         return all(self.length(t) == position for t, position in positions.items()) and all(
@@ -468,11 +471,11 @@ class HouseKeeper:
         *,
         keeps_history: bool = False,
     ) -> None:
-        """Begin where the house-keeper of another plan has ended, which has settled; or at another
-        time of the same plan, whose past stays (``keeps_history``).
+        """Begin where the house-keeper of another plan has settled, or at another time of the same
+        plan, whose past stays (``keeps_history``).
 
-        What was delivered has its names; what is delivered from here on is of the next generation.
-        ``first``: the first layer of each task, and where it is, with what lies below it.
+        Output from here on is of the next generation, so its names differ from all names so far.
+        ``first``: of each task its first layer, and the chain of layers that ends with it.
         """
         assert before.is_settled or keeps_history
         self.term, self.version = before.term, before.version + 1
@@ -500,7 +503,7 @@ class HouseKeeper:
         return Floors(*numbers, self.positions, self.layers, self.needs)
 
     def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:
-        """Floors have moved, of these tasks and channels; others stay where they are."""
+        """The floors of these tasks and channels have moved; others stay where they are."""
         self._stand_on(self.floors.moved(epoch, self.generation, positions, layers, needs))
         if not self.plan.chooses_levels:
             self.harden(self.floors)
@@ -516,11 +519,11 @@ class HouseKeeper:
         self._stand_on(self.hard)
 
     def shorten(self, task: int, chain: tuple[LayerRef, ...]) -> None:
-        """Layers of a task were merged: its floor is where it was."""
+        """Layers of a task were merged; its floor stays where it was."""
         self.layers = {**self.layers, task: chain}
         hard = self.hard.shortened(task, chain)
         if hard.layers[task] != self.hard.layers[task]:
-            self._harden(hard)  # as whoever reads the record does
+            self._harden(hard)  # as everybody does who reads the record
             self._write_floor({}, {task: hard.layers[task]}, {})
 
     def may_pass(self, ref: LayerRef) -> bool:
@@ -546,7 +549,7 @@ class HouseKeeper:
         self._unstable.update(self.positions)
 
     def keep_in_mind(self, kind: str, *values: Any) -> None:
-        """Change the history by a record, which the journal gets, too."""
+        """Change the history by a record, which also goes into the journal."""
         self._write(kind, *values)
         self.history.take(kind, *values)
 
@@ -556,7 +559,7 @@ class HouseKeeper:
 
     def _stand_on(self, floors: Floors) -> None:
         moved = {task for task, at in floors.positions.items() if at != self.positions[task]}
-        self._unstable.update(moved)  # floors may be ahead of all that we have heard
+        self._unstable.update(moved)  # floors may be beyond the logs that have come here
         self.epoch, self.floor_generation = floors.epoch, floors.generation
         # Replaced, never changed: others keep what they have seen.
         self.positions, self.layers = dict(floors.positions), dict(floors.layers)

@@ -33,18 +33,18 @@ class Inbounds:
     Parameters
     ----------
     ends
-        By channel.
+        The receiving ends of its channels.
     holder
-        What the process holds: log entries that come along go there first.
+        What the process holds: log entries that come with an item are stored there first.
     do
         Takes actions.
     is_implied
-        Each step takes one item: where input is cut must not have to be logged.
+        Whether each step takes exactly one item, so that no log has to say how many.
 
     Attributes
     ----------
     epoch
-        That is sealed: what its sender has made in a later one is not taken from feedback.
+        The newest sealed epoch. Feedback items that were made in a later epoch are not taken yet.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Inbounds:
         holder: Holder,
         do: Callable[[ev.Action], None],
     ) -> Inbounds:
-        """Those of a task that begins with the layer `floor`."""
+        """The receiving ends of a task that begins with the layer `floor`."""
         ins, ended = (floor.ins, floor.ended) if floor is not None else ({}, ())
         ends = [
             Inbound(plan, plan.channels[c], *ins.get(c, (0, 0)), ended=c in ended)
@@ -86,7 +86,7 @@ class Inbounds:
         return cls(ends, holder, do, is_implied=spec.is_implied)
 
     def opened(self, event: ev.Opened) -> bool:
-        """A sender connects: whether it may. A fenced life may not."""
+        """A sender connects. Return whether it may: a fenced life may not."""
         end = self.ends[event.channel]
         if self._fences.refuses(end.spec.sender, event.incarnation):
             self._do(ev.Refuse(event.conn))
@@ -96,9 +96,9 @@ class Inbounds:
         return True
 
     def can_greet(self, end: Inbound) -> bool:
-        """Whether a sender waits to hear what we have, and we know.
+        """Whether a sender waits for our hello and we can give it.
 
-        What we say we hold of a log that is being cut would be wrong when it arrives.
+        While a log is being cut we cannot: what we say we hold of it would be wrong on arrival.
         """
         logs = (end.spec.sender, end.maker, *end.logs)
         return end.link.state is Link.OPEN and not self._holder.is_being_cut(logs)
@@ -109,7 +109,7 @@ class Inbounds:
         self._do(ev.Reply(end.conn, end.hello(incarnation, self._book)))
 
     def received(self, event: ev.Received) -> Verdict | None:
-        """Take what came; None: it is nothing to us."""
+        """Take what came; None: nothing was stored."""
         end, data = self.ends[event.channel], event.data
         if event.conn != end.conn or end.link.state is Link.OPEN:
             return None
@@ -148,8 +148,8 @@ class Inbounds:
         return count
 
     def choose(self, held: Collection[int] = ()) -> tuple[Order | None, list[Item]]:
-        """Take what there is on the next channel that has something; each has its turn, but for
-        those `held`."""
+        """Take what there is on the next channel that has something. Channels take turns; those in
+        `held` are skipped."""
         ends = self._in_turn
         for i, end in enumerate(ends, 1):
             count = self.available(end) if end.spec.id not in held else 0
@@ -161,7 +161,8 @@ class Inbounds:
         return None, []
 
     def retake(self, cause: Order, task: str) -> list[Item]:
-        """Take what a logged step took, once it is there and can be trusted (else nothing)."""
+        """Take what a logged step took, once it has come and can be trusted (until then
+        nothing)."""
         end = self.ends[cause.channel]
         if len(end.queue) < cause.taken:
             return []
@@ -179,22 +180,22 @@ class Inbounds:
 
     @property
     def have_ended(self) -> bool:
-        """Whether the END of each was taken."""
+        """Whether END was taken on every input."""
         return all(end.ended for end in self.ends.values())
 
     @property
     def forward_have_ended(self) -> bool:
-        """The same of those that come to an end by themselves: markers wait for no other."""
+        """Whether END was taken on every input but feedback: markers wait only for these."""
         return all(end.ended for end in self._forward)
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """Those of which the END was taken."""
+        """The channels on which END was taken."""
         return tuple(channel for channel, end in self.ends.items() if end.ended)
 
     def end_feedback(self) -> tuple[int, ...]:
-        """The loop is over: nothing but probes and markers may follow, which nobody needs. Which of
-        its channels have not ended before."""
+        """The loop is over: only probes and markers may follow, and nobody needs these. Return the
+        feedback channels that had not ended before."""
         now = [end for end in self.ends.values() if end.spec.is_feedback and not end.ended]
         for end in now:
             end.end()
@@ -206,7 +207,7 @@ class Inbounds:
         return not (end.spec.is_feedback and end.ended)
 
     def next_epoch(self) -> None:
-        """The epoch is sealed: what came behind its markers may be taken."""
+        """The epoch is sealed: items behind its markers may be taken."""
         for end in self.ends.values():
             end.aligned = False
 
@@ -235,8 +236,8 @@ class Inbounds:
                 self.refuse(end)
 
     def judge(self, end: Inbound, cut: msg.Resolve) -> None:
-        """A log was cut: forget what came of the lost part, start over if it was taken
-        (availability), and take or refuse what waited for this.
+        """A log was cut: forget items that depend on the lost part, start over if some were taken
+        (availability), and take or refuse the data that waited for the cut.
         """
 
         def lost(dep: msg.Dependencies) -> bool:
@@ -244,7 +245,7 @@ class Inbounds:
             return depends_on_lost(cut.task, cut.incarnation, cut.length, mine)
 
         from_lost = end.spec.sender == cut.task
-        # Who has missed items counts them as taken, and depends on none of them.
+        # A receiver with gaps counts missed items as taken, and depends on none of them.
         if cut.reset and from_lost and (end.has_gaps or lost(end.consumed_dep)):
             end.start_over(cut.length)
         elif (from_lost or not cut.reset) and end.drop_orphans(lost):

@@ -1,8 +1,8 @@
 """The in-flight log of a channel: its items above the receiver's floor. It *is* the output queue.
 
 A cursor says which item goes next; a reconnected receiver moves it back (replay), a recovered
-sender regenerates items below it (deduplication, checked by the running digest). Nothing is
-ever dropped but what the floor has passed.
+sender regenerates items below it (deduplication, checked by the running digest). Items are dropped
+only when the receiver's floor has passed them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InFlightLog:
         The receiver is done with items up to this one (it may still ask for them again, until
         its floor passes them).
     spilled
-        Those of its items, the oldest, whose batches are on the disk.
+        The oldest items, whose batches are on the local disk.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class InFlightLog:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes of the items that the receiver has not done with."""
+        """Bytes of the items that the receiver has not processed."""
         return self._nbytes
 
     @property
@@ -86,14 +86,14 @@ class InFlightLog:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of those in memory."""
+        """Bytes of all items in memory."""
         files = self.spilled.files
         of_items = KEPT_BYTES * (files[-1].last + 1 - self.first) if files else 0
         return self._sizes - self.spilled.nbytes + max(of_items, 0)
 
     @property
     def is_verified(self) -> bool:
-        """Whether all that the receiver knew when it was connected has been made again."""
+        """Whether all items that the receiver had when it connected have been made again."""
         return self._expected is None
 
     def append(
@@ -106,7 +106,7 @@ class InFlightLog:
         born_ms: int = 0,
         watermark: int | None = None,
     ) -> Item:
-        """Number a new item and keep it. Raises `Divergence` if the receiver knows another one."""
+        """Number a new item and keep it. Raises `Divergence` if the receiver has another one."""
         self.last += 1
         self.chain = chain(self.chain, kind, value, batch.digest if batch else 0, watermark)
         item = Item(self.last, kind, epoch, value, batch, dep, self.chain, born_ms, watermark)
@@ -133,7 +133,7 @@ class InFlightLog:
             )
 
     def expect_nothing(self) -> None:
-        """What the receiver knew may be void: it says so once more before anything is compared."""
+        """What the receiver had may be void: nothing is compared before its next hello."""
         self._expected = None
 
     def resume(self, next_seq: int, known_chain: int) -> None:
@@ -152,7 +152,8 @@ class InFlightLog:
         self.acknowledge(next_seq - 1, rewind=True)
 
     def acknowledge(self, processed: int, *, rewind: bool = False) -> None:
-        """The receiver is done with the items up to `processed` (which may lie ahead of us)."""
+        """The receiver has processed the items up to `processed`, some of which we may yet have to
+        make."""
         if rewind and processed < self.processed:
             self.processed = processed
             self._nbytes = sum(i.batch.nbytes for i in self._items if i.batch and i.seq > processed)
@@ -182,13 +183,14 @@ class InFlightLog:
 
     @property
     def sent(self) -> int:
-        """Number of the last item that was sent to anybody; END is sent to everybody anew."""
+        """Number of the last item that was sent to any life of the receiver, not counting END,
+        which each life is sent anew."""
         has_end = bool(self._items) and self._items[-1].kind is Kind.END
         return min(self.cursor - 1, self.last - has_end)
 
     @property
     def sent_chain(self) -> int:
-        """The running digest there."""
+        """The running digest up to `sent`."""
         return self.item(self.sent).chain if self.sent >= self.first else self._base_chain
 
     def renumber(self, last: int) -> None:
@@ -202,8 +204,8 @@ class InFlightLog:
     # --- on the disk --------------------------------------------------------------------------
 
     def spill(self, upto: int) -> tuple[int, list[Batch]] | None:
-        """The batches of the oldest items in memory, up to item `upto`, are to be written to a
-        file: its number, and what it shall have. None: there is nothing to write."""
+        """Choose the oldest batches in memory, up to item `upto`, for a file. Return its number and
+        its batches, or None if there is nothing to write."""
         spilled = self.spilled
         if spilled.is_writing:
             return None
@@ -220,7 +222,7 @@ class InFlightLog:
         return (spilled.begin(items), batches) if batches else None
 
     def wrote(self, number: int, *, is_written: bool) -> bool:
-        """A file is there, or could not be written. False: nobody needs it any more."""
+        """A file was written, or could not be. False: nobody needs it any more."""
         file = self.spilled.find(number)
         assert file is not None
         if not is_written or file.last < self.first:
@@ -237,7 +239,7 @@ class InFlightLog:
         return True
 
     def read_back(self, number: int, batches: list[Batch]) -> bool:
-        """The batches of a file. False: they are not those that were written."""
+        """The batches of a file were read. False: they are not those that were written."""
         file = self.spilled.find(number)
         if file is None:
             return True  # the floor has passed it
@@ -250,14 +252,15 @@ class InFlightLog:
         return True
 
     def complete(self, item: Item) -> Item | None:
-        """The item as it is to be sent; None: it has to be read back first."""
+        """The item with its batch, to be sent; None: the batch has to be read back first."""
         if item.batch is None or item.batch.payload is not ON_DISK:
             return item
         batch = self.spilled.loaded.pop(item.seq, None)
         return None if batch is None else replace(item, batch=batch)
 
     def truncate(self, seq: int) -> list[int]:
-        """The receiver's floor has passed item `seq`. Files that are of no use any more."""
+        """The receiver's floor has passed item `seq`. Return the files that nobody needs any
+        more."""
         while self._items and self._items[0].seq <= seq:
             item = self._items.popleft()
             self._base_chain = item.chain

@@ -19,18 +19,19 @@ from clonos.errors import Divergence
 
 
 class Intake:
-    """The way of rows into a source task.
+    """How rows get into a source task.
 
     Attributes
     ----------
     taken
         Rows taken, over all lives of the task.
     cut
-        Where they end, in the words of a reader that has such; else empty.
+        The reader's own position after these rows, if it has positions; else empty.
     ended
-        The end was taken as well: there is no more.
+        The end of the source was taken, too.
     is_closed
-        Somebody's memory is full: logs never block a task in mid-graph, so sources wait.
+        Some process has too little memory left. Logs never block a task in mid-graph, so sources
+        wait.
     """
 
     def __init__(self, floor: msg.Layer | None, claimed: tuple[int, bytes] = (0, b"")) -> None:
@@ -105,7 +106,7 @@ class Intake:
 
 
 def cuts_to_read(records: Iterable[bytes]) -> tuple[tuple[int, bytes], ...]:
-    """Of each logged cut that the reader has to read again: its rows, and its words for it."""
+    """The logged cuts that the reader has to read again: number of rows, and its own position."""
     causes = (decode_record(record)[0] for record in records)
     return tuple(found for cause in causes if (found := _to_read(cause)) is not None)
 

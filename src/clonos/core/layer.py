@@ -6,12 +6,12 @@ Layout, little-endian::
 
 The header is the :class:`~clonos.core.messages.Layer` without its delta and the rows of the items
 that it carries, which stay beside it: a delta may be far larger than any message. The checksum
-covers everything before it: a layer goes through stores and networks that may hand back something
-else than they were given, and a wrong state is worse than none.
+covers everything before it: stores and networks may hand back something else than they were given,
+and a wrong state is worse than none.
 
-A delta may be larger than memory. It then says how much of it the checksum covers, in its first
-bytes: magic ``CHECKS_ITSELF``, bytes u64. Whoever reads the rest, where and when it is needed,
-compares it with digests that are in the part that is covered.
+A delta may be larger than memory. Its first bytes (magic ``CHECKS_ITSELF``, bytes u64) then say how
+much of it the checksum covers. The rest is checked when it is read, by digests in the part that is
+covered.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CHECKSUM: Final = struct.Struct("<Q")
 
 CHECKS_ITSELF: Final = b"SELFCHCK"
 UP_TO: Final = struct.Struct("<8sQ")
-"""How a delta begins that is not read as a whole."""
+"""The beginning of a delta that is not read as a whole."""
 
 CHAIN_MAX: Final = 16
 """A task with more layers than this has them merged."""
 SHARE: Final = 0.5
-"""A layer is merged, too, if those above it together reach this share of its size."""
+"""A layer is merged, too, if the layers above it together reach this share of its size."""
 
 _PATH: Final = re.compile(
     r"(\d+)/\.?((\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+)(?:-(\d+))?)?\.layer)"
@@ -59,7 +59,7 @@ class UnreadableLayer(ClonosError):
 
 
 def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:
-    """Where a layer is kept: sorted by name, a task's layers are sorted by epoch.
+    """Where a layer is kept. Sorted by path, a task's layers are in the order of their epochs.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:
 
 
 def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
-    """Where the layer is kept that a driver, in its term, makes of those chosen.
+    """Where a driver, in its term, puts the layer into which it merges the chosen ones.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
 
 
 def merged_here_path(chosen: Sequence[LayerRef], life: Incarnation) -> str:
-    """The same for what a slot merges: no other life ever gives that name.
+    """The same for a merge in a slot: no other life ever gives this name.
 
     Examples
     --------
@@ -100,19 +100,20 @@ def left_behind(
     chains: Mapping[int, Sequence[LayerRef]],
     lives: Mapping[int, Incarnation],
 ) -> list[str]:
-    """Which of these files nobody will read.
+    """Which of these files no process will read.
 
-    That is what earlier drivers have left, and what came too late for a floor: of lives that are
-    over, of merges that were not wanted. Of what is no layer nobody knows.
+    These are layers that earlier drivers have left, and those that came too late for a floor: from
+    earlier lives, or from merges that were not wanted. Files that are no layers are never among
+    them.
 
     Parameters
     ----------
     stored
-        Whatever is in the store, also what was not finished.
+        All files in the store, unfinished ones included.
     chains
         The layers that the journal refers to, by task.
     lives
-        Of each task, the newest one. Its layers may yet be referred to; what a later driver has is
+        Of each task, the newest life. Its layers may yet become floors; those of a later driver are
         not ours.
 
     Examples
@@ -139,7 +140,7 @@ def left_behind(
         chain = chains.get(task, ())
         newest = lives.get(task, now)  # no such task any more: it was of another plan
         maker = Incarnation(int(name[4]), int(name[5]))
-        if name[6]:  # by a driver, of layers that are in the chain
+        if name[6]:  # merged by a driver, from layers in the chain
             maker = Incarnation(int(name[6]), newest.n)
         is_late = bool(chain) and number <= chain[-1].epoch
         if maker < newest or (maker.term == newest.term and is_late):
@@ -150,10 +151,10 @@ def left_behind(
 def left_by_earlier(
     stored: Iterable[str], task: int, life: Incarnation, named: Collection[str]
 ) -> list[str]:
-    """Which files on a disk earlier lives of a task have left there for nobody.
+    """Which files of earlier lives of a task on a disk are of no use any more.
 
-    They are layers that were written and never reported, merges and copies that death broke off.
-    A file that is being written now is made by this life, or will be one of those named.
+    They are layers that were written and never reported, and unfinished merges and copies. A file
+    that is being written now is made by this life, or will be one of those named.
 
     Parameters
     ----------
@@ -212,14 +213,14 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
 def merge_layers(
     layers: Sequence[Layer], merge_deltas: Callable[..., bytes | Content], *, is_base: bool
 ) -> Layer:
-    """Return one layer with the effect of `layers`; it stands where the last of them stood.
+    """Return one layer with the effect of `layers`; its position is that of the last one.
 
     Parameters
     ----------
     merge_deltas
-        Of the program whose state it is.
+        Merges deltas of the task's program.
     is_base
-        The first of them is the task's first.
+        Whether the first of them is the first layer of the task.
     """
     delta = merge_deltas([layer.delta for layer in layers], is_base=is_base)
     return replace(layers[-1], delta=delta)
@@ -240,7 +241,7 @@ def encode_layer(layer: Layer) -> bytes:
 
 
 def layer_chunks(layer: Layer) -> Chunks:
-    """The same, put together only when it is read."""
+    """The same bytes, put together only when they are read."""
     ordered = replace(
         layer,
         ins=dict(sorted(layer.ins.items())),
@@ -283,8 +284,8 @@ def decode_layer(data: bytes | Content, *, where: str = "") -> Layer:
     Parameters
     ----------
     data
-        What :func:`encode_layer` returned. If it is not in memory, of a delta that checks itself no
-        more is read than the checksum covers.
+        What :func:`encode_layer` returned. If it is not in memory and its delta checks itself, only
+        the part is read that the checksum covers.
     where
         Path of the layer, for the error.
 
@@ -357,9 +358,9 @@ def refer_to(
     Parameters
     ----------
     nbytes
-        What it takes in the store.
+        Its size in the store.
     level
-        How safe it is kept there.
+        The level at which it is kept.
     """
     end = len(content)
     (digest,) = _CHECKSUM.unpack(content_of(content).read(end - _CHECKSUM.size, end))
@@ -373,7 +374,7 @@ def open_layer(data: bytes | Content, ref: LayerRef) -> Layer:
     Raises
     ------
     UnreadableLayer
-        It is damaged, or whole but another one: of another task, life or time, or of another job
+        It is damaged, or it is another layer: of another task, life or epoch, or of another job
         that keeps its layers in the same place.
     """
     layer = decode_layer(data, where=ref.path)

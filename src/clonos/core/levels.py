@@ -1,4 +1,4 @@
-"""How safe a layer is kept, and what is said about layers that are in no checkpoint store.
+"""How safely a layer is kept, and the messages about layers that are in no checkpoint store.
 
 =========  ==========================================================================
 level      a layer is in
@@ -8,10 +8,10 @@ level      a layer is in
 "store"    the checkpoint store, which all processes reach
 =========  ==========================================================================
 
-At the first two levels it is the *slots* that keep layers, and the coordinator who knows which slot
-has which (:mod:`clonos.core.holdings`). Whoever is to have a layer fetches it from one who has it.
+At the first two levels *slots* keep the layers, and the coordinator knows which slot has which
+(:mod:`clonos.core.holdings`). A slot that should have a layer fetches it from a slot that has it.
 
-A task of level "auto" has layers of any level (:mod:`clonos.core.dial`).
+The layers of a task with the level "auto" may be at any of them (:mod:`clonos.core.dial`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LEVELS: Final = (MEMORY, LOCAL, STORE)
 """The weakest first."""
 AUTO: Final = "auto"
 CHOICES: Final = (MEMORY, LOCAL, AUTO, STORE)
-"""The settings of a task, the weakest first. "auto" may lose only time, so it is stronger than the
-levels that may lose state."""
+"""The settings of a task, the weakest first. With "auto" only time can be lost, so it is stronger
+than the levels at which state can be lost."""
 
 SHELF: Final = -2
-"""The channel on which slots hand each other layers: it is in no plan, and between any two."""
+"""The channel on which any two slots hand each other layers. It is in no plan."""
 
 
 def strictest(levels: Iterable[str]) -> str:
-    """The one of these that survives most; without any, the strictest of all.
+    """The strongest of these settings; without any, the strongest of all.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def weakest(levels: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayerRef:
-    """Where a sealed layer is kept, of which life of the task, and the digest of what is in it."""
+    """Where a sealed layer is kept, which life of the task it is from, and its digest."""
 
     task: int
     epoch: int
@@ -87,13 +87,13 @@ class LayerRef:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep these layers of `task`, all that count of it; the newest Hold of a task is the one that
-    is meant. What is not there yet, the slots at these addresses may have (none: do not ask). If it
-    says the same as the one before, the coordinator asks what is there.
+    """Keep these layers of `task`: no others count. The newest Hold of a task replaces earlier
+    ones. Layers that are not here yet may be at the ``sources`` (none: do not ask). A Hold that
+    repeats the one before asks what is here.
 
-    ``life``: the task's newest one. What earlier ones have sealed here counts only if it is named.
-    ``tidies``: other layers of earlier lives on this machine's disk go. Processes that were killed
-    have left them, and nobody has heard of them.
+    ``life``: the task's newest one. Layers that earlier lives have sealed here count only if named.
+    ``tidies``: delete all other layers of earlier lives on this machine's disk. Killed processes
+    have left them, and nobody else knows of them.
     """
 
     task: int
@@ -105,8 +105,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Nobody needs these layers of `task` here any more, nor what lives before `life` have sealed
-    here."""
+    """Delete these layers of `task` here, and those that lives before `life` have sealed here."""
 
     task: int
     life: Incarnation
@@ -115,9 +114,9 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class MergeLayers:
-    """Make one layer of these, which are here, and keep it under this path and at this level.
+    """Merge these layers, which are here, into one, and keep it under this path and at this level.
 
-    ``is_base``: the first of them is the task's first.
+    ``is_base``: the first of them is the task's first layer.
     """
 
     task: int
@@ -132,7 +131,7 @@ class MergeLayers:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Layers of `task` that were not here when a :class:`Hold` named them, or not known to be."""
+    """Layers of `task` that are here now, since a :class:`Hold` has named them."""
 
     task: int
     paths: tuple[str, ...]
@@ -140,8 +139,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Lacks:
-    """Layers of `task` that a :class:`Hold` has named, and that are not here, or cannot be read any
-    more. They are fetched."""
+    """Layers of `task` that a :class:`Hold` has named and that are not here, or cannot be read. The
+    slot fetches them."""
 
     task: int
     paths: tuple[str, ...]
@@ -149,7 +148,7 @@ class Lacks:
 
 @dataclass(frozen=True, slots=True)
 class LayersMerged:
-    """A :class:`MergeLayers` is done; None: it cannot be, now."""
+    """A :class:`MergeLayers` is done; None: it has failed for now."""
 
     task: int
     replaced: tuple[LayerRef, ...]
@@ -171,12 +170,12 @@ class LevelInUse:
 
 @dataclass(frozen=True, slots=True)
 class LayersHere:
-    """Who was connected to says so: it may be asked now."""
+    """The slot that was connected to is ready to be asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWanted:
-    """Send what is in this layer, from this byte on."""
+    """Send the content of this layer, from this byte on."""
 
     ref: LayerRef
     start: int

@@ -10,7 +10,7 @@ from clonos.core.plan import Plan
 
 
 class Phase(Enum):
-    """Of a task's life in its slot."""
+    """The phases of a task's life in its slot."""
 
     RESTORING = "restoring"
     REPLAYING = "replaying"
@@ -20,7 +20,7 @@ class Phase(Enum):
 
 
 class LifeEvent(Enum):
-    """What happens to it."""
+    """What happens to a life."""
 
     STARTED = "layers applied"
     REPLAYED = "log exhausted"
@@ -41,7 +41,7 @@ LIFE = Table(
 
 
 class Life:
-    """Who a task is, for all its parts.
+    """The identity of a life of a task, for all its parts.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class Life:
     machine
         Its phase.
     generation
-        The newest it has heard of: availability counts resets by it.
+        The newest generation that it has heard of (availability counts resets by generations).
     restored
-        What it says when its state is there, and where that came from.
+        The report that its state is there, and where the state came from.
     """
 
     def __init__(self, plan: Plan, activate: Activate, copied: Layer | None = None) -> None:
@@ -77,5 +77,5 @@ class Life:
 
     @property
     def is_live(self) -> bool:
-        """Whether it makes its own choices, rather than replaying; also once it is finished."""
+        """Whether it makes its own choices instead of replaying; true also when it is finished."""
         return self.machine.state in (Phase.LIVE, Phase.FINISHED)

@@ -1,9 +1,9 @@
-"""The causal log and its holders: append, fence -> length, read, truncate.
+"""The causal log as its holders keep it: append, fence, read, cut, truncate.
 
-Entry n of a task's log is what its n-th step asked of the world. A *holder* keeps the entries
-above the task's floor; every process (task, house-keeper) has one :class:`LogBook` for all the logs
-it holds. Entries are addressed by (task, incarnation, position), so that what a fenced life of a
-task wrote after its log was cut can never be mistaken for what the next life wrote there.
+Entry n of a task's log is what its n-th step asked of the world. A *holder* keeps the entries above
+the task's floor; every process (task, house-keeper) has one :class:`LogBook` for all the logs it
+holds. Entries are addressed by (task, incarnation, position), so an entry that a fenced life wrote
+beyond the cut is never mistaken for the one that the next life wrote there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
 
 ENTRY_BYTES: Final = 48
-"""About what an entry takes in memory besides its content, which is mostly a few bytes."""
+"""Roughly what an entry takes in memory in addition to its content, which is mostly a few bytes."""
 
 
 class Log:
@@ -47,7 +47,7 @@ class Log:
         return self.writers[bisect_right(self.starts, position) - 1]
 
     def extend(self, run: Run) -> None:
-        """Append what is new in `run`; what is held already is dropped by its position."""
+        """Append what is new in `run`. Entries that are held already are recognized by position."""
         if run.start > self.length + 1:
             if run.start - 1 > run.stable:
                 raise ProtocolError(
@@ -62,7 +62,7 @@ class Log:
             self.starts.append(self.length + 1)
             self.writers.append(run.incarnation)
         self.records.extend(fresh)
-        self.nbytes += sum(map(len, fresh)) + ENTRY_BYTES * len(fresh)  # no call: on the hot path
+        self.nbytes += sum(map(len, fresh)) + ENTRY_BYTES * len(fresh)  # inlined: on the hot path
 
     def truncate(self, position: int) -> None:
         """Drop the entries up to `position`: a floor has passed them."""
@@ -111,13 +111,13 @@ class Log:
 
 
 def size_of(records: Sequence[bytes]) -> int:
-    """About what entries take in memory."""
+    """Roughly what entries take in memory."""
     return sum(map(len, records)) + ENTRY_BYTES * len(records)
 
 
 PIECE_BYTES: Final = 1 << 20
-"""Approximate size of the pieces in which logs travel: nothing waits long behind one, and however
-long a log is, no message becomes too long for it."""
+"""Approximate size of the pieces in which logs travel: nothing waits long behind a piece, and even
+a long log fits into messages."""
 
 
 def in_pieces(runs: Sequence[Run], nbytes_max: int | None = None) -> list[tuple[Run, ...]]:
@@ -207,12 +207,13 @@ class LogBook:
         return last
 
     def must_wait(self, run: Run) -> bool:
-        """Whether it is undecided what to hold of `run`, because its task's fence is pending."""
+        """Whether it is not known yet which entries of `run` to hold, because the fence of its task
+        is pending."""
         pending = self._pending.get(run.task)
         return pending is not None and (run.incarnation >= pending[0] or self.refuses(run))
 
     def refuses(self, run: Run) -> bool:
-        """Whether some of `run` was written by a life that is fenced, after its log was read."""
+        """Whether a fenced life wrote some of `run` after its log was read."""
         return self._allowed(run) < run.end
 
     def append(self, run: Run) -> None:
@@ -232,7 +233,7 @@ class LogBook:
         log.extend(run)
 
     def begin_at(self, task: int, position: int) -> None:
-        """Forget a task's log; the next entry to be held is the one behind `position`."""
+        """Forget a task's log; the next entry to be held is the one after `position`."""
         self._logs[task] = Log(position)
 
     def fence(self, task: int, incarnation: Incarnation) -> int:

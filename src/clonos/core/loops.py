@@ -1,20 +1,20 @@
 """The end of a loop: when nothing goes round in it any more, and nothing will.
 
-The END of what comes into a loop from outside cannot go round: each task would wait for its own.
-So the tasks of a loop send *probes*, in rounds, on all channels within it. A task sends its next
-probe when the one before has come on each of its channels within the loop, all that comes from
-outside has ended, and it holds nothing: no open call, no timer. A probe says for how many rounds in
-a row its sender, and those it has heard of, were *quiet*: took no rows and no timer between two
-probes. Each task adds one to the least of what it has heard and was itself.
+END cannot go round a loop: each task would wait for its own END. So the tasks of a loop send
+*probes*, in rounds, on all channels within it. A task sends its next probe when the previous probes
+of its neighbours have come on all its channels within the loop, all its inputs from outside have
+ended, and it has no open call and no timer. A probe says for how many rounds in a row its sender,
+and all tasks that the sender has heard of, were *quiet*: took no rows and no timer between two
+probes. This number is the least of those heard and the task's own before, plus one.
 
-If a task says that it was quiet for more rounds than the loop has tasks, then all of them were in
-one and the same round. Channels are FIFO. So what was sent before the probe that ends this round
-had come, and nobody has made anything of it: nothing goes round. That stays so.
+If a task says that it was quiet for more rounds than the loop has tasks, then all tasks were quiet
+in one and the same round. Channels are FIFO, so all items sent before the probe that ends this
+round had come, and no task made items from them. So no item goes round, and none ever will.
 
-Who hears feedback decides: its feedback is over, and END follows from there, forward, as it does
-where there are no loops. Who is told by an END on a feedback channel that others have found out
-need not wait for its own rounds. Probes are items like any other: that they were taken is in the
-log, and so a replay, an orphan or a digest needs no other rule.
+A task that reads feedback decides: it takes its feedback as ended, and from there END flows forward
+as it does without loops. An END on a feedback channel says that another task has decided, so its
+receiver need not wait for its own rounds. Probes are items like any other: the log says that they
+were taken, so replays, orphans and digests need no other rule.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rounds:
     inputs, outputs
         The channels within the loop.
     feedback
-        Those of the inputs that lead back.
+        The inputs that are feedback.
     outside
         The other inputs.
     """
@@ -62,7 +62,7 @@ class Rounds:
 
     @property
     def state(self) -> RoundsState:
-        """For a layer."""
+        """What a layer keeps of it."""
         came = {channel: tuple(values) for channel, values in self._came.items() if values}
         return RoundsState(self._sent, self._quiet, self._was_busy, came)
 
@@ -86,16 +86,16 @@ class Rounds:
             step.ended = (*step.ended, *self._inbounds.end_feedback())
 
     def stepped(self, step: RunningStep, may_probe: bool) -> list[int]:
-        """A step is done: what the probes say that are to be sent now.
+        """A step is done. Return the values of the probes to send now.
 
         ``may_probe``: the task is idle, and has not ended.
         """
         self._was_busy |= not step.is_quiet
         if any(self._has_ended(c) for c in self.inputs) and step.emitted.keys() & self.outputs:
             raise LoopIsOver(
-                "rows were given out within a loop when it was over: nobody would take them",
+                "an operator in a loop emitted rows after the loop was over: no task takes them",
                 where=self._name,
-                remedy="what gives out rows at the end of its input belongs behind the loop",
+                remedy="put operators that emit rows at the end of their input after the loop",
             )
         found: list[int] = []
         while may_probe and (self._sent == 0 or self._hears_all) and self._is_closed:
@@ -118,7 +118,8 @@ class Rounds:
 
     @property
     def _hears_all(self) -> bool:
-        """Whether the last probe of each has come; who has ended is quiet for good."""
+        """Whether the last probe has come on each channel; a channel that has ended is quiet for
+        good."""
         each = all(values or self._has_ended(c) for c, values in self._came.items())
         return each and self._sent > 0
 

@@ -1,11 +1,11 @@
 """State machines as tables.
 
 A *table* says which event leads from which state to which; anything else is an
-:class:`InvalidTransition`. A *machine* is one thing that lives by a table. It keeps its last
-transitions, its *story*: an error shows the stories of what it concerns. The diagrams in
+:class:`InvalidTransition`. A *machine* is one thing that follows a table. It keeps its last
+transitions, its *story*: an error shows the stories of the machines involved. The diagrams in
 ``docs/machines.md`` are made from the tables.
 
-Machines are entered when something connects, fails, is sealed or recovers; never for an item.
+Machines move when something connects, fails, is sealed or recovers, but never for an item.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Table(Generic[State, Event]):
     Parameters
     ----------
     name
-        What lives by this table.
+        What follows this table.
     start
         The state in which a machine begins.
     rows

@@ -1,4 +1,5 @@
-"""Epochs: markers are injected into the sources, and a floor is complete when all have sealed."""
+"""Epochs: markers are injected into the sources, and a floor is complete when all tasks have
+sealed."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from clonos.core.roster import Roster, TaskState
 
 
 class EpochState(Enum):
-    """Of the next epoch."""
+    """States of the next epoch."""
 
     IDLE = "idle"
     INJECTED = "injected"
 
 
 class EpochEvent(Enum):
-    """What happens to it."""
+    """What happens to an epoch."""
 
     INJECTED = "all live, markers"
     COMPLETE = "every layer acknowledged"
@@ -32,7 +33,8 @@ EPOCH = Table(
     {
         (EpochState.IDLE, EpochEvent.INJECTED): EpochState.INJECTED,
         (EpochState.INJECTED, EpochEvent.COMPLETE): EpochState.IDLE,
-        # Its markers may be in the logs from an earlier term: no matter who has injected them.
+        # The markers may be in the logs since an earlier term: no matter which driver injected
+        # them.
         (EpochState.IDLE, EpochEvent.COMPLETE): EpochState.IDLE,
     },
 )
@@ -52,10 +54,10 @@ class Markers:
         self._keeper = roster.keeper
         self.machine = EPOCH.machine("checkpoints")
         self.next_epoch = roster.keeper.epoch + 1
-        self._mixed_until = 0  # epochs with layers from before and after a reset: no floors
+        self._mixed_until = 0  # epochs up to this one may mix layers from before and after a reset
 
     def again(self) -> Markers:
-        """The markers after all tasks have gone back to earlier floors: as when a term begins."""
+        """New markers after all tasks have gone back to earlier floors, as when a term begins."""
         markers = Markers(self._roster)
         markers._mixed_until = self._mixed_until
         return markers
@@ -66,7 +68,7 @@ class Markers:
         return self.next_epoch if self.machine.state is EpochState.INJECTED else 0
 
     def begin(self) -> None:
-        """Inject a marker, unless one is under way or a recovery is."""
+        """Inject a marker, unless a marker or a recovery is under way."""
         if self.machine.state is EpochState.IDLE and self._roster.all_run:
             self.machine.on(EpochEvent.INJECTED)
             for task in self._roster.tasks.values():
@@ -78,7 +80,7 @@ class Markers:
             self._roster.command(task.id, msg.Inject(self.next_epoch))
 
     def acknowledged(self, report: msg.LayerAck) -> None:
-        """A layer is there. Its task may not have heard of a reset when it sealed it."""
+        """A layer is stored. Its task may not have heard of a reset when it sealed."""
         if report.generation < self._keeper.generation:
             self._mixed_until = max(self._mixed_until, report.ref.epoch)
 
@@ -98,7 +100,7 @@ class Markers:
             t: {layer.ref.epoch: layer for layer in of_t if may_pass(layer.ref)}
             for t, of_t in sealed.items()
         }
-        # Of an earlier term, the next may have waited for the same layer.
+        # Several epochs of an earlier term may have waited for the same layer.
         while all(
             e in of_task
             for of_task in epochs.values()
@@ -112,11 +114,12 @@ class Markers:
         return found
 
     def reset(self, sealed: Mapping[int, Sequence[msg.LayerAck]]) -> None:
-        """A loss was forgiven: no epoch that anybody may have begun before makes a floor."""
+        """A loss was forgiven: epochs that any task may have begun before make no floor."""
         self._mixed_until = max(self._mixed_until, self._newest_epoch(sealed))
 
     def _newest_epoch(self, sealed: Mapping[int, Sequence[msg.LayerAck]]) -> int:
-        """The newest that anybody may have begun: of an earlier term, its marker is in a log."""
+        """The newest epoch that any task may have begun; if in an earlier term, its marker is in a
+        log."""
         tasks, book = self._roster.plan.tasks, self._keeper.book
         runs = (run for task in tasks for run in book.runs(task.id, 1))
         causes = (decode_record(record)[0] for run in runs for record in run.records)

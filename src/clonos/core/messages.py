@@ -1,8 +1,8 @@
 """All messages between processes, as plain data.
 
-Four conversations, one section each: along a data channel (sender and receiver), from the
-coordinator to a slot, from a slot to the coordinator, and between a slot and itself (what its
-runtime does for the automaton). :mod:`clonos.core.codec` turns the first three into bytes.
+There are four sections: along a data channel (sender and receiver), from the coordinator to a slot,
+from a slot to the coordinator, and within a slot (what its runtime does for the automaton).
+:mod:`clonos.core.codec` turns the first three into bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Item:
     watermark: int | None = None
 
     def of(self, maker: int) -> Item:
-        """The same where all is known: it depends on nothing but its maker's step."""
+        """The same item for a process that holds all logs: it depends only on its maker's step."""
         return replace(self, dep={maker: self.dep[maker]})
 
 
@@ -78,8 +78,8 @@ class Item:
 class Run:
     """Consecutive log entries of one task: positions `start`, `start + 1`, ... .
 
-    All of them were first written by `incarnation`. If the receiver lacks what lies before
-    `start`, then that is because it is at or below `stable`: the house-keeper holds it.
+    All of them were first written by `incarnation`. If the receiver lacks entries before `start`,
+    these are not above `stable`: the house-keeper holds them.
     """
 
     task: int
@@ -111,7 +111,8 @@ class Hello:
     """Receiver to sender on (re)connection: what it has, and so what it needs.
 
     The channel continues from ``next_seq`` on, checked by digest; or (availability) with what the
-    sender makes after its step ``reset_at``, where its log was cut, whatever the receiver has had.
+    sender makes after its step ``reset_at``, where its log was cut, whatever the receiver had
+    before.
     """
 
     channel: int
@@ -124,7 +125,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Sender to receiver that starts over: the number and digest the channel continues with."""
+    """Sender to a receiver that starts over: number and digest with which the channel continues."""
 
     channel: int
     incarnation: Incarnation
@@ -134,10 +135,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Receiver to sender: items up to `processed` are done with.
+    """Receiver to sender: items up to `processed` have been processed.
 
-    ``relaxed``: do not count what is unsent (the receiver replays or aligns). The house-keeper
-    adds how much of each log it holds durably (``stable``).
+    ``relaxed``: unsent items are no backlog (the receiver replays or aligns). The house-keeper adds
+    how much of each log it holds durably (``stable``).
     """
 
     channel: int
@@ -184,15 +185,15 @@ class Resolve:
 class Activate:
     """Become `task`: restore the layers, replay the log, go live.
 
-    ``log``: the last part of it; the others have come as :class:`LogPiece`.
+    ``log``: the last piece of the log; earlier ones have come as :class:`LogPiece`.
 
-    ``fences``: every resolved fence still in force, so that a task that was not there to hear
-    of them refuses the same things.
+    ``fences``: every resolved fence still in force, so that this life refuses what all others
+    refuse.
 
-    ``watched_steps``: announce so many live steps; ``suspects``: rows to be tried first.
+    ``watched_steps``: how many live steps to announce; ``suspects``: rows to be tried first.
 
-    ``claimed``: at most once, what earlier lives of a source have taken: rows, and its reader's
-    words for where they end.
+    ``claimed``: at most once, what earlier lives of a source have taken: the number of rows, and
+    the reader's own position after them.
     """
 
     task: int
@@ -243,25 +244,26 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class SealNow:
-    """Seal a layer without waiting for its time: only floors take log entries away."""
+    """Seal a layer now, before its time: only floors remove log entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The journal has a :class:`Claim`: what was made up to the step `position` may go on."""
+    """The journal has a :class:`Claim`: output of the steps up to `position` may leave the task."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Take nothing more, until a :class:`Resume`: end the step under way, take what comes of open
-    calls, and have sinks write what they were given. What then waits goes on elsewhere."""
+    """Take no more input, until a :class:`Resume`: end the step under way, take the outcomes of
+    open calls, and let sinks write what they were given. The next life takes the input that waits
+    then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Nobody takes over: go on."""
+    """The move was given up: go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Stop holding `task`, as a standby or as what it was before it moved."""
+    """Stop holding `task`, as a standby or as its old life after a move."""
 
     task: int
 
@@ -307,7 +309,7 @@ TaskCommand = (
     | Yield
     | Resume
 )
-"""What a task is told; other commands are the slot's."""
+"""Commands for a task; all others are for the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,7 @@ class ToTask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Exit: the job has ended (or failed); ``is_complete``: nobody will ever go on with it."""
+    """Exit: the job has ended (or failed); ``is_complete``: it will never be continued."""
 
     reason: str = ""
     is_complete: bool = False
@@ -331,8 +333,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswer:
-    """Answer of `holder` to a Fence: how long its prefix of the log is and how much it (and the
-    log it still has to replay) depends on."""
+    """Answer of `holder` to a Fence: how much of the log it holds, and how much of it the holder
+    (and the log that it still has to replay) depends on."""
 
     holder: int
     task: int
@@ -343,7 +345,7 @@ class FenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LogPrefix:
-    """Answer to ReadLog, or a part of it: others follow, if it is not the last."""
+    """Answer to ReadLog, or a part of it; more parts follow unless it is the last."""
 
     holder: int
     task: int
@@ -355,8 +357,8 @@ class LogPrefix:
 class Restored:
     """State and log are loaded; channels may connect; replay begins.
 
-    ``state_bytes``: of all its layers; ``store_bytes``: of those that came from the store, because
-    no copy in this slot had them.
+    ``state_bytes``: the size of all its layers; ``store_bytes``: of those that were read from where
+    they are stored, because no standby in this slot had applied them.
     """
 
     task: int
@@ -389,7 +391,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """... it has taken it, and announces `left` more."""
+    """The watched task has taken this step, and will announce `left` more."""
 
     task: int
     incarnation: Incarnation
@@ -398,12 +400,12 @@ class Survived:
 
 @dataclass(frozen=True, slots=True)
 class LayerAck:
-    """A layer is stored, and whatever the task delivered before it is durable.
+    """A layer is stored, and all output that the task delivered before it is durable.
 
-    Where the task stood: ``ins`` and ``outs``, by channel, the last item consumed or produced (of
-    feedback, the last with rows; at most what the receiver's floor has, if there is none beyond);
-    ``dep``, what its state depends on. ``generation``: that the task knew of then. ``open_calls``:
-    how many calls had no answer.
+    ``ins`` and ``outs``: by channel, the last item consumed or produced at the seal (of feedback,
+    the last with rows; at most what the receiver's floor has, if there is none beyond). ``dep``:
+    what the state depends on. ``generation``: the newest that the task knew of then.
+    ``open_calls``: how many calls had no answer.
     """
 
     task: int
@@ -426,7 +428,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """No step is under way, no call is open, all output is written, and so it stays."""
+    """The task rests: no step is under way, no call is open, and all output is written."""
 
     task: int
     incarnation: Incarnation
@@ -451,9 +453,9 @@ class TaskError:
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """Of a life that cannot go on, before its :class:`TaskError`: log entries that the house-keeper
-    may not have, or (without `runs`) what is known of the step `position` that has failed: its
-    cause and the answers it was given, as far as it came. Who replays the job wants them."""
+    """From a life that cannot go on, before its :class:`TaskError`. Either log entries that the
+    house-keeper may not have, or (without `runs`) the beginning of the failed step's entry: its
+    cause, and the answers it was given. A replay of the job needs them."""
 
     task: int
     incarnation: Incarnation
@@ -464,8 +466,8 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """The receiver of `channel`, in its life `peer`, cannot be connected to; `why` says the
-    transport."""
+    """The receiver of `channel`, in its life `peer`, cannot be connected to. ``why``: the
+    transport's reason."""
 
     task: int
     incarnation: Incarnation
@@ -476,8 +478,8 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Channels to other processes that have come about, or have done so again: their receivers
-    have answered, each in the life `peers` names."""
+    """Channels to other processes are connected (again). ``peers``: by channel, the life of the
+    receiver that has answered."""
 
     task: int
     incarnation: Incarnation
@@ -486,8 +488,8 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What `task` has kept on its disk for the receiver of `channel` cannot be read again: only
-    the task itself can make it once more."""
+    """Items that `task` has spilled to its local disk for the receiver of `channel` cannot be read:
+    only a new life of the task can make them again."""
 
     task: int
     incarnation: Incarnation
@@ -496,8 +498,8 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """At most once: a source has taken `rows` rows in all, up to its step `position`. Whoever takes
-    over goes on behind them, so nothing that came of them goes on before this is durable."""
+    """At most once: a source has taken `rows` rows in all, up to its step `position`. Its next life
+    goes on after them, so nothing made from them leaves the task before this is durable."""
 
     task: int
     incarnation: Incarnation
@@ -544,7 +546,7 @@ ChannelMessage = Data | Hello | Welcome | Credit
 
 
 class RoundsState(NamedTuple):
-    """Where a task is in the probes of its loop: see :class:`clonos.core.loops.Rounds`."""
+    """How far a task is with the probes of its loop: see :class:`clonos.core.loops.Rounds`."""
 
     sent: int
     quiet: int
@@ -556,12 +558,12 @@ class RoundsState(NamedTuple):
 class Layer:
     """A task's state changes since the layer before, and where the task stood when it was sealed.
 
-    ``epoch``: its number; without markers each task counts for itself.
-    ``ins`` and ``outs``: per channel, number and running digest of the last item consumed or
-    produced. ``ended``: the inputs that have; ``end_is_out``: all had, once (availability: one may
-    have begun again). ``generation``: that was known then. ``delta`` is the program's. ``carried``:
-    of each feedback channel, the running digest before its first item that the receiver's floor may
-    lack, and the items from there on. ``rounds``: where a task is in the probes of its loop.
+    ``epoch``: its number; without markers each task counts for itself. ``ins`` and ``outs``: per
+    channel, number and running digest of the last item consumed or produced. ``ended``: the inputs
+    that have ended; ``end_is_out``: all of them had ended once (availability: one may have started
+    over since). ``generation``: the newest that was known then. ``delta``: the program's state
+    changes. ``carried``: of each feedback channel, the items that the receiver's floor may lack,
+    and the running digest before them. ``rounds``: how far the task is with the probes of its loop.
     """
 
     task: int

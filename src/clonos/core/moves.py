@@ -1,22 +1,21 @@
-"""Planned moves: a cell that lives goes on in another slot, and nothing is asked again.
+"""Planned moves: a live cell goes on in another slot, and no call is made again.
 
 ::
 
-    PREPARING  a copy of the cell comes to the newest floor in the slot it moves to, and a floor is
-               asked for, so that little is to be replayed
-    YIELDING   its tasks end the step under way, hear what comes of their calls, have their output
-               written, and take nothing more; if that takes too long they resume, and nothing
-               has happened
-    HANDING    they are fenced. Each knows its own log to the end, so nothing is lost; they recover
-               in the other slot, which replays what is beyond the floor
+    PREPARING  a copy of the cell is brought to the newest floor in the target slot, and a new floor
+               is asked for, so that little has to be replayed
+    YIELDING   the tasks end the step under way, take the outcomes of their calls, let sinks write,
+               and take no more input; if that takes too long they resume, and nothing has happened
+    HANDING    the tasks are fenced. Each has its own log to the end, so nothing is lost; they
+               recover in the target slot, which replays what is beyond the floor
 
-So a move is a recovery whose every step is known in advance. One cell moves at a time, and none
-while anything recovers: whoever fails meanwhile comes first.
+So a move is a recovery in which nothing is unknown. One cell moves at a time, and none while a
+recovery is under way: recoveries come first.
 
 A cell may also be *overtaken*, because it is slow (:mod:`clonos.core.rivals`) and would not rest in
-time. It is not asked to: when the copy, its rival, is as near as it comes, a fence ends the old
-life, whatever it is at, and the rival recovers from the log. That is a failure like any other, but
-for a slot that is ready and a log that is read to its end.
+time. So it is not asked to yield: when the copy, its rival, is as up to date as it can be, a fence
+ends the old life in the middle of whatever it does, and the rival recovers from the log. This is a
+failure like any other, except that a slot is ready and the old life's log is read to its end.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from clonos.core.standbys import Standbys
 PREPARE_MS: Final = 60_000
 """How long a copy may take until the move is given up."""
 FRESH_MS: Final = 500
-"""How long a move waits for the floor that it has asked for: without it there is more to replay."""
+"""How long a move waits for the floor that it has asked for; without it, more is replayed."""
 YIELD_MS: Final = 1_000
 """How long steps, calls and writes under way may take: until then the cell takes nothing new."""
 SLOW_MS: Final = 300_000
-"""No rival begins for so long where a cell was overtaken."""
+"""For this long no rival begins in a slot in which a cell was overtaken."""
 AGAIN_MS: Final = 1_000
-"""How long a cell that could not move away from a slot that leaves waits for the next attempt."""
+"""How long a cell that could not move out of a leaving slot waits for the next attempt."""
 
 
 class MovePhase(Enum):
-    """Of a move."""
+    """The phases of a move."""
 
     IDLE = "idle"
     PREPARING = "preparing"
@@ -55,7 +54,7 @@ class MovePhase(Enum):
 
 
 class MoveEvent(Enum):
-    """What happens to it."""
+    """What happens to a move."""
 
     ASKED = "all run, there is a slot"
     PREPARED = "copy and floor are new"
@@ -107,8 +106,8 @@ class Moves:
         self._bound = bound
         self.machine = MOVE.machine("moves")
         self._wanted: dict[Cell, int] = {}  # since when
-        self._again: dict[Cell, int] = {}  # of slots that leave: when they were last tried
-        self._slow: set[Cell] = set()  # those that are not asked
+        self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
+        self._slow: set[Cell] = set()  # cells to be overtaken
         self._leaving: set[str] = set()
         self._ending: set[str] = set()
         self._cell: Cell = ()
@@ -120,15 +119,16 @@ class Moves:
     # --- what is wanted -------------------------------------------------------------------------
 
     def ask(self, task: int, *, overtakes: bool = False) -> None:
-        """The cell of `task` is to live in another slot; if that overtakes it, it is not asked."""
+        """The cell of `task` should move to another slot. ``overtakes``: without being asked to
+        yield."""
         cell = self._roster.plan.cell_of[task]
         if overtakes and cell not in self._wanted:
             self._slow.add(cell)
         self._wanted.setdefault(cell, self._roster.now_ms)
 
     def leaving(self, group: str, *, ends: bool = False) -> None:
-        """The slots of an executor are about to go, those too that it has yet to offer. It `ends`:
-        once nothing lives there, it need not wait for what is empty."""
+        """The slots of an executor are about to go, including those that register later. ``ends``:
+        the executor ends when nothing runs there any more, so idle slots must end."""
         self._leaving.add(group)
         if ends:
             self._ending.add(group)
@@ -136,7 +136,7 @@ class Moves:
             self.joined(slot)
 
     def joined(self, slot: Slot) -> None:
-        """A slot is there: perhaps its executor is about to go."""
+        """A slot has registered; its executor may be about to go."""
         slot.leaves = slot.leaves or slot.group in self._leaving
 
     def emptied(self) -> list[int]:
@@ -154,7 +154,7 @@ class Moves:
         phase = self.machine.state
         if phase is MovePhase.IDLE:
             if not self._roster.plan.causal_log:
-                return  # at least once: a move would do as much again as a failure
+                return  # at least once: a move would repeat as much as a failure
             if self._wanted or self._leaving:
                 self._next()
         elif phase is MovePhase.PREPARING:
@@ -166,7 +166,7 @@ class Moves:
 
     @property
     def wants_floor(self) -> bool:
-        """Whether layers should be sealed at once: what no floor has is to be replayed."""
+        """Whether layers should be sealed at once, so that less is replayed."""
         is_preparing = self.machine.state is MovePhase.PREPARING
         return is_preparing and self._roster.keeper.epoch == self._epoch
 
@@ -185,14 +185,14 @@ class Moves:
             if target is not None:
                 self._begin(cell, target)
                 return
-            # Who is slow now may not be so later.
+            # A cell that is slow now may not be slow later.
             if cell in self._slow or roster.now_ms - since_ms >= PREPARE_MS:
                 self._forget(cell)
                 roster.do(Note("stayed", cell[0]))
 
     def _slot_for(self, cell: Cell) -> Slot | None:
-        """Another one, with the fullest copy; never one that leaves. A rival had better be on
-        another executor, and not where somebody was slow."""
+        """The best slot to move to; never one that leaves. For a rival, preferably on another
+        executor, and never a slot in which a cell was overtaken lately."""
         roster = self._roster
         running = {t.slot for t in roster.tasks.values() if t.slot is not None}
         slots = [slot for slot in roster.slots.values() if not slot.leaves]
@@ -213,7 +213,7 @@ class Moves:
             self._standbys.follow(target, cell)
 
     def _is_broken(self) -> bool:
-        """Whether somebody has failed, or the slot is gone or taken."""
+        """Whether a task has failed, or the target slot is gone or taken."""
         target = self._roster.slots.get(self.target)
         is_taken = any(t.slot == self.target for t in self._roster.tasks.values())
         return target is None or target.leaves or is_taken or not self._roster.all_run
@@ -236,7 +236,7 @@ class Moves:
                 self._roster.command(task, msg.Yield())
 
     def _overtake(self) -> None:
-        """Whatever the old lives are at, they are over."""
+        """End the old lives, whatever they are doing."""
         roster, home = self._roster, self._roster.home(self._cell)
         assert home is not None
         self.machine.on(MoveEvent.OVERTAKEN)
@@ -245,7 +245,7 @@ class Moves:
         self._recoveries.hand_over(self._cell, self.target, is_planned=False)
 
     def _is_filled(self) -> bool:
-        """Whether the copy has come to the floor."""
+        """Whether the copy has reached the floor."""
         standbys, layers = self._roster.slots[self.target].standbys, self._roster.keeper.layers
         return all(
             standbys.get(task, -1) >= max((ref.epoch for ref in layers[task]), default=0)
@@ -269,7 +269,7 @@ class Moves:
             self._recoveries.hand_over(self._cell, self.target)
 
     def _give_up(self) -> None:
-        """Nothing has happened."""
+        """Give the move up, as if nothing had happened."""
         if self.machine.state is MovePhase.YIELDING:
             for task in self._cell:
                 self._roster.command(task, msg.Resume())

@@ -1,4 +1,4 @@
-"""The sending side of a task: what it owes to whom, and when that may be sent."""
+"""The sending side of a task: what it owes to its receivers, and when it may send it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Outbounds:
     Parameters
     ----------
     life
-        Whose they are.
+        The life that sends.
     ends
-        By channel.
+        The sending ends of its channels.
     holder
-        What the process holds: what a receiver lacks of it travels along.
+        What the process holds: log entries that a receiver lacks travel with items.
     do
         Takes actions.
     settled
-        Called when more of the output may have its effect in the world.
+        Called when more of the output has taken effect.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Outbounds:
     ) -> None:
         self.ends = {end.spec.id: end for end in ends}
         self._shares_soon = False
-        self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
+        self.shared_bytes = 0  # log entries sent; those sent twice count twice
         self._refused_files = 0
         self._life = life
         self._book = holder.book
@@ -79,7 +79,7 @@ class Outbounds:
         do: Callable[[ev.Action], None],
         settled: Callable[[], None],
     ) -> Outbounds:
-        """Those of a task that begins with the layer `floor`."""
+        """The sending ends of a task that begins with the layer `floor`."""
         outs, carried = (floor.outs, floor.carried) if floor is not None else ({}, {})
         ends = (
             Outbound(life.plan, life.plan.channels[c], *outs.get(c, (0, 0)), carried=carried.get(c))
@@ -111,7 +111,8 @@ class Outbounds:
         self._do(ev.Dial(end.spec.id, end.attempt, end.peer, end.address))
 
     def closed(self, event: ev.OutputClosed) -> None:
-        """A stream has ended. It is dialled again at the next tick: not as fast as it can fail."""
+        """A stream has ended. It is dialled again at the next tick, not at once: it may fail at
+        once."""
         end = self.ends[event.channel]
         if event.attempt == end.attempt and end.call.state is not Call.UNKNOWN:
             end.closed()
@@ -125,10 +126,11 @@ class Outbounds:
                 end.hang_up()
 
     def cut(self, task: int, length: int) -> None:
-        """`task` writes its log anew after `length`.
+        """`task` rewrites its log after entry `length`.
 
-        An implied task that has not yet made again what its receivers know of an earlier life will
-        make something else, if that came of what is cut: they say once more what they have.
+        An implied task may not yet have recomputed all items that its receivers have from an
+        earlier life. If these depend on cut entries, it will make other items, so it asks the
+        receivers again which items they have.
         """
         self._stable[task] = min(self._stable.get(task, 0), length)
         is_implied = self._life.spec.is_implied
@@ -142,7 +144,7 @@ class Outbounds:
                 self._dial(end)  # a hello under way may still count what is cut
 
     def answered(self, event: ev.Answered) -> None:
-        """A receiver says what it has, or how far it has come."""
+        """A receiver says what it has, or what it has processed."""
         end = self.ends[event.channel]
         if event.attempt != end.attempt:
             return
@@ -161,16 +163,16 @@ class Outbounds:
             end.log.acknowledge(message.processed)
         end.relaxed = message.relaxed
         self.settle(end)
-        if self._leaves_gaps:  # nobody asks for it again
+        if self._leaves_gaps:  # nobody asks for these items again
             end.log.truncate(min(end.settled if end.to_world else end.log.processed, end.log.sent))
         if message.stable:
             for other in self.ends.values():
                 self.pump(other)
 
     def welcome(self, end: Outbound) -> None:
-        """Availability: once live, continue the channel behind where our log was cut.
+        """Availability: once live, continue the channel after the position where our log was cut.
 
-        That may have been in an earlier life: what we have made since is still owed.
+        The cut may have been in an earlier life: all items that we have made since are still owed.
         """
         hello = end.asked
         if hello is None or hello.reset_at is None or not self._life.is_live:
@@ -197,9 +199,9 @@ class Outbounds:
         return False
 
     def feedback_is_full(self, waiting: Iterable[Collection[Item]]) -> bool:
-        """Whether so much goes round that nothing more should come into the loop: of what was sent
-        from here, or of what is `waiting` here, channel by channel. Of that half is too much:
-        senders that may be blocked never send more than all."""
+        """Whether so much goes round that nothing more should come into the loop: what was sent
+        from here, or what is `waiting` here, channel by channel. For what waits the limit is half
+        as high, because senders that can be blocked never send more than the whole."""
         logs = [end.log for end in self._item_ends if end.spec.is_feedback]
         sent = [(log.last - log.processed, log.backlog_bytes) for log in logs]
         came = [(2 * len(q), 2 * sum(i.batch.nbytes for i in q if i.batch)) for q in waiting]
@@ -209,7 +211,7 @@ class Outbounds:
 
     @property
     def handlers(self) -> dict[type[Any], Callable[[Any], None]]:
-        """What it hears about the local disk, and about what is claimed."""
+        """What to do with events about the local disk, and with granted claims."""
         return {
             ev.MakeRoom: lambda _: self._make_room(),
             ev.Spilled: self._spilled,
@@ -218,10 +220,10 @@ class Outbounds:
         }
 
     def _make_room(self) -> None:
-        """Have the oldest of what is kept written to the disk, of each channel a file at a time.
+        """Have the oldest items written to the local disk, one file of each channel at a time.
 
-        What a receiver is about to be sent stays in memory, unless it is away or busy with a
-        replay; so does feedback, which layers carry."""
+        Items that are about to be sent stay in memory, unless the receiver is away or replays. So
+        does feedback, which layers carry."""
         for end in self._item_ends:
             if end.to_world or end.spec.is_feedback:
                 continue
@@ -231,7 +233,7 @@ class Outbounds:
                 self._do(ev.Spill(end.spec.id, number, tuple(batches)))
 
     def _spilled(self, event: ev.Spilled) -> None:
-        """A file is there, or could not be written: then all of it stays in memory."""
+        """A file was written, or could not be: then its items stay in memory."""
         end = self.ends[event.channel]
         self._refused_files += not event.is_written
         if not end.log.wrote(event.number, is_written=event.is_written) and event.is_written:
@@ -239,7 +241,8 @@ class Outbounds:
         self.pump(end)
 
     def _read_back(self, event: ev.ReadBack) -> None:
-        """Send on with what was read; if it cannot be, we have to make it again."""
+        """Go on sending with what was read. If it cannot be read, a new life has to make it
+        again."""
         end = self.ends[event.channel]
         if event.batches is None or not end.log.read_back(event.number, list(event.batches)):
             if end.log.spilled.find(event.number) is not None:
@@ -262,7 +265,7 @@ class Outbounds:
             self._do(ev.DropSpilled(channel, number))
 
     def pump(self, end: Outbound) -> None:
-        """Send what may be sent, each item with what its receiver lacks of the logs."""
+        """Send what may be sent, each item with the log entries that its receiver lacks."""
         log = end.log
         if log.cursor > log.last or end.call.state is not Call.CONNECTED:
             return
@@ -279,10 +282,10 @@ class Outbounds:
             self._send(end, item)
 
     def flush(self, intake: Intake) -> None:
-        """Logs that go to the house-keeper only go there in one message for many steps.
+        """Send logs that only the house-keeper gets, in one message for many steps.
 
-        So do those of a source that cannot be read again: what it has read is put down even if
-        nothing has come of it yet, and what it sends to others waits for this.
+        A source that cannot be read again also sends its log there: its rows are recorded even if
+        nothing was made from them yet, and its output to other tasks waits for this.
         """
         if self._shares_soon:
             self._share(self.ends.values())
@@ -293,14 +296,15 @@ class Outbounds:
             self._do(ev.Tell(claim))
 
     def _granted(self, command: msg.Granted) -> None:
-        """What was taken is in the journal: send on what came of it."""
+        """What was taken is in the journal: send what was made from it."""
         if self._claims is not None:
             self._claims.granted(command)
         for end in self._item_ends:
             self.pump(end)
 
     def share_soon(self) -> None:
-        """What was logged is worth more than a message: it goes to all at the end of the turn."""
+        """The newest log entries are worth a message of their own: all get them at the end of the
+        turn."""
         self._shares_soon = True
 
     def _share(self, ends: Iterable[Outbound]) -> None:
@@ -318,9 +322,9 @@ class Outbounds:
         ends: bool,
         probes: Sequence[int] = (),
     ) -> None:
-        """What a step has emitted becomes items; behind it the probes of a loop, a marker (0:
-        none), or the END. Neither watermark nor marker goes back. What an implied task sends
-        depends on what it has taken, and not on the log that it keeps for itself."""
+        """Make items of what a step has emitted, followed by the probes of a loop, a marker (0:
+        none), or END. Feedback has neither watermarks nor markers. The output of an implied task
+        depends on what it has taken, not on its own log."""
         if self._life.spec.is_implied:
             dep = {task: entry for task, entry in dep.items() if task != self._life.id}
         for end in self._item_ends:
@@ -346,7 +350,7 @@ class Outbounds:
 
     def stepped(self) -> None:
         """A step has ended: send its output, and release effects that are due."""
-        if self._leaves_gaps:  # no log: but its length says what was made when
+        if self._leaves_gaps:  # nothing is logged, but positions still say what was made when
             self._book.truncate(self._life.id, self._made - 1)
         for end in self._item_ends:
             self.pump(end)
@@ -356,7 +360,7 @@ class Outbounds:
     def _gate_closed(self, end: Outbound, item: Item) -> bool:
         if self._claims is not None:
             return not self._claims.allow(item.dep[self._life.id].position)
-        # The house-keeper takes an output and the log entries behind it as one.
+        # The house-keeper takes an output together with the log entries that led to it.
         if end.to_world or not self._is_gated:
             return False
         task = self._life.id
@@ -369,7 +373,7 @@ class Outbounds:
             nbytes += sum(map(len, run.records))
         self.shared_bytes += nbytes
         incarnation = self._life.incarnation
-        if nbytes > causal_log.PIECE_BYTES:  # the item comes with the last of them
+        if nbytes > causal_log.PIECE_BYTES:  # the item travels with the last piece
             *pieces, runs = causal_log.in_pieces(runs)
             for piece in pieces:
                 data = msg.Data(end.spec.id, incarnation, None, piece)
@@ -385,12 +389,12 @@ class Outbounds:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept for receivers in memory."""
+        """How many bytes of items are kept in memory."""
         return sum(end.log.held_bytes for end in self._item_ends)
 
     @property
     def spilled_bytes(self) -> int:
-        """What is kept for them on the disk."""
+        """How many bytes of items are kept on the local disk."""
         return sum(end.log.spilled.nbytes for end in self._item_ends)
 
     def statistics(self) -> dict[str, int]:
@@ -417,7 +421,8 @@ class Outbounds:
         if not self._life.spec.writes_itself:
             end.settled = end.log.processed
         else:
-            # What is made again could be something else: nobody may see it before that is known.
+            # Recomputed output may differ from the original, so none is released before it
+            # is verified.
             while end.log.is_verified and end.released < done:
                 end.released += 1
                 item = end.log.item(end.released)

@@ -12,10 +12,10 @@ from clonos.core.plan import Cell
 class Slot:
     """A process offered by one Spark task: runs the tasks of one cell or keeps passive standbys.
 
-    ``group`` names its executor; ``bound`` the task without which it can serve no cell (it has a
-    partition of its DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still
-    empty). ``leaves``: it is about to go. ``slow_since``: when a cell was overtaken there.
-    ``disk``: its local one.
+    ``group`` names its executor; ``bound`` the task whose partition of a DataFrame it has, so it
+    can only run that task's cell. ``standbys``: task -> epoch that the copy has reached (-1: still
+    empty). ``leaves``: it is about to go. ``slow_since``: when a cell in it was overtaken.
+    ``disk``: the name of its local disk.
     """
 
     id: int
@@ -32,11 +32,11 @@ class Slot:
         return self.bound == next((task for task in cell if task in bound), None)
 
     def keeps(self, cell: Cell) -> bool:
-        """Whether this is to have a copy of `cell`, if perhaps an empty one."""
+        """Whether this slot should have a copy of `cell`, even if it is still empty."""
         return any(task in self.standbys for task in cell)
 
     def progress(self, cell: Cell) -> int:
-        """The epoch that a copy of the whole cell has reached; -2: there is none."""
+        """The epoch that its copy of the whole cell has reached; -2: there is no copy."""
         return min(self.standbys.get(task, -2) for task in cell)
 
 
@@ -49,8 +49,8 @@ def best_slot(
 ) -> Slot | None:
     """Where to activate `cell`: its most advanced standby, else the slot with least to lose.
 
-    Slots that leave or are slow, and executors in `shunned` (they cannot reach its neighbours),
-    only if there is no other.
+    Leaving or slow slots, and executors in `shunned` (which cannot reach the cell's neighbours),
+    are taken only if there is no other.
     """
     free = [s for s in slots if s.id not in running and s.serves(cell, bound)]
     return min(
@@ -97,8 +97,8 @@ def place_standbys(
 def misplaced_standby(
     slots: Mapping[int, Slot], homes: Mapping[Cell, int | None], bound: Collection[int]
 ) -> tuple[Slot, Slot, Cell] | None:
-    """A copy that should move, as (from, to, cell): slots register one after the other, and the
-    first must not keep all copies, nor those of cells on its own executor."""
+    """A copy that should move, as (from, to, cell). Slots register one after the other, and the
+    first ones should keep neither all copies nor copies of cells on their own executors."""
     running = {slot for slot in homes.values() if slot is not None}
     spare = [s for s in slots.values() if s.id not in running and not s.leaves]
     cell_of = {task: cell for cell in homes for task in cell}

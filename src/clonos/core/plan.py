@@ -1,9 +1,9 @@
 """The running graph as pure data: tasks, channels, cells, and how far logs travel.
 
-A *cell* is a set of tasks that share a slot, and so are placed together and die together; a task
-stays the unit of log, state and recovery. A plan is made once per job by :mod:`clonos.graph` and is
-the same on every process. Tasks and channels are small integers, so that a dependency vector on a
-batch costs a few bytes.
+A *cell* is a set of tasks that share a slot, so they are placed together and die together. The task
+is still the unit of log, state and recovery. A plan is made once per job by :mod:`clonos.graph` and
+is the same on every process. Tasks and channels are small integers, so that a dependency vector on
+a batch costs a few bytes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ class TaskSpec:
     """One parallel instance of a chain of operators.
 
     ``is_source``: fed by a reader instead of channels. ``is_gated``: what it sends to other tasks
-    waits until the house-keeper holds the log entries that made it (sources that cannot replay
-    put their content there). ``sink``: the name of the sink that its last operator is; its last
-    channel leads to the house-keeper then. ``writes_itself``: a sink whose outputs take effect
-    where it runs, after the house-keeper has acknowledged them. ``has_effects``: some of its calls
-    must be made once; they are made when the house-keeper holds the log entries that led to them.
-    ``cell``: which tasks share its slot, those with the same number; None: it has its own.
-    ``is_implied``: all that it does follows from the items of its only input, taken one by one, so
-    nobody but itself needs its log. ``level``: how safe its layers are kept
-    (:mod:`clonos.core.levels`).
+    waits until the house-keeper holds the log entries that made it (sources that cannot replay put
+    their content there). ``sink``: the name of the sink, if its last operator is one; then its last
+    channel leads to the house-keeper. ``writes_itself``: a sink whose outputs take effect where it
+    runs, after the house-keeper has acknowledged them. ``has_effects``: some of its calls are
+    effects, which are made when the house-keeper holds the log entries that led to them. ``cell``:
+    which tasks share its slot, those with the same number; None: it has its own. ``is_implied``:
+    all that it does follows from the items of its only input, taken one by one, so nobody but
+    itself needs its log. ``level``: how safely its layers are kept (:mod:`clonos.core.levels`).
     """
 
     id: int
@@ -68,7 +67,7 @@ class TaskSpec:
 
 
 Cell = tuple[int, ...]
-"""Its tasks, in the order of their numbers."""
+"""The tasks of a cell, in the order of their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,11 @@ class Plan:
     sharing_depth
         DSD: 0 (bodies go to the house-keeper only), 1, ..., :data:`FULL_DEPTH`.
     causal_log
-        False switches the log off: at least once, or at most.
+        False switches the log off: at least once, or at most once.
     leaves_gaps
-        At most once, without a log: who dies begins empty, behind all that may have come of it.
+        At most once, without a log: a task that dies begins empty, and nothing is sent to it again.
     has_markers
-        Layers are sealed at markers, which tasks align on; False: whenever a task likes.
+        Layers are sealed at markers, on which tasks align; False: each task seals by its own timer.
     """
 
     tasks: tuple[TaskSpec, ...]
@@ -136,8 +135,8 @@ class Plan:
 
     @cached_property
     def makers(self) -> tuple[int, ...]:
-        """For each channel, the task whose log says what comes on it: its sender, or where that is
-        implied, the nearest one above that is not.
+        """For each channel, the task whose log says which items were made: the sender or, if the
+        sender is implied, the nearest task above it that is not.
         """
         result = []
         for channel in self.channels:
@@ -178,8 +177,8 @@ class Plan:
     def distances(self) -> dict[int, dict[int, int]]:
         """For each task, the tasks whose logs can reach it, and over how many hops (itself: 0).
 
-        Hops are counted from cell to cell: what a task shares with others of its cell dies with
-        it. All tasks of a cell are equally far away.
+        Hops are counted from cell to cell: log entries shared within a cell die with it. All tasks
+        of a cell are equally far away.
         """
         result: dict[int, dict[int, int]] = {task.id: {} for task in self.tasks}
         for origin in self._downstream:
@@ -194,7 +193,7 @@ class Plan:
         return result
 
     def _carried(self, task: int) -> dict[int, int]:
-        """Whose log bodies come to a task, and from how far; its own is among them. Those of
+        """The tasks whose log bodies come to a task (its own included), and from how far. Logs of
         implied tasks stay where they are written."""
         senders = [self.channels[channel].sender for channel in self.tasks[task].inputs]
         return {
@@ -212,8 +211,8 @@ class Plan:
     def forwarded_logs(self, channel: ChannelSpec) -> tuple[int, ...]:
         """The tasks whose log bodies the sender of `channel` passes on along it.
 
-        A log travels on until as many cells as the sharing depth says have it, besides the one
-        that it comes from.
+        A log travels on until as many cells have it as the sharing depth says, not counting its
+        own.
         """
         if not self.causal_log:
             return ()
@@ -245,11 +244,11 @@ def require_sound(plan: Plan) -> None:
         if channel.receiver not in loop:
             raise BadGraph(
                 f"the feedback edge between {ends} closes no loop",
-                remedy="feed rows back that come of the stream itself, or use union()",
+                remedy="feed back rows that derive from the stream itself, or use union()",
             )
         if not any(plan.channels[c].sender not in loop for t in loop for c in plan.tasks[t].inputs):
             raise BadGraph(
-                f"nothing comes into the loop of {_names(plan, sorted(loop))}",
+                f"no rows come into the loop of {_names(plan, sorted(loop))}",
                 remedy="unite its feedback with a stream that has a source",
             )
     if feedback and not plan.causal_log:
@@ -261,7 +260,8 @@ def require_sound(plan: Plan) -> None:
 
 
 def _require_implied(plan: Plan) -> None:
-    """What an implied task does has to follow from one channel, which has a task's log above it."""
+    """Everything that an implied task does must follow from one channel, with a logging task above
+    it."""
     for task in plan.tasks:
         if task.is_implied and (
             task.is_source
@@ -271,14 +271,14 @@ def _require_implied(plan: Plan) -> None:
             or not plan.causal_log
         ):
             raise BadGraph(
-                "its log is left out, but what it does does not follow from one input",
+                "its log is left out, but its behaviour does not follow from one input",
                 where=task.operator,
                 remedy="leave log at 'everything'",
             )
 
 
 def _without_feedback(plan: Plan) -> list[int]:
-    """The tasks that are in or behind a cycle even if nothing is fed back."""
+    """The tasks that are in or downstream of a cycle without a feedback channel."""
     before = {task.id: 0 for task in plan.tasks}
     behind: dict[int, list[int]] = {task.id: [] for task in plan.tasks}
     for channel in plan.channels:
@@ -302,7 +302,7 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def _hops(nearby: Mapping[Node, Iterable[Node]], origin: Node) -> dict[Node, int]:
-    """How far everything is that can be reached."""
+    """The distance to each node that can be reached."""
     seen = {origin: 0}
     queue = deque([origin])
     while queue:

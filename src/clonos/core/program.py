@@ -1,4 +1,5 @@
-"""What the automaton asks of the code it runs (the *program*), and what it offers it (the *step*).
+"""What the automaton needs of the code that it runs (the *program*), and what it offers (the
+*step*).
 
 A program is a chain of operators compiled for one task. The core never looks into payloads: a
 batch is an opaque object with a row count, a size and a digest of its content.
@@ -34,7 +35,7 @@ class Step(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether it is the first of this number, not a replay of a logged one."""
+        """Whether this step is taken for the first time, not replayed from the log."""
 
     def clock_ms(self) -> int:
         """Processing time in ms since the epoch: one reading per step, logged, never going back."""
@@ -43,9 +44,9 @@ class Step(Protocol):
         """Call `fn` once, ever: the answer or the exception is logged and comes back on replay."""
 
     def ask(self, call: CallId, request: Request) -> None:
-        """Have a call made that takes a while; :meth:`Program.on_outcomes` hears what comes of it.
+        """Ask for a call that takes a while; :meth:`Program.on_outcomes` gets its outcome.
 
-        What is open belongs to the program's state. No call is ever asked twice.
+        Open calls belong to the program's state. No call is ever asked twice.
         """
 
     def wake_at(self, due_ms: int | None) -> None:
@@ -65,11 +66,11 @@ class Program(Protocol):
     """A deterministic function of (state, event): the same events give the same bytes.
 
     ``makes_calls``: it may :meth:`Step.ask`; ``is_full``: so many calls are open that it wants no
-    input before some are answered. Without the first, nobody asks for the second, nor for
-    :meth:`open_calls`.
+    input before some are answered. Unless it makes calls, neither this nor :meth:`open_calls` is
+    used.
 
-    Every callback runs inside one step. The core sends END downstream by itself after
-    :meth:`on_end` of the last input, and markers by itself.
+    Every callback runs inside one step. The core itself sends markers, and END after :meth:`on_end`
+    of the last input.
     """
 
     @property
@@ -96,7 +97,7 @@ class Program(Protocol):
         """Calls that earlier steps have asked are over, in this order."""
 
     def open_calls(self) -> Mapping[CallId, Request]:
-        """Calls that were asked and not answered, in their order; asked after a restore only."""
+        """Calls that were asked and not answered, in their order; used only after a restore."""
 
     def on_end(self, step: Step, channel: int | None) -> None:
         """An input channel has ended (None: the source has). The task has ended as soon as no call
@@ -105,9 +106,9 @@ class Program(Protocol):
     def delta(self) -> bytes | SupportsBytes:
         """All state changed since the last call (or since restored), as absolute values.
 
-        Called when a layer is sealed, within a step. Must be quick: only what changed, and what
-        of it takes time is better done by ``bytes()`` of the result. That is called once, after
-        later steps perhaps, and in another thread: what is to be written must not change any more.
+        Called when a layer is sealed, within a step, so it must be quick: slow work should wait
+        until ``bytes()`` of the result. That is called once, perhaps after later steps, in another
+        thread, so the result must not change any more.
         """
 
     def apply(self, delta: Any) -> None:

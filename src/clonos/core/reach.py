@@ -1,15 +1,14 @@
-"""Slots that cannot reach each other, though the coordinator hears of both.
+"""Slots that cannot reach each other although the coordinator hears from both.
 
 A firewall, a broken switch, a route that only one side knows: nobody has died, and yet a channel
-leads nowhere. Who cannot connect complains, again and again. Complaints are gathered for a moment,
-because a machine that is cut off is at one end of many of them; then the slot in most of them is
-given up, and what ran there is placed where its neighbours can be reached. If that does not help,
-the next attempt comes later.
+leads nowhere. A task that cannot connect complains, again and again. Complaints are gathered for a
+moment, because a machine that is cut off is at one end of many of them. Then the slot that most of
+them name is given up, and its tasks are placed where they can reach their neighbours. If that does
+not help, the next attempt comes later.
 
-Networks fail and come back. So whoever reaches its peer says that, too: an outage that heals costs
-time and nothing else, however many there are. A job ends, with the addresses of both ends, only if
-several moves in vain have not brought a channel about that has never been there; or one that has,
-for so long that somebody should look.
+Networks fail and come back. So a task that reaches its receiver says so, too: an outage that heals
+costs only time, however many there are. A job fails, with the addresses of both ends, only if
+several moves did not help and the channel has never been connected, or has been away for very long.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from clonos.core.roster import ACTIVE, Roster
 GATHER_MS: Final = 300
 """How long complaints are gathered before a task is moved."""
 MOVES_MIN: Final = 3
-"""So many moves are tried for a channel before it is despaired of."""
+"""How many moves are tried for a channel before the job gives up."""
 NEVER: Final = 100
-"""A channel that has never come about is despaired of after so many times as complaints are
-gathered (30 s); nor is there ever a longer pause between two moves for it."""
+"""A channel that was never connected fails the job after this many gathering times (30 s). The
+pause between two moves for a channel is never longer, either."""
 GONE: Final = 2_000
-"""One that has been there, after so many (10 min)."""
+"""A channel that was connected before fails the job after this many (10 min)."""
 FORGET_MS: Final = 600_000
 """Networks get repaired: after this time executors may be neighbours again."""
 
 
 class Complaint(NamedTuple):
-    """Two slots between which a channel does not come about; `far` is None if that is the driver's
+    """Two slots between which a channel cannot be connected. ``far``: None if it is the driver's
     process."""
 
     near: int
@@ -49,7 +48,7 @@ class Complaint(NamedTuple):
 
 @dataclass(slots=True)
 class Outage:
-    """A channel is not there: since when, and what was tried."""
+    """A channel cannot be connected: since when, and what was tried."""
 
     since_ms: int
     moves: int = 0
@@ -57,7 +56,7 @@ class Outage:
 
 
 class Reach:
-    """What is known of who cannot reach whom.
+    """Which slots cannot reach which.
 
     Parameters
     ----------
@@ -72,7 +71,7 @@ class Reach:
         self._since_ms = 0
         self._apart: dict[frozenset[str], int] = {}  # pairs of executors, and since when
         self._outages: dict[int, Outage] = {}  # by channel
-        self._reached: set[int] = set()  # channels that have been there
+        self._reached: set[int] = set()  # channels that were ever connected
 
     def complained(self, slot: int, report: msg.Unreachable) -> None:
         """A task cannot connect to a receiver of its output."""
@@ -81,7 +80,7 @@ class Reach:
         if report.incarnation != task.incarnation or task.slot != slot:
             return
         if not self._is_there(report.channel, report.peer):
-            return  # it was given up meanwhile
+            return  # the receiver was given up meanwhile
         far = self._far(report.channel)
         if far is not None:
             self._apart[self._pair(slot, far)] = roster.now_ms
@@ -106,7 +105,7 @@ class Reach:
                 self._apart.pop(self._pair(slot, far), None)
 
     def _is_there(self, channel: int, life: Incarnation) -> bool:
-        """Whether the receiver of a channel lives, and this is its life."""
+        """Whether the receiver of a channel is alive, and in this life."""
         receiver = self._roster.plan.channels[channel].receiver
         if receiver == HOUSE_KEEPER:
             return True
@@ -144,8 +143,8 @@ class Reach:
         return to_give_up(current)
 
     def _may_move(self, channel: int) -> bool:
-        """Whether it is still away, and the last move for it long enough ago: it may have helped
-        nobody but been in the way of others, who have to recover from it."""
+        """Whether a channel is still away and the last move for it was long enough ago. That move
+        may not have helped, and other tasks have to recover from it."""
         outage = self._outages.get(channel)
         if outage is None:
             return False
@@ -179,9 +178,9 @@ class Reach:
 
 
 def to_give_up(complaints: Collection[Complaint]) -> list[int]:
-    """Few slots that are in all of these complaints together: those in most of them first.
+    """A few slots that together cover all of these complaints: those named most often first.
 
-    Of two slots that nobody else complains of, the receiving one goes: its sender still has what it
+    If two slots only complain of each other, the receiving one goes: its sender still has what it
     sent.
 
     Examples

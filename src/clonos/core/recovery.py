@@ -2,16 +2,16 @@
 
 Each failed task recovers by itself::
 
-    FENCING   everybody refuses its old life; the live tasks downstream and the house-keeper say how
-              much of its log they hold, and how much they depend on
+    FENCING   all processes refuse its old life; the live tasks downstream and the house-keeper say
+              how much of its log they hold, and how much they depend on
     READING   the longest prefix is fetched into the house-keeper
     READY     the log is read; cuts further upstream may void some of it
-    resolved  the log is cut to what is consistent; who depends on more is fenced in its turn;
-              everybody hears the length
-    WAITING   for a slot, and for cuts of what has failed upstream meanwhile
+    resolved  the log is cut to what is consistent; tasks that depend on more are fenced in turn;
+              all processes hear the length
+    WAITING   for a slot, and for cuts of tasks that have failed upstream meanwhile
 
-So a task waits for what has failed upstream of it and for nothing downstream, and unrelated
-failures do not meet. Under the availability policy all failed tasks are resolved together, because
+So a task waits for failed tasks upstream of it and for none downstream, and unrelated failures do
+not affect each other. Under the availability policy all failed tasks are resolved together, because
 no loss may be forgiven before the next is known.
 """
 
@@ -44,18 +44,18 @@ class Recoveries:
     Parameters
     ----------
     availability
-        What happens to orphans: False: roll them back to a floor; True: go on at-least-once in
-        a new generation.
+        What happens to orphans. False: they roll back to a floor. True: they go on, at least once,
+        in a new generation.
     bound
         Tasks that can only live in slots of their own.
     reach
-        Who cannot reach whom.
+        Which slots cannot reach which.
     blame
         Which lives are to be watched.
     standbys
         The copies that tasks may begin with.
     holdings
-        Where layers are that are not in the store.
+        Which slots have the layers that are not in the store.
     patience_ms
         See :data:`PATIENCE_MS`.
     """
@@ -86,7 +86,7 @@ class Recoveries:
         self._standbys = standbys
         self._holdings = holdings
         self._patience_ms = patience_ms
-        self._heirs: dict[Cell, int] = {}  # of cells that move: where to
+        self._heirs: dict[Cell, int] = {}  # cells that move, and their target slots
 
     # --- fencing, reading ---------------------------------------------------------------------
 
@@ -105,20 +105,20 @@ class Recoveries:
                 other.awaited.discard(task.id)
                 other.answers.pop(task.id, None)
         for task in tasks:
-            if task.phase in ACTIVE:  # else nothing but a holder is gone
+            if task.phase in ACTIVE:  # else only a holder is gone
                 self._begin(task)
         self._advance()
 
     def unreadable(self, slot: int, report: msg.Unreadable) -> None:
-        """A task lives, and cannot send again what it has sent: like an orphan, it makes that once
-        more from its own log, which is intact."""
+        """A live task cannot read items that it has spilled. Like an orphan, it recomputes them
+        from its own log, which is intact."""
         task = self._tasks[report.task]
         if report.incarnation == task.incarnation and task.phase in ACTIVE:
             self._do(Note("unreadable", task.id, task.incarnation, report.channel))
             self.again(task)
 
     def again(self, task: TaskState) -> None:
-        """Let a task that lives do once more what it has done since its floor."""
+        """Let a live task repeat its steps since its floor."""
         if task.phase in ACTIVE:
             self._begin(task)
             self._advance()
@@ -130,8 +130,8 @@ class Recoveries:
         self._advance()
 
     def hand_over(self, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
-        """A cell goes on in another slot. Each task has its log to the end, and is asked for it. If
-        the cell rests, as planned, nothing is lost; else what it is at is."""
+        """A cell goes on in another slot. Each task is asked for its own log, which is complete.
+        Nothing is lost if the cell rests, as planned; otherwise its step under way is."""
         self._heirs[cell] = heir
         for task in cell:
             self._begin(self._tasks[task], is_planned=is_planned)
@@ -150,11 +150,10 @@ class Recoveries:
         self._tell_all(msg.Fence(task.id, task.incarnation))
 
     def _holders(self, task: TaskState) -> set[int]:
-        """Who may hold some of a task's log, or depend on it: what is downstream of it.
+        """The tasks that may hold some of a task's log, or depend on it: those downstream of it.
 
-        Orphans, too, are asked: they are alive, hold what they hold, and know their own log best.
-        Nobody joins them before the task is resolved, because nobody downstream is activated until
-        then.
+        Orphans are asked, too: they are alive, and know their own log best. No holder is added
+        before the task is resolved, because nothing downstream is activated until then.
         """
         distances = self._plan.distances
         return {
@@ -162,7 +161,8 @@ class Recoveries:
         }
 
     def _tell_all(self, command: msg.TaskCommand) -> None:
-        """Whoever has a slot, fenced or not: it is a holder as long as it lives."""
+        """Tell all tasks that have a slot, fenced or not: each is a holder as long as its process
+        lives."""
         for other in self._tasks:
             self._roster.command(other, command)
 
@@ -179,7 +179,7 @@ class Recoveries:
         return [t for t in self._tasks.values() if t.phase is phase]
 
     def _advance(self) -> None:
-        """Whatever can go on, goes on."""
+        """Take every recovery as far as it can go now."""
         while not self._roster.failed:
             self._read_on()
             resolvable = self._resolvable()
@@ -190,7 +190,7 @@ class Recoveries:
 
     def _read_on(self) -> None:
         for task in self._in(TaskPhase.READING):
-            if task.read_from not in task.answers:  # it is gone
+            if task.read_from not in task.answers:  # that holder is gone
                 self._read_longest(task)
         for task in self._in(TaskPhase.FENCING):
             if not task.awaited:
@@ -198,7 +198,7 @@ class Recoveries:
                 self._read_longest(task)
 
     def _read_longest(self, task: TaskState) -> None:
-        """The longest prefix, beyond what the house-keeper has."""
+        """Ask for the longest prefix, from where that of the house-keeper ends."""
         held = self._keeper.length(task.id)
         best = max(task.answers.values(), key=lambda a: a.length, default=None)
         if self._plan.causal_log and best is not None and best.length > held:
@@ -209,7 +209,7 @@ class Recoveries:
             task.machine.on(TaskEvent.HELD)
 
     def read(self, slot: int, report: msg.LogPrefix) -> None:
-        """What a holder had beyond the house-keeper."""
+        """A holder has sent log entries that the house-keeper lacked."""
         task = self._tasks[report.task]
         if task.phase is not TaskPhase.READING or task.read_from != report.holder:
             return
@@ -220,7 +220,7 @@ class Recoveries:
             self._advance()
 
     def overdue(self) -> list[int]:
-        """Slots that a recovery has awaited for too long; its time starts again."""
+        """Slots that a recovery has awaited for too long; it then waits anew."""
         now_ms = self._roster.now_ms
         late = [t for t in self._asking() if now_ms - t.since_ms > self._patience_ms]
         for task in late:
@@ -245,15 +245,15 @@ class Recoveries:
     # --- resolution ---------------------------------------------------------------------------
 
     def _resolvable(self) -> list[TaskState]:
-        """Tasks whose log is read, and of whose ancestors no more cuts are to come."""
+        """Tasks whose log is read, and which wait for no more cuts of their ancestors."""
         ready = self._in(TaskPhase.READY)
         if self._availability:
             return [] if self._in(TaskPhase.FENCING) or self._in(TaskPhase.READING) else ready
         return [task for task in ready if not self._awaits_cuts(task)]
 
     def _awaits_cuts(self, task: TaskState) -> bool:
-        """Whether some ancestor's log, cut, may void entries of this one. Those of one loop are cut
-        together: each is an ancestor of the others."""
+        """Whether an ancestor's log is still to be cut, which may void entries of this one. Tasks
+        of one loop are cut together, because each is an ancestor of the others."""
         loop = self._plan.loops.get(task.id, frozenset())
         return any(
             other.phase is not TaskPhase.READY or other.id not in loop
@@ -265,7 +265,8 @@ class Recoveries:
         return [other for other in ancestors if other.phase in UNRESOLVED]
 
     def _resolve(self, ready: list[TaskState]) -> None:
-        """Cut the logs of these tasks. Who depends on more is fenced before anybody hears of it."""
+        """Cut the logs of these tasks. Tasks that depend on more are fenced before any process
+        hears of the cut."""
         lengths = self._surviving(ready)
         lost_output = [
             t for t in ready if self._keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
@@ -273,13 +274,13 @@ class Recoveries:
         if lost_output and not self._availability:
             self._roster.fail(
                 "OrphanedOutput",
-                "output that has left the job depends on log entries that nobody holds any "
-                "more, and the policy is consistency",
+                "output that has left the job depends on log entries that no process holds "
+                "any more, and the policy is consistency",
                 lost_output[0].id,
             )
             return
         orphans = [*self._orphans(ready, lengths), *self._cut_waiting(ready, lengths)]
-        # Availability spares who is alive; a log yet to be replayed must be true.
+        # Availability spares tasks that run; a log that is still to be replayed must be consistent.
         roll_back = [t for t in orphans if not self._availability or t.phase not in RUNNING]
         for orphan in roll_back:
             self._do(Note("orphan", orphan.id, orphan.incarnation))
@@ -319,10 +320,9 @@ class Recoveries:
         return list(result.values())
 
     def _cut_waiting(self, ready: list[TaskState], lengths: dict[int, int]) -> list[TaskState]:
-        """Tasks that were resolved and do not live yet, and whose log took what is lost now.
+        """Resolved tasks without a slot whose logs took items that are lost now.
 
-        They cannot be asked. It is enough to look at those that took it directly: once they are
-        cut, it is the turn of the next.
+        They cannot be asked. Only direct receivers are looked at: their cuts lead to the next ones.
         """
         plan, result = self._plan, list[TaskState]()
         for task in ready:
@@ -336,7 +336,7 @@ class Recoveries:
         return result
 
     def _settle(self, task: TaskState, length: int, generation: int, *, reset: bool) -> None:
-        """Everybody hears how much of a log survives before the task lives again."""
+        """Tell all processes how much of a log survives, before the task lives again."""
         self._do(Note("fetched", task.id, task.incarnation, length))
         resolve = msg.Resolve(task.id, task.incarnation, length, generation, reset)
         self._keeper.resolve(resolve)
@@ -359,8 +359,8 @@ class Recoveries:
                 self._activate(task, task.slot)
 
     def _inherit(self, cell: Cell, heir: int) -> None:
-        """All of a cell that moves go at once, or stay if the slot is gone: until then the old slot
-        answers for what it holds."""
+        """Move all tasks of a cell at once, or none if the target is gone. Until then the old slot
+        answers for the logs that it holds."""
         tasks = [self._tasks[task] for task in cell]
         if not all(t.phase is TaskPhase.WAITING and self._may_live(t) for t in tasks):
             return
@@ -372,7 +372,7 @@ class Recoveries:
                 task.slot = heir
 
     def _slot_for(self, cell: Cell) -> int | None:
-        """Where the rest of the cell is; the first of it chooses."""
+        """The slot of the other tasks of the cell; the first task chooses one."""
         home = self._roster.home(cell)
         if home is not None:
             return home
@@ -383,9 +383,10 @@ class Recoveries:
         return slot.id if slot is not None else None
 
     def _may_live(self, task: TaskState) -> bool:
-        """Whether no cut is to come that this task, once it lives, would not have been asked for.
+        """Whether no ancestor is still to be cut: this task would not have been asked about that
+        cut.
 
-        So it need hear of no pending fence either: none is upstream of it.
+        So the task need not hear of pending fences: there are none upstream of it.
         """
         if self._availability:
             return not any(t.phase in UNRESOLVED for t in self._tasks.values())

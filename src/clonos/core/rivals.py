@@ -1,14 +1,14 @@
 """Speculation: a task that falls far behind its peers is overtaken by its standby.
 
-Peers are the tasks of one operator. What is compared is how long a row takes a task while it has
-something to do. Rows per second would say nothing: who is slow holds up its senders, and so its
-peers, which then have as few rows as it has. A machine that is busy makes all of them slow, and
-a key with many rows makes its task busy, but no row slower.
+Peers are the tasks of one operator. They are compared by how long a row takes while they have
+something to do. Rows per second would say nothing: a slow task holds up its senders, and so its
+peers, which then get as few rows as it does. A busy machine slows down all tasks on it, and a key
+with many rows makes its task busy, but no row slower.
 
-Who wins is decided once, by a fence (:mod:`clonos.core.moves`); this part only says who is slow.
-What counts as slow is learnt: where tasks are now and then that much slower than their peers
-anyway, it has to be more. It has to last, and whoever was overtaken is left alone for a while, each
-time twice as long: some rows are slow wherever they are.
+A fence decides who wins (:mod:`clonos.core.moves`); this module only finds out which task is slow.
+What counts as slow is learnt: if tasks are that much slower than their peers now and then anyway, a
+task must be even slower to count. It must also last. A cell that was overtaken is left alone for a
+while, each time twice as long, because some rows are slow wherever they are processed.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from clonos.core.plan import Cell, Plan
 from clonos.core.roster import Roster
 
 WINDOW_MS: Final = 800
-"""A pace is that of so much of the past ..."""
+"""A pace is measured over this time ..."""
 ENOUGH_MS: Final = 450
-"""... and of so much at least."""
+"""... at least over this ..."""
 LONG_MS: Final = 10_000
-"""... and of so much at most, if steps are long."""
+"""... and at most over this, if steps are long."""
 KNOWN_MS: Final = 10_000
-"""A pace is known for so long, if a task has nothing to do then."""
+"""How long a pace counts while the task has nothing to do."""
 BUSY: Final = 0.7
 """A task that is busy for less of its time is not behind, however slow it is."""
 SLOWER: Final = 2.5
-"""So many times as long as its peers takes who is slow, at least ..."""
+"""A slow task takes at least this many times as long as its peers ..."""
 SLACK: Final = 1.5
-"""... and so many times as much as others have taken lately now and then."""
+"""... and this many times its usual ratio to its peers."""
 LATELY_MS: Final = 60_000
-"""What tasks have taken is remembered for so long ..."""
+"""How long slow seconds are remembered ..."""
 RARE: Final = 3
-"""... and the worst second but two counts as what happens."""
+"""... and the third worst of them counts as usual."""
 HOLDS_MS: Final = 700
-"""It has to be so for so long."""
+"""How long a task must be slow."""
 REST_MS: Final = 5_000
-"""Nobody is overtaken for so long after somebody was."""
+"""How long after one cell was overtaken no other is."""
 AGAIN_MS: Final = 30_000
-"""Nor the same cell: for so long the first time, twice as long each further time ..."""
+"""How long the same cell is left alone the first time; twice as long each further time ..."""
 AGAIN_MAX_MS: Final = 600_000
 """... up to this."""
 
 
 def median_low(values: list[float]) -> float:
-    """The lower one in the middle."""
+    """The lower median."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 class Sample(NamedTuple):
-    """How many rows a life of a task has taken, and for how long it was busy; for ``step_ms`` of
-    that with a step whose rows are yet to be counted."""
+    """How many rows a life of a task has taken, and for how long it was busy. ``step_ms``: the part
+    of this in a step whose rows are not counted yet."""
 
     at_ms: int
     rows: int
@@ -66,20 +66,20 @@ class Sample(NamedTuple):
 
     @property
     def done_ms(self) -> int:
-        """What the rows have taken that are counted."""
+        """How long the counted rows have taken."""
         return self.busy_ms - self.step_ms
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Of one task. ``cost``: ms per row; ``slow_since``: None: it is not."""
+    """The pace of one task. ``cost``: ms per row; ``slow_since``: None if it is not slow."""
 
     samples: deque[Sample] = field(default_factory=deque)
     cost: float | None = None
     known_ms: int = 0
     is_busy: bool = False
     slow_since: int | None = None
-    worst: deque[tuple[int, float]] = field(default_factory=deque)  # of each second
+    worst: deque[tuple[int, float]] = field(default_factory=deque)  # ratio, by second
 
     def take(self, sample: Sample) -> None:
         samples = self.samples
@@ -91,20 +91,20 @@ class _Pace:
         passed_ms = sample.at_ms - samples[0].at_ms
         rows, busy_ms = sample.rows - samples[0].rows, sample.busy_ms - samples[0].busy_ms
         self.is_busy = passed_ms >= ENOUGH_MS and busy_ms >= BUSY * passed_ms
-        # Of whole steps; a step under way counts when it lasts longer than these together.
+        # The time of whole steps; a step under way counts if it lasts longer than all of these.
         spent_ms = max(sample.done_ms - samples[0].done_ms, sample.step_ms)
         if passed_ms >= ENOUGH_MS and rows > 0 and spent_ms > 0:
             self.cost, self.known_ms = spent_ms / rows, sample.at_ms
 
     @staticmethod
     def _is_old(first: Sample, second: Sample, newest: Sample) -> bool:
-        """Whether a sample is needed no more. While no step ends, what was before counts."""
+        """Whether a sample is no longer needed. While no step ends, older samples count."""
         passed_ms = newest.at_ms - first.at_ms
         is_enough = newest.rows > second.rows and newest.at_ms - second.at_ms >= ENOUGH_MS
         return passed_ms > LONG_MS or (passed_ms > WINDOW_MS and is_enough)
 
     def remember(self, now_ms: int, ratio: float) -> None:
-        """How much slower than its peers it was."""
+        """Remember how much slower than its peers the task was."""
         second = now_ms // 1000
         if self.worst and self.worst[-1][0] == second:
             ratio = max(ratio, self.worst.pop()[1])
@@ -113,7 +113,7 @@ class _Pace:
             self.worst.popleft()
 
     def usual(self, before_ms: int | None) -> float:
-        """How much slower than its peers it is now and then."""
+        """How much slower than its peers the task is now and then."""
         worst = [r for second, r in self.worst if before_ms is None or second < before_ms // 1000]
         longest = nlargest(RARE, worst)
         return longest[-1] if len(longest) == RARE else 0.0
@@ -131,13 +131,13 @@ class Paces:
         }
 
     def forget(self) -> None:
-        """Begin anew: something has failed, and all is slow meanwhile."""
+        """Begin anew: something has failed, and everything is slow meanwhile."""
         for pace in self._of.values():
             pace.samples.clear()
             pace.slow_since = None
 
     def told(self, task: int, sample: Sample) -> bool:
-        """Take what a task reports; whether it is slow, and has been for long enough."""
+        """A task reports. Return whether it has been slow for long enough."""
         pace, now_ms = self._of[task], sample.at_ms
         pace.take(sample)
         ratio = self._ratio(task, now_ms)
@@ -153,25 +153,25 @@ class Paces:
         return pace.slow_since is not None and now_ms - pace.slow_since >= HOLDS_MS
 
     def _ratio(self, task: int, now_ms: int) -> float | None:
-        """How many times as long as its peers it takes for a row."""
+        """How many times as long as its peers the task takes for a row."""
         own = self._of[task].cost
         peers = (self._of[other] for other in self._peers[task])
         costs = [p.cost for p in peers if p.cost and now_ms - p.known_ms <= KNOWN_MS]
         return own / median_low(costs) if costs and own is not None else None
 
     def _usual(self, task: int) -> float:
-        """What happens now and then: to most of its peers, as one that is slow teaches nothing; or
-        to itself, and passed."""
+        """How slow is usual now and then: for most of its peers (one slow peer does not count), or
+        for the task itself before it became slow."""
         peers = [self._of[other].usual(None) for other in self._peers[task]]
         return max(median_low(peers), self._of[task].usual(self._of[task].slow_since))
 
 
 class Rivals:
-    """Whom to overtake, and how often.
+    """Which cells to overtake, and how often.
 
-    Cells with effects are left alone: those under way would be in doubt. So are cells that can only
-    live in slots of their own, and tasks that call services in the midst of steps: it is these
-    that are slow, and a failure would ask them again.
+    Cells with effects are left alone, because effects under way would be in doubt. So are cells
+    that can only live in slots of their own, and tasks that call services in the middle of a step:
+    there the service is slow, and a failure would ask it again.
     """
 
     def __init__(self, roster: Roster, bound: frozenset[int]) -> None:
@@ -185,7 +185,7 @@ class Rivals:
         self._newest_ms: int | None = None
 
     def told(self, task: int, counters: Mapping[str, int]) -> bool:
-        """A task reports; whether its cell is to be overtaken now."""
+        """A task reports. Return whether its cell should be overtaken now."""
         now_ms = self._roster.now_ms
         if not self._roster.all_run:
             self._paces.forget()

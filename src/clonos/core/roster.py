@@ -14,7 +14,7 @@ from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 
 
 class TaskPhase(Enum):
-    """Of a task, as the coordinator sees it."""
+    """The phases of a task, as the coordinator sees it."""
 
     FENCING = "fencing"
     READING = "reading"
@@ -27,7 +27,7 @@ class TaskPhase(Enum):
 
 
 class TaskEvent(Enum):
-    """What happens to it."""
+    """What happens to a task."""
 
     FAILED = "lost, orphaned or cut"
     ASKED = "answers in, somebody holds more"
@@ -56,7 +56,7 @@ RECOVERY = Table(
         (TaskPhase.FENCING, TaskEvent.ASKED): TaskPhase.READING,
         (TaskPhase.FENCING, TaskEvent.HELD): TaskPhase.READY,
         (TaskPhase.READING, TaskEvent.READ): TaskPhase.READY,
-        # Who was read is gone: the next longest.
+        # The holder that was read is gone: read the next longest prefix.
         (TaskPhase.READING, TaskEvent.ASKED): TaskPhase.READING,
         (TaskPhase.READING, TaskEvent.HELD): TaskPhase.READY,
         (TaskPhase.READY, TaskEvent.RESOLVED): TaskPhase.WAITING,
@@ -72,8 +72,9 @@ RECOVERY = Table(
 class TaskState:
     """What the coordinator knows of one task.
 
-    ``awaited`` and ``answers``: of the current fence; by holder. ``read_from``: the holder whose
-    prefix is read. ``since_ms``: since when one of them is awaited.
+    ``awaited`` and ``answers``: the holders that owe an answer to the current fence, and the
+    answers of the others. ``read_from``: the holder whose prefix is read. ``since_ms``: since when
+    the recovery waits for holders.
     """
 
     id: int
@@ -97,7 +98,7 @@ class Roster:
     Attributes
     ----------
     do
-        Takes what was decided.
+        Takes an action that was decided.
     now_ms
         When the current call came.
     """
@@ -146,7 +147,7 @@ class Roster:
         return {cell: self.home(cell) for cell in self.plan.cells}
 
     def active(self) -> list[TaskState]:
-        """Tasks that have a slot to live in."""
+        """Tasks that live in a slot."""
         return [t for t in self.tasks.values() if t.phase in ACTIVE]
 
     @property

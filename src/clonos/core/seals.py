@@ -20,7 +20,7 @@ from clonos.core.program import Program
 
 
 class SealState(Enum):
-    """Of one sealed layer."""
+    """The states of a sealed layer."""
 
     STORING = "storing"
     STORED = "stored"
@@ -28,7 +28,7 @@ class SealState(Enum):
 
 
 class SealEvent(Enum):
-    """What happens to it."""
+    """What happens to a sealed layer."""
 
     STORED = "stored"
     SETTLED = "outputs settled"
@@ -45,7 +45,7 @@ SEAL = Table(
 
 
 class Task(Protocol):
-    """What is sealed, as far as it matters here."""
+    """What a seal needs to know of the task."""
 
     id: int
     incarnation: Incarnation
@@ -76,12 +76,12 @@ class Seal:
         self.machine = SEAL.machine(f"seal of epoch {layer.epoch}")
 
     def stored(self, ref: LayerRef) -> None:
-        """It is in the checkpoint store."""
+        """The layer is stored."""
         self.machine.on(SealEvent.STORED)
         self._ref = ref
 
     def acknowledge(self) -> LayerAck:
-        """What the task delivered before it is durable: it counts."""
+        """All output that the task delivered before it is durable, so the layer counts."""
         self.machine.on(SealEvent.SETTLED)
         layer, ref = self.layer, self._ref
         assert ref is not None
@@ -120,21 +120,21 @@ class Seals:
     def __init__(self, floor: Layer | None) -> None:
         self.is_due = False
         self._seals: dict[int, Seal] = {}
-        self._open: dict[int, Seal] = {}  # those that are not acknowledged
-        # Who sends feedback seals once in each life: what its floor has sent back, only its
-        # acknowledgement says, and that may have been heard by an earlier coordinator.
+        self._open: dict[int, Seal] = {}  # not acknowledged yet
+        # A sender of feedback seals once in each life: only its acknowledgement says which
+        # items it has sent back, and the last one may have reached only an earlier coordinator.
         self._newest = (0, 0)
         if floor is not None and not floor.carried:
             self._newest = floor.position, floor.generation
 
     def has_news(self, task: Task) -> bool:
-        """Whether something has happened that no layer has."""
+        """Whether something has happened that is in no layer."""
         return self._newest != (task.position, task.life.generation)
 
     def may_seal(self, task: Task) -> bool:
         """Without markers: whether to seal now; one layer after the other.
 
-        Not while an input starts over: where we are on it nobody knows.
+        Not while an input starts over, because our place on it is unknown then.
         """
         return (
             self.is_due
@@ -144,7 +144,7 @@ class Seals:
         )
 
     def seal(self, task: Task, epoch: int) -> StoreLayer:
-        """Freeze what has changed since the last seal. No step can tell."""
+        """Freeze what has changed since the last seal. Steps do not notice."""
         self.is_due = False
         self._newest = task.position, task.life.generation
         layer = Layer(
@@ -171,13 +171,13 @@ class Seals:
         return StoreLayer(layer, task.program.delta())
 
     def stored(self, ref: LayerRef) -> None:
-        """A layer is in the store; one that a floor has overtaken is nothing to us."""
+        """A layer is stored; ignored if a floor has passed it."""
         seal = self._seals.get(ref.epoch)
         if seal is not None:
             seal.stored(ref)
 
     def settled(self, outbounds: Outbounds) -> list[LayerAck]:
-        """A layer counts once it is stored and all that was delivered before it is durable."""
+        """A layer counts once it is stored and all output delivered before it is durable."""
         acks = []
         for number, seal in list(self._open.items()) if self._open else ():
             if seal.machine.state is SealState.STORED:
@@ -193,9 +193,10 @@ class Seals:
         return len(self._seals)
 
     def floor(self, position: int) -> None:
-        """The floor is there: forget what was sealed there and before.
+        """The floor has moved to `position`: forget the layers up to there.
 
-        What is not acknowledged is in no floor: after a reset, the same position is sealed again.
+        Layers that are not acknowledged are in no floor: after a reset, the same position is sealed
+        again.
         """
         passed = [e for e, s in self._seals.items() if s.layer.position <= position]
         for number in set(passed) - self._open.keys():
@@ -206,5 +207,5 @@ class Seals:
         return self._seals.get(epoch)
 
     def machines(self) -> list[Machine[SealState, SealEvent]]:
-        """For their stories."""
+        """Its state machines, for reports of errors."""
         return [seal.machine for seal in self._seals.values()]

@@ -1,8 +1,8 @@
-"""What of an in-flight log lies on the disk: its oldest items, a file for some of them each.
+"""The part of an in-flight log that is on the local disk: its oldest items, in files.
 
-What the receiver has is needed again only if it fails, and it needs the oldest first. So what is on
-the disk is the beginning of the log, in files of consecutive items. Only batches are spilled; of
-each item stays what tells it from others, its size and digest included.
+Items that the receiver has are needed again only if it fails, and then the oldest are needed first.
+So the beginning of the log is on the disk, in files of consecutive items. Only batches are spilled;
+number, size and digest of each item stay in memory.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from clonos.core.messages import Item
 from clonos.core.program import Batch
 
 FILE_BYTES: Final = 16 << 20
-"""The size of a file, at most, unless a single batch is larger."""
+"""The maximum size of a file, unless a single batch is larger."""
 KEPT_BYTES: Final = 512
-"""About what an item takes in memory whose batch is on the disk."""
+"""Roughly what an item takes in memory if its batch is on the disk."""
 
 
 class OnDisk:
@@ -30,7 +30,7 @@ ON_DISK: Final = OnDisk()
 
 @dataclass(slots=True)
 class SpillFile:
-    """Batches of the items `first` ... `last`; those that are none have none."""
+    """The batches among the items `first` ... `last`."""
 
     number: int
     first: int
@@ -46,7 +46,7 @@ class Spilled:
     nbytes
         Size of the batches that are on the disk and no longer in memory.
     loaded
-        By item: what was read back, and not sent yet.
+        By item: batches that were read back and not sent yet.
     """
 
     __slots__ = ("_asked", "_numbers", "files", "loaded", "nbytes")
@@ -60,21 +60,22 @@ class Spilled:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the newest file is on its way."""
+        """Whether the newest file is being written."""
         return bool(self.files) and not self.files[-1].is_written
 
     def begin(self, items: Sequence[Item]) -> int:
-        """A file for these; its number."""
+        """Begin a file for these items. Return its number."""
         self._numbers += 1
         self.files.append(SpillFile(self._numbers, items[0].seq, items[-1].seq))
         return self._numbers
 
     def find(self, number: int) -> SpillFile | None:
-        """The file of this number, if anybody needs it still."""
+        """The file of this number, if it is still needed."""
         return next((file for file in self.files if file.number == number), None)
 
     def to_load(self, seq: int) -> list[int]:
-        """Files to read back so that item `seq` can be sent, and the next: each is asked once."""
+        """The files to read back so that item `seq` and the next can be sent; each is returned
+        once."""
         files = [file for file in self.files if file.is_written and file.last >= seq][:2]
         due = [file.number for file in files if file.number not in self._asked]
         self._asked.update(due)
@@ -86,12 +87,12 @@ class Spilled:
             self.loaded.update((seq, b) for seq, b in batches.items() if seq >= cursor)
 
     def rewind(self) -> None:
-        """The receiver asks for something else: what was read back for it is of no use."""
+        """The receiver asks for other items: those that were read back are of no use."""
         self.loaded.clear()
         self._asked.clear()
 
     def truncate(self, seq: int) -> list[int]:
-        """Files of which nobody needs anything any more."""
+        """Forget items up to `seq`. Return the files that nobody needs any more."""
         gone = []
         while self.files and self.files[0].last <= seq and self.files[0].is_written:
             gone.append(self.files.popleft().number)

@@ -1,4 +1,4 @@
-"""Passive copies of cells: which slot keeps which, and how far each task's copy has come."""
+"""Passive copies of cells: which slot keeps which, and which epoch each task's copy has reached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Standbys:
     Parameters
     ----------
     copies
-        Of each cell.
+        How many each cell has.
     bound
         Tasks that can only live in slots of their own.
     """
@@ -38,9 +38,9 @@ class Standbys:
         self._failed: dict[tuple[int, int], int] = {}  # (slot, task): when
 
     def fill(self) -> None:
-        """Give every cell its passive copies again, away from the executor it runs on.
+        """Give every cell its passive copies again, away from the executor on which it runs.
 
-        Not while one recovers: to fill a copy takes what its recovery needs.
+        Not while a task recovers: filling copies would take processor time from the recovery.
         """
         roster = self._roster
         if not roster.all_run:
@@ -68,7 +68,7 @@ class Standbys:
         self._roster.do(Command(slot, msg.Follow(task, self._roster.keeper.layers[task])))
 
     def activated(self, slot: Slot, task: int) -> None:
-        """A slot has become `task`: of its copies those of the rest of the cell stay."""
+        """A slot has become `task`: it keeps only its copies of other tasks of the same cell."""
         cell = self._roster.plan.cell_of[task]
         for dropped in {*slot.standbys, task}:
             self._holdings.moved(dropped)
@@ -92,7 +92,7 @@ class Standbys:
         self._failed.clear()
 
     def tick(self) -> None:
-        """Copies that could not be filled are tried again: no floor need come that would."""
+        """Try again to fill copies that could not be filled: the next floor may be far away."""
         roster = self._roster
         for (slot, task), since_ms in list(self._failed.items()):
             if roster.now_ms - since_ms >= AGAIN_MS:

@@ -1,4 +1,4 @@
-"""Floors of a whole job as one value: what is in use, and what is hard.
+"""The floors of a whole job as one value: those in use, and the hard ones.
 
 Floors are *in use* as soon as enough processes have their layers: a lost task is restored there,
 and no process keeps what lies below. They are *hard* when the journal records them: then log
@@ -22,9 +22,9 @@ Positions = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Where all tasks of a job can begin together.
+    """The places at which all tasks of a job can begin together.
 
-    ``epoch``: how often floors had moved. ``positions``, ``layers``: by task. ``needs``: by
+    ``epoch``: how often floors had moved by then. ``positions``, ``layers``: by task. ``needs``: by
     channel, the last item that its receiver's floor has taken.
     """
 
@@ -42,7 +42,7 @@ class Floors:
     def moved(
         self, epoch: int, generation: int, positions: Positions, layers: Chains, needs: Positions
     ) -> Floors:
-        """The same, with these floors moved."""
+        """These floors, with some of them moved."""
         return Floors(
             epoch,
             generation,
@@ -52,7 +52,7 @@ class Floors:
         )
 
     def since(self, before: Floors) -> tuple[Positions, Chains, Positions]:
-        """What has changed."""
+        """What differs from earlier floors: positions, layers and needs."""
         layers = {t: chain for t, chain in self.layers.items() if chain != before.layers[t]}
         positions = {t: self.positions[t] for t in self.positions if t in layers}
         needs = {c: n for c, n in self.needs.items() if n != before.needs.get(c)}
@@ -64,16 +64,16 @@ class Floors:
         return tuple(ref for ref in chain if ref.epoch <= end)
 
     def shortened(self, task: int, chain: Iterable[LayerRef]) -> Floors:
-        """The same, after some of a task's layers were merged."""
+        """These floors, after some of a task's layers were merged."""
         return replace(self, layers={**self.layers, task: self.part_of(task, chain)})
 
 
 def cuts_still_needed(resolved: Iterable[Resolve], positions: Positions) -> list[Resolve]:
-    """The newest of each task, as something may come late that was written before it; and those not
-    below the floor, to judge what lies beyond them.
+    """The cuts that are still needed: the newest of each task, because older log entries may come
+    late; and those not below the floor, to judge entries beyond them.
 
-    One that was forgiven is needed until a floor has passed it. Such a floor is of the new
-    generation: what was made before that, its receivers' floors have taken.
+    A cut that was forgiven is needed until a floor has passed it. That floor is of the new
+    generation, so its receivers' floors have taken all items made before.
     """
     cuts = list(resolved)
     newest = {cut.task: cut for cut in cuts}

@@ -1,4 +1,4 @@
-"""One step, live or replayed: where every nondeterministic event enters, and is written down."""
+"""One step, live or replayed: the place where every nondeterministic event enters and is logged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH_BYTES_MAX: Final = 1 << 30
 D = TypeVar("D", Clock, Call)
 
 Job = Callable[[], object]
-"""What user code does of a step."""
+"""The part of a step that user code does."""
 
 
 def checked(record: bytes, position: int, where: str) -> bytes:
@@ -52,15 +52,15 @@ def checked(record: bytes, position: int, where: str) -> bytes:
 
 
 class Abandoned(BaseException):  # user code may well catch every Exception
-    """The life that a step belongs to is over: nobody waits for what comes of it."""
+    """The life to which a step belongs is over: nobody waits for its result."""
 
 
 def nothing() -> None:
-    """Do the job of a step that user code hears nothing of."""
+    """Do the job of a step without user code."""
 
 
 def end_all(program: Program, step: Step, ended: Sequence[int]) -> None:
-    """These inputs end with this step: all feedback ends at once."""
+    """These inputs end with this step. (All feedback ends at once.)"""
     for channel in ended:
         program.on_end(step, channel)
 
@@ -72,7 +72,7 @@ def job_of(
     items: Sequence[Item],
     batches: Sequence[Batch],
 ) -> Job:
-    """What a program has to do of a step; `batches`: the rows that it takes."""
+    """What a program has to do in a step; `batches`: the rows that it takes."""
     match cause:
         case SourceCut(rows=0):
             return nothing
@@ -102,7 +102,7 @@ def attempt(job: Job) -> Exception | None:
     """Do a job; return what it has raised."""
     try:
         job()
-    except Exception as error:  # noqa: BLE001 - whoever has begun it decides what it means
+    except Exception as error:  # noqa: BLE001 - the caller decides what it means
         return error
     except Abandoned:
         return None
@@ -112,8 +112,8 @@ def attempt(job: Job) -> Exception | None:
 class TaskTime:
     """Processing time of a task while it is live: it never goes back, and never stands still.
 
-    It is the wall clock's, but after that was set back by an hour, timers and windows come as if it
-    had not been: ``max(wall, last + ticks since)``.
+    It follows the wall clock. If that is set back by an hour, timers and windows still come in
+    time: ``max(wall, last + ticks since)``.
     """
 
     def __init__(self, world: World) -> None:
@@ -140,18 +140,19 @@ class RunningStep:
     from `logged` and never touches the world.
 
     Between its two halves a step shares nothing with its machine: user code may run in one thread
-    while the machine hears of the world in another.
+    while the machine handles events in another.
 
     Attributes
     ----------
     marker, ends, ended
-        It takes the marker of this epoch (0: none); something ends with it; these inputs do.
+        The epoch of the marker that it takes (0: none); whether an input or the source ends with
+        it; the inputs that end.
     is_quiet
-        It takes nothing that could make a loop go on.
+        Whether it takes nothing that could keep a loop going.
     has_called
-        It has called a service, live.
+        Whether it has called a service, live.
     is_abandoned
-        Its life is over: whatever it still calls returns by raising :class:`Abandoned`.
+        Whether its life is over: any further call of user code raises :class:`Abandoned`.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class RunningStep:
             self.record.append(outcome)
         else:
             outcome = self._logged(Call)
-            if outcome.arguments and outcome.arguments != arguments:  # else they are unknown
+            if outcome.arguments and outcome.arguments != arguments:  # 0: unknown
                 raise Divergence(
                     f"step {self.position} calls {getattr(fn, '__name__', fn)} with other "
                     "arguments than the log says"
@@ -263,7 +264,7 @@ class RunningStep:
 
 
 class ImpliedStep(RunningStep):
-    """A step of an implied task: it may ask nothing, because nobody would have the answer."""
+    """A step of an implied task: it may ask nothing, because its log is shared with nobody."""
 
     def clock_ms(self) -> int:
         raise self._refusal("reads the clock")
@@ -290,7 +291,7 @@ class ImpliedStep(RunningStep):
 
 
 def kind_of_step(spec: TaskSpec) -> type[RunningStep]:
-    """Of which class the steps of a task are."""
+    """The class of a task's steps."""
     return ImpliedStep if spec.is_implied else RunningStep
 
 

@@ -1,4 +1,4 @@
-"""Rows of a step, which are suspect if a task has died within it."""
+"""The rows of a step. They are suspect if a task has died within the step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 
 class Rows(NamedTuple):
-    """The rows of a step: items of a channel from `first` to `last`, or what negative numbers of
-    channels stand for."""
+    """The rows of a step: items `first` to `last` of a channel. Negative channels stand for other
+    things that a step takes."""
 
     channel: int
     first: int
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
         return Rows(self.channel, first, last) if do_meet else None
 
     def after(self, done: Rows) -> Rows | None:
-        """What is left of these when `done` and all rows before it have been taken."""
+        """What is left of these rows when `done` and all rows before it have been taken."""
         if done.channel != self.channel or done.last < self.first:
             return self
         if self.channel <= CALLS:  # outcomes come in any order
@@ -31,13 +31,13 @@ class Rows(NamedTuple):
 
 
 SOURCE_ROWS: Final = -1
-"""Not items of a channel, but rows of the task's own source."""
+"""Not items of a channel but rows of the task's own source."""
 TIMER: Final = -2
-"""... its wake-up, by the time at which it was due."""
+"""... the task's wake-up, by the time at which it was due."""
 MARKER: Final = -3
-"""... a marker that came from nobody, by its epoch."""
+"""... a marker that the coordinator has injected, by its epoch."""
 CALLS: Final = -4
-"""... the outcomes of calls of its operator number 0, by their number; -5 those of number 1, ..."""
+"""... outcomes of calls of the task's operator 0, by number; -5 those of operator 1, and so on."""
 
 
 ANY: Final = -(1 << 30)
@@ -47,8 +47,8 @@ ANY: Final = -(1 << 30)
 class Suspect(NamedTuple):
     """Rows within which a task has died.
 
-    ``deaths``: how often that counts where a trial says nothing; ``lives``: how often it was, also
-    with a whole executor, or although a copy had survived.
+    ``deaths``: how many of these deaths count when a trial is inconclusive; ``lives``: how many
+    there were in all, including those with a whole executor and those after a trial had survived.
     """
 
     rows: Rows
@@ -57,4 +57,5 @@ class Suspect(NamedTuple):
 
 
 ALL: Final = Suspect(Rows(ANY, 0, 0), 0, 0)
-"""All rows that the next life takes: they are tried, and only the trial counts against them."""
+"""All rows that the next life takes: they are tried, and only the result of a trial counts against
+them."""

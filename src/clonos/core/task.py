@@ -1,10 +1,10 @@
-"""A task as a deterministic automaton driven by a log of events. The protocol's heart.
+"""A task as a deterministic automaton driven by a log of events: the heart of the protocol.
 
 Events go in (:meth:`TaskMachine.handle`), actions come out. A step has two halves
 (:meth:`TaskMachine.begin`, :meth:`TaskMachine.end`), between which user code runs. All
-nondeterminism enters in a step: live, the machine chooses what to do next and writes the choice
-down; replaying, the log chooses. Nothing else differs between the two, so a replay gives the same
-state, the same items and the same digests.
+nondeterminism enters in a step: live, the machine chooses what to do next and logs the choice;
+replaying, the log chooses. Nothing else differs between the two, so a replay gives the same state,
+the same items and the same digests.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ class TaskMachine:
     plan, activate
         What to become; ``activate`` carries floor, surviving log and fences.
     program
-        Fresh, or (a standby) with the layers up to some epoch applied already.
+        A new one, or a standby's, which has applied the layers up to some epoch already.
     layers
-        The layers still to apply, in order. The last one says where the task stood.
+        The layers still to apply, in order. The last one tells the task's position.
     world
         Clock and calls.
     floor
-        What `program` has applied already, if anything.
+        The newest layer that `program` has applied already, if any.
     holder
-        Lent by the process: its logs, fences and what is stable.
+        The logs and fences that this life holds, and what is stable.
     announce
-        Tells the coordinator something at once, in the midst of a step.
+        Sends a report to the coordinator at once, even in the middle of a step.
 
     Attributes
     ----------
     inputs, outputs
         The ends of its channels, by channel.
     calls, injected
-        Those that are open; the newest epoch for which the coordinator wants a marker.
+        The open calls; the newest epoch for which the coordinator wants a marker.
     ended, end_is_out
-        No input of any kind is left, and no call is open; END was put out.
+        Whether no input of any kind is left and no call is open; whether END was put out.
     under_way
         The step between its two halves.
     """
@@ -119,7 +119,7 @@ class TaskMachine:
         ends = self.inbounds, self.outbounds
         self.rounds = Rounds(plan, self.spec, floor, *ends) if self.id in plan.loops else None
         for cut in activate.fences:
-            # The house-keeper has cut our own log already: were it not so, replay has to find out.
+            # The house-keeper has cut our own log already. If it had not, the replay must find out.
             self.holder.resolve(cut, logs=cut.task != self.id)
         self.dep = self.fences.clamp(dict(floor.dep) if floor else {})
         self.position = floor.position if floor else 0
@@ -131,7 +131,7 @@ class TaskMachine:
         for run in activate.log:
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
-        self._future = dependencies_of(plan, activate.log)  # of the log still to be replayed
+        self._future = dependencies_of(plan, activate.log)  # of the log to replay
         # For display, of this life: rows, bytes of their log entries, when its last row was read.
         self.rows = self.entry_bytes = self.born_ms = self.injected = 0
         self._asks = program.makes_calls
@@ -177,11 +177,11 @@ class TaskMachine:
 
     @property
     def is_live(self) -> bool:
-        """Whether it makes its own choices, rather than replaying; also once it is finished."""
+        """Whether it makes its own choices instead of replaying; true also when it is finished."""
         return self.life.is_live
 
     def stories(self) -> list[Machine[Any, Any]]:
-        """The machines of this task: what has happened to it, and to what is its own."""
+        """The machines of this task and of its channels and seals, for their stories."""
         ends = (m for end in self.inputs.values() for m in (end.link, end.items))
         calls = (end.call for end in self.outputs.values())
         return [self.life.machine, *ends, *calls, *self.seals.machines()]
@@ -199,7 +199,8 @@ class TaskMachine:
 
     @property
     def _is_full(self) -> bool:
-        """Whether calls must be answered before it takes more input. A marker waits for none."""
+        """Whether calls must be answered before it takes more input. Markers never wait for
+        calls."""
         return self.program.is_full and self.injected <= self.epoch
 
     @property
@@ -211,7 +212,7 @@ class TaskMachine:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether it does nothing more by itself."""
+        """Whether it does nothing without further input."""
         return not self.calls and self.wake_ms is None
 
     @property
@@ -263,19 +264,20 @@ class TaskMachine:
         self._if_finished()
 
     def _if_finished(self) -> None:
-        is_ended = self.ended and self.end_is_out  # else that step is under way
+        is_ended = self.ended and self.end_is_out  # else the last step is under way
         if self.phase is Phase.LIVE and is_ended and self.outbounds.is_settled:
             self.life.machine.on(LifeEvent.FINISHED)
             self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
 
     def flush(self) -> list[ev.Action]:
-        """End of a turn: logs that go to the house-keeper only, in one message for all steps."""
+        """End of a turn: send the logs that only the house-keeper gets, in one message for all
+        steps."""
         if self.phase is not Phase.FENCED:
             self.outbounds.flush(self.intake)
         return self._take_actions()
 
     def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
-        """Take one event; the only way, besides steps, in which the machine changes."""
+        """Take one event. Only events and steps change the machine."""
         try:
             fenced = self.phase is Phase.FENCED
             if not fenced or isinstance(event, (msg.ReadLog, msg.Fence, msg.Resolve)):
@@ -298,7 +300,7 @@ class TaskMachine:
 
     def _on_received(self, event: ev.Received) -> None:
         self.inbounds.received(event)
-        if isinstance(event.data, msg.Welcome):  # its sender took us for away until now
+        if isinstance(event.data, msg.Welcome):  # until now its sender took us to be away
             self._credit(self.inputs[event.channel])
 
     def _greet(self, inbound: Inbound) -> None:
@@ -319,7 +321,7 @@ class TaskMachine:
         self._make_effects()
 
     def _make_effects(self) -> None:
-        """Make the effects that no failure can make unasked any more."""
+        """Make the effects that every recovery from now on would ask for."""
         if self.calls.holds and (due := self.calls.released(self.holder.stable.get(self.id, 0))):
             self._do(ev.MakeCalls(due))
 
@@ -334,7 +336,7 @@ class TaskMachine:
         else:
             mine = [d for d in (self.dep.get(task), self._future.get(task)) if d is not None]
             dep = max(mine, key=lambda d: d.position) if mine else None
-            # What we hold may yet be cut; only what we have said we depend on cannot surprise.
+            # What we hold may still be cut. If what we depend on is cut, we are fenced ourselves.
             self.holder.fence(task, incarnation, dep.position if dep else 0)
             self.inbounds.refuse_from(task)
             self.outbounds.hang_up(task, incarnation)
@@ -398,15 +400,15 @@ class TaskMachine:
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> list[ev.Action] | None:
-        """Both halves of a step, if one can be done, for who has nothing to say meanwhile."""
+        """Take both halves of a step at once, if there is one to take."""
         job = self.begin()
         return None if job is None else self.end(attempt(job))
 
     def begin(self) -> Job | None:
         """The first half of a step: choose, take the items, depend on what they depend on.
 
-        Returns what the program has to do; ``None``: nothing for now. Until :meth:`end` the
-        machine may hear anything, but begins no other step.
+        Returns what the program has to do; ``None``: nothing for now. Until :meth:`end` the machine
+        may take any event, but begins no other step.
         """
         assert self.under_way is None
         try:
@@ -428,7 +430,8 @@ class TaskMachine:
     def end(self, error: Exception | None = None) -> list[ev.Action]:
         """The second half: state, log entry and output of the step appear together.
 
-        ``error``: what the program has raised. If this life is over meanwhile, all is void.
+        ``error``: what the program has raised. If this life has ended meanwhile, everything is
+        void.
         """
         step, self.under_way = self.under_way, None
         assert step is not None
@@ -445,12 +448,12 @@ class TaskMachine:
         return self._take_actions()
 
     def abandon(self) -> None:
-        """Nobody waits for the step under way any more: what it calls shall not keep it."""
+        """Nobody waits for the step under way any more: its further calls raise an exception."""
         if self.under_way is not None:
             self.under_way.is_abandoned = True
 
     def _begin_logged(self) -> Job | None:
-        """The log decides what is next; wait until it is there again."""
+        """The log decides what is next; wait until the input for it has come again."""
         determinants = decode_record(self.book.record(self.id, self.position + 1))
         cause, logged = determinants[0], determinants[1:]
         name, decode = self.spec.name, self.world.decode_rows
@@ -476,7 +479,7 @@ class TaskMachine:
         )
 
     def _begin(self, cause: Determinant, items: list[Item], logged: Logged) -> Job:
-        """Take what the step takes: whoever asks from now on hears that we depend on it."""
+        """Take what the step takes: an answer to a fence from now on says that we depend on it."""
         step = self.under_way = self.new_step(cause, logged)
         batches: list[Batch] = []
         match cause:
@@ -533,7 +536,7 @@ class TaskMachine:
         if step.asked or isinstance(cause, Outcomes):
             self._take_calls(step, cause)
         marker = self._reached(step, cause) if step.marker or step.ends else 0
-        if not self.end_is_out:  # what comes after an END, some input's sender has made again
+        if not self.end_is_out:  # after END, an input's sender has made this again
             self.end_is_out = self.ended
             dep, born_ms = dict(self.dep), self.born_ms
             rounds, ended = self.rounds, self.ended

@@ -1,4 +1,4 @@
-"""Bounds memory: while some process keeps too much, sources wait, and a floor is hurried."""
+"""Bounds memory: while some process keeps too much, sources wait and the next floor is hurried."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INFLIGHT_BYTES: Final = 256 << 20
 """A process that keeps more than this in memory for its receivers (one is away, or replays) writes
 the oldest of it to its local disk; sources wait while it keeps twice as much."""
 LOG_BYTES: Final = 256 << 20
-"""Sources wait while a process holds more of the logs: only a floor takes log entries away."""
+"""Sources wait while a process holds more than this of logs: only floors remove log entries."""
 KEEPER_TIMES: Final = 4
 """The house-keeper, which holds all logs, may hold this many times as much."""
 RELIEVED: Final = 0.5
@@ -21,7 +21,7 @@ requested, whatever the checkpoint interval."""
 
 
 class Throttle:
-    """Whether sources wait, and who makes them."""
+    """Whether sources wait, and why."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Throttle:
         return max(self._most(self._log_bytes), of_keeper) / self._log_limit
 
     def _most(self, nbytes: Mapping[int, int]) -> int:
-        """What the process with most has."""
+        """The number of bytes in the process that has most."""
         cells = self._roster.plan.cells
         return max(sum(nbytes.get(task, 0) for task in cell) for cell in cells)
 
@@ -65,7 +65,7 @@ class Throttle:
         self._decide()
 
     def hold(self, *, is_held: bool) -> None:
-        """Whether sources wait for something else than memory."""
+        """Say whether sources wait for something other than memory."""
         if is_held is not self._is_held:
             self._is_held = is_held
             self._decide()
@@ -79,6 +79,6 @@ class Throttle:
                     self._roster.command(source.id, msg.Throttle(closed))
 
     def live(self, task: TaskState) -> None:
-        """Tell a source that was away, too."""
+        """Tell a source that was away while the others were told."""
         if self._is_closed and self._roster.plan.tasks[task.id].is_source:
             self._roster.command(task.id, msg.Throttle(closed=True))

@@ -1,4 +1,5 @@
-"""How often the plan of a job has been replaced: the first record of its journal, if ever."""
+"""How often the plan of a job has been replaced: the first record of its journal, if it ever
+was."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """The first live steps of a task whose last life has died for an unknown reason.
 
 Each step is announced before it begins (:mod:`clonos.core.blame`). Rows within which an earlier
-life has died are tried first, by a copy of this process that takes the step and whose end hurts
-nobody: all of them, then halves, down to the row. A record is called poison if two such copies
-have died of it, or, where a copy says nothing, if :data:`DEATHS` lives of the task have. What takes
-along the process that tries it, or kills it although a copy survives, is called poison after
-:data:`LIVES` lives.
+life has died are tried first: a copy of this process, whose end hurts nobody, takes the step with
+all of them, then with halves, down to the row. A record is poison if two copies have died of it or,
+if copies come to no result, if :data:`DEATHS` lives of the task have. A record that kills the slot
+together with the copy, or although the copy survives, counts as poison after :data:`LIVES` lives.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from clonos.core.suspects import CALLS, MARKER, SOURCE_ROWS, TIMER, Rows, Suspec
 from clonos.errors import PoisonRecord
 
 DEATHS: Final = 4
-"""Rows are to blame when this many lives have ended within them, if trials prove nothing."""
+"""If trials prove nothing, rows are to blame when this many lives have ended within them."""
 LIVES: Final = 16
-"""The same, whatever trials show: kills from outside would not all hit the same rows."""
+"""The same, whatever trials show: this many kills from outside would not all hit the same rows."""
 FLOORS: Final = 3
 """How often the floor of an implied task has to move before its steps count."""
 _REMEDY: Final = (
@@ -45,7 +44,7 @@ _REMEDY: Final = (
 
 
 class Task(Protocol):
-    """What is watched, as far as it matters here."""
+    """What a watch needs to know of the task."""
 
     program: Program
     world: World
@@ -57,12 +56,12 @@ class Task(Protocol):
 
 
 class Rehearsal:
-    """The next step of a task, which a copy of it may take, with fewer rows if need be.
+    """The next step of a task, which a copy of it may take, perhaps with fewer rows.
 
     Attributes
     ----------
     batches
-        All that the step takes.
+        All items that the step takes.
     """
 
     def __init__(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
@@ -78,13 +77,13 @@ class Rehearsal:
         return task.world.attempt(task.program, lambda program: self._do(program, batches))
 
     def dies(self, batches: Sequence[Batch]) -> bool:
-        """Whether the copy dies of these."""
+        """Whether a copy dies of these batches."""
         return self.attempt(batches) is Trial.DIED
 
     def _do(self, program: Program, batches: Sequence[Batch]) -> None:
         cause = self._cause
         if isinstance(cause, Marker) or any(i.kind is Kind.MARKER for i in self._items):
-            bytes(program.delta())  # what may go wrong is to seal
+            bytes(program.delta())  # a marker makes the program seal
         else:
             job_of(program, self._task.new_step(cause), cause, self._items, batches)()
 
@@ -92,10 +91,10 @@ class Rehearsal:
 class Watch:
     """What a watched life does before and after each of its live steps.
 
-    An implied task does again, live, what earlier lives have done since its floor, and nobody knows
-    how far they were. So its steps count only after its floor has moved a few times. No floor
-    passes a step that kills each life, and few are made on the way there: a life begins not far
-    behind it.
+    An implied task repeats, live, the steps of earlier lives since its floor, and it is not known
+    how far they came. So its steps count only after its floor has moved a few times. No floor
+    passes a step that kills every life, and each life begins not far before that step, so few
+    floors are made on the way there.
 
     Parameters
     ----------
@@ -129,11 +128,11 @@ class Watch:
         world: World,
         announce: Callable[[msg.Report], None],
     ) -> Watch | None:
-        """Of a life that is to be watched."""
+        """The watch of a life; None if it is not to be watched."""
         return cls(spec, activate, world, announce) if activate.watched_steps > 0 else None
 
     def floor_moved(self) -> None:
-        """The floor is further than it was."""
+        """The floor of the task has moved."""
         self._floors_left -= self._floors_left > 0
 
     def before(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
@@ -154,7 +153,7 @@ class Watch:
             self.condemned = None
 
     def _try(self, rehearsal: Rehearsal, rows: Rows, met: Sequence[Suspect]) -> bool:
-        """Try suspect rows; whether a copy has survived them."""
+        """Try suspect rows. Return whether a copy has survived them."""
         if (lives := max(s.lives for s in met)) >= LIVES:
             self._condemn(rows, lives, "whatever a trial of it says")
         trial = rehearsal.attempt(rehearsal.batches)
@@ -165,13 +164,13 @@ class Watch:
         return trial is Trial.SURVIVED
 
     def after(self) -> bool:
-        """The step is over, and the process alive; True: so many are enough."""
+        """The step is over and the process alive. Return whether the watch ends here."""
         self._left -= not self._floors_left
         self._announce(msg.Survived(*self._life, self._left))
         return self._left == 0
 
     def _convict(self, rows: Rows, rehearsal: Rehearsal) -> None:
-        """A copy has died. Something else may have killed it: its cause has to kill another one."""
+        """A copy has died. Something else may have killed it, so the rows must kill another one."""
         guilty = self._narrow_down(rehearsal)
         if rehearsal.dies(guilty):
             raise PoisonRecord(
@@ -190,7 +189,7 @@ class Watch:
         )
 
     def _narrow_down(self, rehearsal: Rehearsal) -> Sequence[Batch]:
-        """As few rows as suffice, in one piece."""
+        """The fewest rows found, in one piece, of which a copy dies."""
         batches: Sequence[Batch] = rehearsal.batches
         while (count := sum(batch.rows for batch in batches)) > 1:
             halves = self._part(batches, 0, count // 2), self._part(batches, count // 2, count)

@@ -1,1 +1,1 @@
-"""The processes of a job as sans-I/O objects: they hear events, decide, and call ports."""
+"""The processes of a job as sans-I/O objects: they take events, decide, and call ports."""

@@ -1,12 +1,12 @@
 """Commit groups: what the driver decides is durable before anybody hears of it.
 
-What a turn decides (journal records, credits, outputs, commands) is a *group*. It is closed at the
-end of the turn and let out as a whole when it is durable. One group is written at a time; what the
-turns meanwhile decide gathers for the next. Credits are computed when a group is closed: computed
-when it is durable, they would vouch for what came after.
+Everything that a turn decides (journal records, credits, outputs, commands) is one *group*. It is
+closed at the end of the turn and released as a whole when it is durable. One group is written at a
+time; meanwhile, decisions of further turns gather for the next. Credits are computed when a group
+is closed: if computed when it is durable, they would vouch for what came after it.
 
-Nobody knows what a write that failed has left. So a broken journal is begun anew, with a snapshot
-and the outputs of the group that failed; until that has succeeded, nothing is let out.
+Nobody knows what a failed write has left behind. So a broken journal is begun anew, with a snapshot
+and the outputs of the group that failed; until that has succeeded, nothing is released.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOORLESS: Final = 2
 """... or at this many times that size without a floor, which may be hours away. (It is better to
 wait for a floor, because it shortens the logs.)"""
 OUTPUT_BYTES: Final = 256 << 20
-"""While this much delivered output is in no file (they cannot be written), nothing is let out."""
+"""While this much delivered output is in no file (they cannot be written), nothing is released."""
 VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
 AGAIN_S: Final = 1.0
@@ -39,11 +39,11 @@ AGAIN_S: Final = 1.0
 
 
 Act = Action | Unused | HistoryAct
-"""What is done once it is durable."""
+"""What the driver does once the decision is durable."""
 
 
 class State(Enum):
-    """Of the journal."""
+    """The states of the journal."""
 
     OPEN = "open"
     WRITING = "writing"
@@ -51,7 +51,7 @@ class State(Enum):
 
 
 class Change(Enum):
-    """What happens to it."""
+    """What happens to the journal."""
 
     WRITE = "a group is written"
     COMMIT = "durable"
@@ -72,7 +72,7 @@ JOURNAL: Final = Table(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What is made durable, and let out, as one."""
+    """What is made durable, and released, as one."""
 
     records: list[bytes]
     reactions: list[Reaction]
@@ -100,7 +100,7 @@ class Commits:
     let_out
         Called with every group once it is durable, in order.
     stuck
-        Called with the reason, again and again, while nothing is let out.
+        Called with the reason, again and again, while nothing can be released.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class Commits:
         self._let_out, self._stuck = let_out, stuck
         self._rotate_bytes, self._output_bytes = rotate_bytes, output_bytes
         self._machine = JOURNAL.machine("journal")
-        self._group = _NOTHING  # being written, or what could not be
+        self._group = _NOTHING  # being written, or the one that could not be
         self._wants_rotation = False
-        self._head_bytes = 0  # of the newest snapshot
+        self._head_bytes = 0  # size of the newest snapshot
         self._again_s = self._room_s = 0.0
         self._vouch_s: float | None = None  # when
 
@@ -128,7 +128,7 @@ class Commits:
         return self._machine.state
 
     def after_floor(self) -> None:
-        """Logs were truncated: a snapshot is small now, unless much is kept of the past."""
+        """Logs were truncated: a snapshot is small now, unless the history is large."""
         self._wants_rotation |= self._journal.nbytes >= self._limit
 
     @property
@@ -145,7 +145,7 @@ class Commits:
         return self._outputs.nbytes >= self._output_bytes
 
     def _has_room(self, now_s: float) -> bool:
-        """Make room in memory for what this group delivers, if there is too little."""
+        """Make room in memory for the output of this group, if there is too little."""
         if not self._is_full:
             return True
         if now_s < self._room_s:
@@ -178,8 +178,8 @@ class Commits:
         return True
 
     def _rotate(self, group: Group, now_s: float) -> None:
-        """The contents of outputs go with the old segment: they must be elsewhere by now. Those of
-        `group` are not, so the new segment has them."""
+        """The old segment goes, with the contents of outputs, which must be in files by now. Those
+        of `group` are not, so the new segment has them."""
         self._again_s = now_s + AGAIN_S
         if self._outputs.flush() is None:
             self._wants_rotation = False
@@ -209,7 +209,7 @@ class Commits:
         self._let_out(group)
 
     def failed(self, now_s: float) -> None:
-        """... is not, or nobody knows. The first attempt to begin anew is made at once."""
+        """The write has failed, or nobody knows. The journal is begun anew at once."""
         self._machine.on(Change.FAIL)
         self._again_s = max(self._again_s, now_s)
 

@@ -30,7 +30,7 @@ HEAD = """\
 Made from the tables of `clonos.core`, `clonos.nodes` and `clonos.transport` by `make machines`; a
 test holds this page to them. An event that a table does not have in some state raises
 `InvalidTransition`. Each machine keeps its last 32 transitions, its *story*; a `ProtocolError`
-shows the stories of what it concerns.
+shows the stories of the machines involved.
 """
 
 

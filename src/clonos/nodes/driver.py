@@ -1,8 +1,7 @@
-"""The driver of a job: coordinator and house-keeper as one process that hears, decides, and acts.
+"""The driver of a job: coordinator and house-keeper as one process that takes events and acts.
 
-Every decision of the driver is made here, and nothing here touches the world: what happens comes
-in as events, and what is to happen goes out through the ports. Production and simulator run this
-class.
+Every decision of the driver is made here, and nothing here touches the world: events come in, and
+all effects go out through the ports. Production and simulator run this class.
 
 Order matters in one place, and is kept there: what the coordinator and the house-keeper have
 decided is durable *before* anybody hears of it (:mod:`clonos.nodes.commits`).
@@ -50,17 +49,18 @@ TICK_S: Final = 0.02
 SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 LEAVE_S: Final = 5.0
-"""Grace period for slots to exit; then Spark is told to end them, and has the same time for it."""
+"""Grace period for slots to exit; then Spark is told to end them, and has the same time to do
+so."""
 CLOSE_S: Final = 30.0
 """How long a failing disk may hold up the end of a job."""
 VIEW_S: Final = 0.02
 """Interval at which changes are published ..."""
 RATES_S: Final = 0.25
-"""... and at which rates and delivered outputs are."""
+"""... and at which rates and delivered output are."""
 
 
 class Phase(Enum):
-    """Of the driver."""
+    """The phases of the driver."""
 
     RUNNING = "running"
     LEAVING = "leaving"
@@ -70,7 +70,7 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """On the way to its end."""
+    """What leads the driver to its end."""
 
     LEAVE = "done, failed or asked to stop"
     LEFT = "slots have left"
@@ -96,18 +96,19 @@ class DriverNode:
     Parameters
     ----------
     keeper, recovered
-        The house-keeper after it has read the journal, and the outputs that were still in there.
+        The house-keeper after it has read the journal, and the outputs that the journal still had.
     waiting
-        Slots that have been waiting for this.
+        Slots that have registered before this driver began.
 
     Attributes
     ----------
     view
-        All that other threads may read; replaced by one assignment, never changed.
+        The view, which is all that other threads may read: replaced by one assignment, never
+        changed.
     failed
-        Why the job cannot go on, in the coordinator's words, if it is the coordinator who says so.
+        Why the coordinator says that the job cannot go on, if it does.
     error
-        Why it has failed.
+        Why the job has failed.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class DriverNode:
         self._chronicle = Chronicle(*named, self.coordinator, self._seat, self._delivered)
         self._machine = DRIVER.machine(settings.name)
         self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
-        self._withheld: list[commits.Group] = []  # durable, but who knows who drives
+        self._withheld: list[commits.Group] = []  # durable, but another driver may have taken over
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
@@ -156,7 +157,7 @@ class DriverNode:
         self._channels: dict[int, tuple[int, Connection]] = {}  # of the house-keeper
         self._pulses = Pulses(settings.silence_s)
         self._looked_s = ports.clock.ticks_s()
-        self._clock_s = waiting.now_s if waiting else 0.0  # for how long the driver has listened
+        self._clock_s = waiting.now_s if waiting else 0.0  # how long the driver has listened
         self._next_epoch_s = self._until_s = 0.0
         self.settling = Settling(self.coordinator)
         self._is_told_broken = self._has_cancelled = self._is_concluded = False
@@ -182,14 +183,14 @@ class DriverNode:
 
     @property
     def may_delete(self) -> bool:
-        """Whether it is sure that no other driver goes on with this."""
+        """Whether it is certain that no other driver runs this job."""
         return self._term.may_delete
 
     def _seat(self, slot: int | None) -> Seat | None:
         return self.places.seats.get(slot) if slot is not None else None
 
     def _hearing(self) -> dict[type[Any], Callable[[Any], None]]:
-        """What is done about each kind of event."""
+        """What to do about each kind of event."""
         return {
             ChannelOpened: self._on_channel_opened,
             ChannelClosed: self._on_channel_closed,
@@ -222,7 +223,7 @@ class DriverNode:
             JobStarted(settings.name, settings.run_id, term, names, len(settings.places), *known)
         )
         recovered, self._recovered = self._recovered, ()
-        for output in recovered:  # nobody knows how far it came before
+        for output in recovered:  # it may have been delivered or not
             self._deliver(output)
         self._pending += self.coordinator.start()
         for ready in self._waiting.ready.values() if self._waiting else ():
@@ -265,7 +266,7 @@ class DriverNode:
         self._term.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
 
     def _listened(self) -> None:
-        """For how long the driver has listened: silence while it slept is not the slots'."""
+        """Count how long the driver has listened: slots are not silent while it sleeps."""
         now_s = self._ports.clock.ticks_s()
         self._clock_s += min(now_s - self._looked_s, PAUSE_MAX_S)
         self._looked_s = now_s
@@ -279,7 +280,7 @@ class DriverNode:
         if self.settling.is_over(now_s):
             self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
-            self._layers.clean(now_s)  # a task that restores reads what it was told to
+            self._layers.clean(now_s)  # a task that restores may read any of them
         self._pending += self._history.tick(now_s, self._wall_ms(), may_delete=self.may_delete)
         for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)
@@ -300,7 +301,7 @@ class DriverNode:
         self._decide(co.SlotLost(slot, is_death=False))
 
     def _on_renewal_asked(self, event: events.RenewalAsked) -> None:
-        """Its process is to be another one; not while it runs tasks."""
+        """Replace a slot's process, unless it runs tasks."""
         busy = {task.slot for task in self.coordinator.tasks.values()}
         for slot in set(self.places.slots_of(event.pid)) - busy:
             self._give_up(slot)
@@ -432,8 +433,8 @@ class DriverNode:
             self._warn(f"{error}; until it can be, the job waits")
 
     def _let_out(self, group: commits.Group) -> None:
-        """A group is durable: answer for it, give its outputs to the world, act on it. Not if
-        another driver does that now: the machine may have slept while the group was written."""
+        """A group is durable: acknowledge it, deliver its outputs, and act on it. Not if another
+        driver has taken over: the machine may have slept while the group was written."""
         self._look_at_clocks()
         if self._term.is_lost:
             return
@@ -520,7 +521,7 @@ class DriverNode:
         self.view = self._chronicle.view(is_running=self.phase is not Phase.OVER)
 
     def tell_the_end(self, error: errors.ClonosError | None) -> None:
-        """One last progress, and the word."""
+        """Tell the last progress, and that the job is over."""
         audience, settings = self._ports.audience, self._settings
         now_s = self._ports.clock.ticks_s()
         audience.told(self._chronicle.progress(now_s, self._ports.clock.wall_s()))
@@ -531,7 +532,7 @@ class DriverNode:
     # --- the end --------------------------------------------------------------------------------
 
     def fail(self, error: errors.ClonosError) -> None:
-        """The job cannot go on; the first reason is the one that is told."""
+        """The job cannot go on. Only the first reason is told."""
         self.error = self.error or error
         self._leave()
 
@@ -542,7 +543,7 @@ class DriverNode:
             self._next_epoch_s = 0.0
 
     def _leave(self) -> None:
-        """Send the slots home."""
+        """Tell all slots to end."""
         if self.phase is not Phase.RUNNING:
             return
         self._enter(Step.LEAVE)
@@ -557,7 +558,7 @@ class DriverNode:
         self._has_news = True
 
     def _say_good_bye(self, now_s: float) -> None:
-        """Slots have last words: counters."""
+        """Wait for the slots to leave; they send their last counters."""
         if not (self.places.seats or self._channels) or now_s >= self._until_s:
             self._enter(Step.LEFT)
 
@@ -573,8 +574,8 @@ class DriverNode:
             self._until_s = now_s + CLOSE_S
 
     def _close(self, now_s: float) -> None:
-        """Put what was delivered where it is read from, unless the job has itself to blame: then
-        its next run is to see again what this one has not come to terms with."""
+        """Put delivered output where it is read from, unless the job itself has failed: then it
+        stays in the journal, and the next run delivers it again."""
         excused = self._settings.interruptions
         is_to_blame = self.error is not None and not isinstance(self.error, excused)
         is_open = self.commits.state is commits.State.OPEN

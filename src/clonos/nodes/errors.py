@@ -23,7 +23,7 @@ class SlotBroken(ClonosError):
 
 
 def failure_of(fail: Fail, task: str) -> ClonosError:
-    """The error that ends a job: of a slot, the coordinator knows it by name only."""
+    """The error that ends a job. If a slot has raised it, the coordinator knows only its name."""
     where = fail.where or (task if fail.task >= 0 else "")
     kind, what = _error_types().get(fail.error), fail.message
     if kind is None:
@@ -32,12 +32,12 @@ def failure_of(fail: Fail, task: str) -> ClonosError:
 
 
 def _error_types() -> dict[str, type[ClonosError]]:
-    """Every error of clonos by its name: a slot tells what went wrong by name."""
+    """Every error of clonos by its name: slots report errors by name."""
     found: dict[str, type[ClonosError]] = {}
     todo: list[type[ClonosError]] = [ClonosError]
     while todo:
         kind = todo.pop(0)
-        found.setdefault(kind.__name__, kind)  # of two with one name, the more general one
+        found.setdefault(kind.__name__, kind)  # of two with the same name, the more general one
         todo += kind.__subclasses__()
-    del found["CallError"]  # made of other things than the rest
+    del found["CallError"]  # it has other arguments than all others
     return found

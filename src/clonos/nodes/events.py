@@ -1,7 +1,7 @@
 """What the adapters of a node's ports tell it, besides what comes on connections.
 
-Everything that is done in the background names what it was for. In a slot that is the *life* (or
-a ticket): it may have become another task meanwhile, and then nobody wants to know.
+Everything that is done in the background says for whom it was done: in a slot, for which *life* (or
+ticket). That life may be over by then, and then nobody wants the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """... cannot be had."""
+    """The layers of a :meth:`~clonos.nodes.ports.Store.fetch` cannot be read."""
 
     ticket: int
     error: Exception
@@ -56,7 +56,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A layer that another slot had is here, too; ``error``: it is not, or it is another one."""
+    """A layer was fetched from another slot; ``error``: it was not, or it is another layer."""
 
     ticket: int
     error: Exception | None = None
@@ -80,7 +80,7 @@ class MergedHere:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """An output, and all of the channel before it, has its effect in the world."""
+    """An output, and all earlier ones of its channel, have taken effect."""
 
     life: int
     channel: int
@@ -97,7 +97,8 @@ class CallsOver:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """A layer could not be stored, or an output not be written; or what did so has a bug."""
+    """A layer could not be stored or an output not be written, or the code that does so has a
+    bug."""
 
     life: int
     error: Exception
@@ -113,7 +114,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class DiskAnswered:
-    """What has come of writing a life's items to the local disk, or of reading them back."""
+    """A life's items were written to the local disk or read back, or could not be."""
 
     life: int
     outcome: ev.Spilled | ev.ReadBack
@@ -157,7 +158,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """... was not written, or nobody knows."""
+    """The group was not written, or nobody knows."""
 
     error: ClonosError
 
@@ -181,7 +182,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class MergeFailed:
-    """... could not be."""
+    """Some of a task's layers could not be merged."""
 
     task: int
     error: ClonosError
@@ -209,7 +210,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFailed:
-    """... could not be stored."""
+    """The segment of a point of the history could not be stored."""
 
     number: int
     error: ClonosError
@@ -217,16 +218,17 @@ class ArchiveFailed:
 
 @dataclass(frozen=True, slots=True)
 class OutsideFailed:
-    """Something that the job needs has failed for good: a consumer, a query that feeds it."""
+    """Something that the job needs has failed for good: a consumer, or a query that feeds it."""
 
     error: ClonosError
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The user wants the job to end: where it is, or first to settle, for so long at most.
+    """The user wants the job to end: at once, or when it has settled.
 
-    ``otherwise``: if that was not long enough, the job goes on, and this is called.
+    ``settle_s``: how long it may take to settle. ``otherwise``: called if that was not long enough;
+    then the job goes on.
     """
 
     settle_s: float | None = None
@@ -235,9 +237,8 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class RenewalAsked:
-    """A slot that runs no task is to be ended, and another process to be started in its place.
-
-    ``pid``: of its process.
+    """End a slot that runs no task, and start another process in its place. ``pid``: that of its
+    process.
     """
 
     pid: int

@@ -1,8 +1,8 @@
 """Decides when a floor becomes a point of the job's history, and when a point goes.
 
-What happens is in the order of :mod:`clonos.core.history`: a point is durable before its segment is
-written, and a segment is stored before the journal lets go of what is in it. Points that are to go
-are journaled as such before anybody looks for pins, and forgotten before anything is deleted.
+The order is that of :mod:`clonos.core.history`: a point is durable before its segment is written,
+and a segment is stored before the journal gives up its log entries. Points that are going are
+journaled as such before the driver looks for pins, and forgotten before anything is deleted.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Merger
 
 AGAIN_S: Final = 30.0
-"""Time until what the store has refused is tried again, until pins are looked at again, and until
-the bytes of all points are counted again, which takes time, if none has come."""
+"""Time until a failed write to the store is tried again, until pins are looked at again, and until
+the bytes of all points are counted again (which takes time) if there is no new point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Once this is durable, the segment of a point is to be stored."""
+    """Once this is durable, the segment of a point is stored."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LookForPins:
-    """Once this is durable, points up to this one go, unless somebody reads them."""
+    """Once this is durable, points up to this one go, unless they are pinned."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Once this is durable, points are gone, and with them these files. One can look back as far as
-    the layers `kept`; None: not at all."""
+    """Once this is durable, points are gone, and these files may be deleted. ``kept``: the layers
+    of the oldest point left; None: there is none."""
 
     paths: tuple[str, ...]
     kept: Chains | None
@@ -54,7 +54,7 @@ class HistoryCare:
     Parameters
     ----------
     term
-        The driver's: files of two drivers have different names.
+        The driver's term: files of two drivers have different names.
     again_s
         See :data:`AGAIN_S`.
 
@@ -70,22 +70,22 @@ class HistoryCare:
         self._keeper, self._merger, self._term = keeper, merger, term
         self._again_s = again_s
         self._storing: set[int] = set()
-        self._not_before_s = 0.0  # another attempt to store
-        self._weigh_s = 0.0  # when what is kept is to be weighed again
-        self._look_s = 0.0  # when pins were looked for
+        self._not_before_s = 0.0  # for the next attempt to store
+        self._weigh_s = 0.0  # when to count bytes again
+        self._look_s = 0.0  # when pins were last looked for
         self._has_failed = False
         points = keeper.history.points
         self.kept: Chains | None = points[0].layers if points else None
 
     def look(self, wall_ms: int) -> None:
-        """Floors have moved, or the job has started: is it time for a point?"""
+        """Floors have moved, or the job has started: make a point if it is time."""
         if self._keeper.history.is_due(wall_ms):
             self._keeper.make_point(wall_ms)
             self._weigh_s = 0.0
             self.kept = self._keeper.layers if self.kept is None else self.kept
 
     def tick(self, now_s: float, wall_ms: int, *, may_delete: bool) -> list[HistoryAct]:
-        """Store what is to be stored; see what is too old."""
+        """Store closed segments, and find out which points are too old."""
         history = self._keeper.history
         if not history.points:
             return []
@@ -110,7 +110,7 @@ class HistoryCare:
         return is_left and now_s >= self._look_s + self._again_s
 
     def act(self, action: HistoryAct) -> None:
-        """What was decided is durable."""
+        """A decision is durable: act on it."""
         if isinstance(action, LookForPins):
             self._merger.survey(action.number)
         elif isinstance(action, Forgotten):
@@ -120,7 +120,7 @@ class HistoryCare:
             self._merger.archive(action.number, path, past.encode_segment(runs))
 
     def archived(self, event: Archived) -> None:
-        """A segment is in the store: the journal need not have it any more."""
+        """A segment is in the store: the journal no longer needs its log entries."""
         self._storing.discard(event.number)
         self._has_failed, self._weigh_s = False, 0.0
         if event.number in self._keeper.history.closed:
@@ -134,7 +134,7 @@ class HistoryCare:
         return f"{event.error}; until it works, the journal keeps it" if is_first else None
 
     def surveyed(self, event: Surveyed, wall_s: float) -> Forgotten:
-        """Decide what may be deleted, from a list of the store made after points began to go."""
+        """Decide what may be deleted, from a listing of the store made after points were going."""
         keeper, history = self._keeper, self._keeper.history
         oldest = past.pinned(event.paths, wall_s)
         gone = min(history.going, event.going, *([] if oldest is None else [oldest - 1]))
@@ -148,6 +148,6 @@ class HistoryCare:
         return Forgotten(tuple(sorted(found)), kept)
 
     def unused(self, found: Unused) -> Unused:
-        """Of the files that nobody else needs, those that the past does not need, either."""
+        """The files among these that the history does not need, either."""
         kept = self._keeper.history.paths
         return Unused(tuple(path for path in found.paths if path not in kept))

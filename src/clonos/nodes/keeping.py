@@ -1,12 +1,13 @@
 """Layers that this slot keeps, because no checkpoint store has them.
 
-What is to be here the coordinator says (:class:`~clonos.core.levels.Hold`). What is not here is
-fetched from the slots that it names, a part at a time, on connections of their own; whoever asks
-us is served in the same way. A source that does not answer in time, or has something else, is left
-for the next one; behind the last one comes the first again, until the coordinator says otherwise.
+The coordinator says which layers belong here (:class:`~clonos.core.levels.Hold`). Those that are
+not here are fetched from the slots that it names (the *sources*), part by part, each layer on its
+own connection; other slots are served in the same way. If a source does not answer in time, or has
+something else, the next one is asked; after the last one the first is asked again, until the
+coordinator says otherwise.
 
-A disk may have lost or changed what was on it. What cannot be read is looked at; if it is not there
-any more, the coordinator hears that, and it is fetched like a layer that has never been here.
+A disk may have lost or changed what was on it. A layer that cannot be read is looked for. If it is
+gone, the slot tells the coordinator, and fetches it like a layer that was never here.
 """
 
 from __future__ import annotations
@@ -46,36 +47,36 @@ NOBODY: Final = Incarnation(0, 0)
 
 
 _Wanted = tuple[Sequence[LayerRef], Sequence[LayerRef]]
-"""Layers that have to be here, and those of them that are read."""
+"""Layers that must be here, and those of them that are to be read."""
 
 
 @dataclass
 class _Transfer:
-    """A layer on its way here, from one of the sources, or none yet."""
+    """A layer that is being fetched from a source, or waits for one."""
 
     ref: LayerRef
     turn: int = 0
-    """Which source, counted on and on."""
+    """How many times a source was asked: the next source is this number modulo their count."""
     connection: Connection | None = None
     parts: list[bytes] = field(default_factory=list)
     nbytes: int = 0
     due_s: float = 0.0
     """When to go on to the next source, or to ask the first."""
     is_kept: bool = False
-    """All is here: it is being written."""
+    """Whether all parts are here and the layer is being written."""
 
 
 class Keeping:
-    """The layers of one slot, and those on their way.
+    """The layers that one slot keeps, and those that it fetches.
 
     Parameters
     ----------
     tickets
-        Numbers for what is asked of the store.
+        Numbers for requests to the store.
     send
         Takes reports for the coordinator.
     fetch_failed
-        Takes a request for layers that will never be here.
+        Called for a request whose layers will never be here.
     """
 
     def __init__(
@@ -89,21 +90,21 @@ class Keeping:
         self._fetch_failed = fetch_failed
         self._holds: dict[int, Hold] = {}  # by task
         self._here: dict[str, LayerRef] = {}
-        self._sealed: dict[str, LayerRef] = {}  # by lives in this process
+        self._sealed: dict[str, LayerRef] = {}  # sealed by lives in this process
         self._looking: dict[int, tuple[LayerRef, ...]] = {}  # by ticket
         self._transfers: dict[str, _Transfer] = {}
         self._keeping: dict[int, LayerRef] = {}  # by ticket
         self._waiting: dict[int, _Wanted] = {}  # by ticket
         self._fetching: dict[int, _Wanted] = {}  # by ticket
-        self._failed: dict[int, tuple[FetchFailed, _Wanted]] = {}  # by ticket of the look at it
+        self._failed: dict[int, tuple[FetchFailed, _Wanted]] = {}  # by ticket of the look
         self._guests: dict[int, Connection] = {}
-        self._reading: dict[int, tuple[int, LayerRef]] = {}  # by ticket: whose connection, and what
+        self._reading: dict[int, tuple[int, LayerRef]] = {}  # by ticket: connection, layer
         self._merging: dict[int, MergeLayers] = {}  # by ticket
 
     # --- what is to be here ---------------------------------------------------------------------
 
     def hold(self, command: Hold) -> None:
-        """These layers are to be here, and of this task no others that earlier lives have made."""
+        """Keep these layers of a task, and no others that earlier lives of it have sealed."""
         named = {ref.path for ref in command.layers}
         if command.tidies:
             self._ports.store.tidy(command.task, command.life, named)
@@ -136,7 +137,7 @@ class Keeping:
         return ticket
 
     def looked(self, event: Looked) -> None:
-        """What is here already the coordinator hears; the rest has to come."""
+        """Tell the coordinator which layers are here already, and fetch the others."""
         refs, found = self._looking.pop(event.ticket), list[LayerRef]()
         for ref in refs:
             if ref.path in event.found:
@@ -151,15 +152,15 @@ class Keeping:
         if (failed := self._failed.pop(event.ticket, None)) is not None:
             error, wanted = failed
             if {ref.path for ref in refs} <= set(event.found):
-                self._fetch_failed(error)  # it is something else
+                self._fetch_failed(error)  # all is there: the error has another cause
             else:
                 self._waiting[error.ticket] = wanted
                 self._give_up_in_vain(refs[0].task)
         self._tell(found)
 
     def _doubt(self, refs: Sequence[LayerRef]) -> None:
-        """Some of these may not be here any more. What is on our disk we may never have been told
-        of: others ask us because the coordinator knows whose disk it is."""
+        """Look whether these layers are still here. Those on our disk may be unknown to us: others
+        ask us for them because the coordinator knows that it is our disk."""
         doubtful = tuple(r for r in refs if r.path in self._here or r.level == LOCAL)
         if doubtful:
             self._look(doubtful)
@@ -174,7 +175,7 @@ class Keeping:
         self._fetch_waiting()
 
     def stored(self, ref: LayerRef, *, is_over: bool) -> None:
-        """A task has sealed a layer here; ``is_over``: it lives here no more."""
+        """A task has sealed a layer here; ``is_over``: that life is over."""
         if ref.level == STORE:
             return
         if is_over:
@@ -191,7 +192,7 @@ class Keeping:
         self._forget(void)
 
     def discard(self, command: Discard) -> None:
-        """Others have these as safely, or nobody needs them."""
+        """Delete these layers: they are as safe elsewhere, or nobody needs them."""
         gone, left = {ref.path for ref in command.layers}, set[str]()
         for transfer in [t for path, t in self._transfers.items() if path in gone]:
             self._end(transfer)
@@ -212,7 +213,7 @@ class Keeping:
     # --- who needs them here --------------------------------------------------------------------
 
     def fetch(self, ticket: int, chain: Sequence[LayerRef], wanted: Sequence[LayerRef]) -> None:
-        """Read layers, as soon as the whole chain is here. Answered like ``Store.fetch``."""
+        """Read layers as soon as the whole chain is here. Answered like ``Store.fetch``."""
         self._waiting[ticket] = [r for r in chain if r.level != STORE], wanted
         self._fetch_waiting()
 
@@ -223,11 +224,11 @@ class Keeping:
                 self._ports.store.fetch(ticket, wanted)
 
     def fetched(self, ticket: int) -> None:
-        """That is done."""
+        """The layers of a request were read."""
         self._fetching.pop(ticket, None)
 
     def fetch_failed(self, event: FetchFailed) -> bool:
-        """Whether it is tried again: others may have what cannot be read here."""
+        """Layers could not be read. Return whether that is tried again: others may have them."""
         chain, wanted = self._fetching.pop(event.ticket, ((), ()))
         doubtful = tuple(ref for ref in wanted if ref.level != STORE)
         if not doubtful or not isinstance(event.error, UnreadableLayer):
@@ -236,7 +237,7 @@ class Keeping:
         return True
 
     def _give_up_in_vain(self, task: int) -> None:
-        """Who waits for layers that do not count any more waits in vain."""
+        """Give up requests that wait for layers that no longer count."""
         for ticket, (chain, _) in list(self._waiting.items()):
             for ref in chain:
                 if ref.task == task and ref.path not in self._here and not self._is_named(ref):
@@ -248,7 +249,7 @@ class Keeping:
     # --- what comes from others -----------------------------------------------------------------
 
     def tick(self) -> None:
-        """Go on to the next source where one does not answer."""
+        """Ask the next source if one does not answer."""
         now = self._ports.clock.ticks_s()
         for transfer in list(self._transfers.values()):
             if not transfer.is_kept and now >= transfer.due_s:
@@ -304,14 +305,14 @@ class Keeping:
         transfer.parts.clear()
 
     def _fail(self, transfer: _Transfer) -> None:
-        """Not from this source: from the next, at once, or from the first, later."""
+        """A source did not have the layer: ask the next one at once, or the first one later."""
         self._hang_up(transfer)
         now, sources = self._ports.clock.ticks_s(), self._holds[transfer.ref.task].sources
         is_last = not sources or transfer.turn % len(sources) == 0
         transfer.due_s = now + AGAIN_S if is_last else now
 
     def kept(self, event: Kept) -> None:
-        """It is here, or it was not what was meant."""
+        """A fetched layer was written, or was not the right one."""
         ref = self._keeping.pop(event.ticket)
         path, transfer = ref.path, self._transfers.get(ref.path)
         if transfer is None or not transfer.is_kept:
@@ -329,7 +330,7 @@ class Keeping:
     # --- connections ----------------------------------------------------------------------------
 
     def opened(self, event: ChannelOpened) -> None:
-        """Another slot wants something."""
+        """Another slot wants layers."""
         self._guests[event.conn_id] = event.incoming
         event.incoming.send(LayersHere())
 
@@ -360,7 +361,7 @@ class Keeping:
         return True
 
     def read(self, event: PartRead) -> None:
-        """What another slot has asked for."""
+        """Send a part that another slot has asked for."""
         conn, ref = self._reading.pop(event.ticket)
         if (guest := self._guests.get(conn)) is not None:
             guest.send(event.part)
@@ -370,13 +371,13 @@ class Keeping:
     # --- merging --------------------------------------------------------------------------------
 
     def merge(self, command: MergeLayers) -> None:
-        """Make one layer of several."""
+        """Merge layers into one."""
         ticket = next(self._tickets)
         self._merging[ticket] = command
         self._ports.store.merge(ticket, command)
 
     def merged(self, event: MergedHere) -> MergeLayers:
-        """It is there, or cannot be. Returns what was asked."""
+        """A merge is done, or has failed. Returns the command for it."""
         command, merged = self._merging.pop(event.ticket), event.merged
         if merged is not None and merged.level != STORE:
             self._here[merged.path] = merged

@@ -1,8 +1,8 @@
 """Decides when layers are merged, and when merged ones are deleted.
 
-Size-tiered, as in a log-structured merge tree: small layers become one; an older one takes part
-when what lies on it has grown to a good part of its size. So state is written again a few times,
-however long the job runs.
+Merging is size-tiered, as in a log-structured merge tree: small layers become one, and an older
+layer takes part when the layers above it have grown to a good part of its size. So state is
+rewritten only a few times, however long the job runs.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from clonos.nodes.ports import Merger
 GARBAGE_S: Final = 30.0
 """Grace period before merged layers are removed: a slot may have been told to read them."""
 SURVEY_GRACES: Final = 10
-"""How many grace periods lie between two looks at all that is stored."""
+"""How many grace periods lie between two surveys of all files in the store."""
 AGAIN_S: Final = 30.0
 """Time before a failed merge is tried again: the store may be away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Layers to which nothing refers any more, once this is durable."""
+    """Unreferenced layers, to be deleted once this group is durable."""
 
     paths: tuple[str, ...]
 
 
 class LayerCare:
-    """Keeps every task's chain of layers short, and the store free of what nobody reads.
+    """Keeps every task's chain of layers short, and the store free of files that nobody reads.
 
     Parameters
     ----------
     grace_s
-        How long what nobody refers to stays.
+        How long an unreferenced file stays.
     """
 
     def __init__(self, merger: Merger, grace_s: float = GARBAGE_S) -> None:
@@ -48,8 +48,8 @@ class LayerCare:
         self._survey_s = 0.0  # when
 
     def is_due(self, now_s: float) -> bool:
-        """Whether :meth:`clean` has something to do, also in a job that is idle: floors stand still
-        there."""
+        """Whether :meth:`clean` has something to do. It may have, even if a job is idle and its
+        floors do not move."""
         oldest_s = self._garbage[0][0] if self._garbage else now_s
         return now_s >= self._survey_s or oldest_s < now_s - self._grace_s
 
@@ -69,13 +69,14 @@ class LayerCare:
             if task in self._merging or now_s < self._not_before.get(task, now_s):
                 continue
             if any(ref.level != STORE for ref in chain):
-                continue  # it is its slots that keep them
+                continue  # then slots merge them
             if chosen := choose(chain):
                 self._merging.add(task)
                 self._merger.merge(chain, tuple(chosen))
 
     def merged(self, event: Merged, chain: Sequence[LayerRef]) -> Unused:
-        """The coordinator has decided, `chain` is what counts now: the rest may go, later."""
+        """The coordinator has decided: only `chain` counts now. Return the layers that may go
+        later."""
         self._merging.discard(event.merged.task)
         self._not_before.pop(event.merged.task, None)
         used = {ref.path for ref in chain}
@@ -83,8 +84,8 @@ class LayerCare:
         return Unused(tuple(ref.path for ref in refs if ref.path not in used))
 
     def unused(self, found: Unused, now_s: float) -> None:
-        """It is durable: now their grace period begins. Before, the journal's last word could still
-        be that they are needed."""
+        """It is durable that these layers are unused, so their grace period begins. Before that, a
+        driver that read the journal might still need them."""
         known = {path for _, path in self._garbage}
         self._garbage += [(now_s, path) for path in found.paths if path not in known]
 

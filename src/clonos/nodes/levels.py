@@ -1,4 +1,4 @@
-"""The layers of one task that chooses its levels, until they are kept at one of them."""
+"""The layers of a task with the level "auto", until each is kept at some level."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Levels:
         tell: Callable[[str, str], None],
     ) -> None:
         self._dial, self._keep, self._tell = dial, keep, tell
-        self._under_way: dict[int, tuple[StoreLayer, list[str]]] = {}  # by epoch: asked where
+        self._under_way: dict[int, tuple[StoreLayer, list[str]]] = {}  # by epoch: levels asked
 
     def put(self, sealed: StoreLayer, now_s: float) -> None:
         """Keep a layer."""
@@ -44,7 +44,7 @@ class Levels:
         self._keep(sealed, self._dial.level)
 
     def stored(self, ref: LayerRef, now_s: float) -> bool:
-        """A layer is kept at a level. Return whether it was at none before."""
+        """A layer is kept at a level. Return whether it is the first one."""
         self._dial.answered(ref.level, ref.epoch, now_s)
         return self._under_way.pop(ref.epoch, None) is not None
 

@@ -1,7 +1,8 @@
 """Which connection belongs to which channel of the tasks in this slot.
 
-An automaton counts the attempts of an output channel and the connections of an input channel;
-here they meet the network's. A sender may connect before its receiver is restored: it waits.
+An automaton knows attempts of output channels and connections of input channels by number; this
+module maps them to the network's connections. If a sender connects before its receiver is restored,
+it waits.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class Links:
     local
         Connections between tasks of this slot.
     unreachable_s
-        A peer that cannot be reached for this long, and that the coordinator has not given up
-        meanwhile, may be alive behind something that drops packets.
+        How long a peer may be unreachable before we complain. If the coordinator has not given it
+        up by then, it may be alive behind something that drops packets.
     complain
-        Called then with the channel, the life of its receiver, and why; again after the same time,
-        if nothing has changed.
+        Called then with the channel, the life of its receiver, and the reason; called again after
+        the same time if nothing has changed.
 
     Attributes
     ----------
     reached
-        Channels to other processes that were answered, and by which life of their receivers, since
-        somebody last took them from here.
+        Channels to other processes whose receivers have answered since these were last taken from
+        here, and the lives of these receivers.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Links:
         return ev.Opened(event.channel, event.conn_id, event.sender_incarnation)
 
     def waiting(self, channels: Collection[int]) -> list[ChannelOpened]:
-        """Senders of these channels that came too early: the task is there now."""
+        """The senders of these channels that came too early; their receiver is here now."""
         early = [e for e in self._early if e.channel in channels]
         self._early = [e for e in self._early if e.channel not in channels]
         return early
@@ -161,12 +162,13 @@ class Links:
         trial, now = self._trials.get(channel), self._network.listened_s
         if trial is None:
             return
-        if outgoing.stood:  # so long it was there: it may have restored its state, and died
+        if outgoing.stood:  # the peer was there that long: it may have restored its state and died
             trial.since += now - trial.dialled
-        if error is None:  # it is there, and has not come to answer us
+        if error is None:  # the peer is there and has only not answered yet
             return
         tried_s = now - trial.since
-        # Where something does answer, the end of a process may just not be known yet.
+        # If something answers there, the coordinator may just not know yet that the process has
+        # ended.
         limit = 1 if isinstance(error, CannotConnect) else ANSWERED
         if tried_s > limit * self._unreachable_s:
             trial.since = now
@@ -183,7 +185,7 @@ class Links:
             self.reached[channel] = trial.peer[0]
 
     def heard(self, conn: int, message: object) -> ev.Received | ev.Answered | None:
-        """A message of a data stream as an event (None: its stream is history)."""
+        """A message of a data stream as an event (None: its stream is over)."""
         if isinstance(message, (msg.Data, msg.Welcome)):
             known = self._in.get(conn)
             return ev.Received(known[0], conn, message) if known else None

@@ -1,8 +1,8 @@
-"""Channels between two tasks of one process: what one sends the other hears, as it is.
+"""Channels between two tasks of one process: items are passed by reference.
 
-No socket, no encoding, no copy; all else is as on a connection through the network: handshake,
-numbers, digests, log entries, back-pressure. What is sent waits in the queue of the slot's node, so
-no task is called by another. Both tasks have the same item then, so nobody may change it.
+There is no socket, no encoding and no copy; everything else is as on a network connection:
+handshake, numbers, digests, log entries, back-pressure. Messages wait in the queue of the slot's
+node, so no task calls another. Both tasks share each item, so nobody may change it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Local:
     Parameters
     ----------
     put
-        Takes what is to be heard, in its order.
+        Takes events and messages, in their order.
     """
 
     def __init__(self, put: Callable[[Heard], None]) -> None:

@@ -1,13 +1,13 @@
-"""The slots that a job wants: which are requested, which are there, and what happens to the others.
+"""The slots that a job wants: which are requested, which have registered, and when to launch again.
 
-A *place* is a slot that the job wants to have. When its process dies it is launched again and
-registers as a new slot: its control stream's number is its name from then on. Spark may also start
-the task of a place again by itself; the newest one counts. When Spark says that it has ended, it is
-launched again, after a pause.
+A *place* is a slot that the job wants to have. When its process dies, the place is launched again
+and registers as a new slot, named by the number of its control stream. Spark may also retry the
+Spark task of a place by itself; the newest process counts. When Spark says that the Spark job of a
+place has ended, the place is launched again, after a pause.
 
 A launch is a request: Spark keeps it until it has a core, and gives the first free core to the
-oldest request. So a place for which a task waits is requested at once, and before all others.
-Only one that ends by itself, again and again, is given time: it would end again.
+oldest request. So a place for which a task waits is requested at once, before all others. Only a
+place that ends by itself again and again is given time: it would end again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from clonos.nodes.versions import check_versions
 from clonos.transport.events import Connection, ControlOpened, Register
 
 SETTLE_S: Final = 1.0
-"""Delay before a lost slot is relaunched if there are slots to spare: the recovery of
-what it ran needs the processor first."""
+"""Delay before a lost slot is relaunched if there are slots to spare: the recovery of its tasks
+needs the processor first."""
 RELAUNCH_S: Final = 0.5
 """Delay before a place that failed at once is relaunched; doubled each time ..."""
 RELAUNCH_MOST_S: Final = 10.0
@@ -41,22 +41,22 @@ RELAUNCH_MAX: Final = 6
 RELAUNCH_FOR_S: Final = 15.0
 """... for at least this long. Executors that are lost do not count."""
 LEFT_S: Final = 5.0
-"""A task waits no longer than this for Spark to notice that a process is gone: the slot is then
-requested anew. A lost machine is missed by Spark only after minutes."""
+"""A task waits no longer than this for Spark to notice that a process is gone; then the slot is
+requested anew. Spark notices the loss of a machine only after minutes."""
 BROKEN_MAX: Final = 5
 """The job fails if slots end by an exception in their loop more often than this ..."""
 BROKEN_S: Final = 60.0
-"""... within this time. If it happens once in a while, it is recovered from like any death."""
+"""... within this time. If it happens once in a while, it is handled like any death."""
 ASKED_S: Final = 30.0
 """A slot that has not registered this long after its launch causes a warning."""
 EXPELLED_S: Final = 5.0
 """Grace period for an expelled slot to exit; then Spark is told to kill its process ..."""
 WANTED_S: Final = 0.5
-"""... or so soon, if a task waits for its place: a frozen process does not exit by itself."""
+"""... or after this, if a task waits for its place: a frozen process does not exit by itself."""
 
 
 class State(Enum):
-    """Of a place."""
+    """The states of a place."""
 
     EMPTY = "empty"
     ASKED = "asked"
@@ -108,8 +108,8 @@ class Seat:
 class Place:
     """A slot that the job wants. ``task``: the only one it can run; ``attempt``: the newest.
 
-    ``due_s`` is when the state is worth another look: to launch, to warn, to cancel; ``urgent_s``
-    the same if a task waits for the place. ``failures``: in a row, since ``failing_s``.
+    ``due_s``: when to do the next thing: launch, warn or cancel; ``urgent_s``: the same if a task
+    waits for the place. ``failures``: how many in a row, since ``failing_s``.
     """
 
     number: int
@@ -149,9 +149,9 @@ class Places:
     spare
         Whether there are more places than tasks.
     versions
-        What the driver runs on; slots must run on the same.
+        The versions that the driver runs on; slots must run on the same.
     fatal
-        Ends of a slot that no other slot could escape.
+        Errors of a slot that any other slot would have, too.
     """
 
     def __init__(
@@ -213,14 +213,15 @@ class Places:
         return None
 
     def _pauses_s(self, place: Place) -> tuple[float, float]:
-        """When to launch again; when, if a task waits for the place."""
+        """How long until the next launch, and how long if a task waits for the place."""
         if place.failures <= 1:
             return (self._pace.settle_s if self._spare else 0.0), 0.0
         pause_s = self._pace.relaunch_s * 2.0 ** (place.failures - 2)
         return min(pause_s, RELAUNCH_MOST_S), min(pause_s, self._pace.relaunch_s)
 
     def _fail(self, place: Place, event: Ended, now_s: float) -> SlotsLost | None:
-        """A slot has ended by itself; too often, before it registered?"""
+        """A slot has ended by itself. Return an error if that was too often before it
+        registered."""
         if not place.failures:
             place.failing_s = now_s
         place.failures += 1
@@ -248,7 +249,7 @@ class Places:
         )
 
     def tick(self, now_s: float, waiting: Collection[int] = ()) -> list[str]:
-        """Relaunch what is due; have Spark end what should have ended.
+        """Relaunch the places that are due; have Spark end processes that should have ended.
 
         Parameters
         ----------
@@ -277,7 +278,7 @@ class Places:
             elif place.state is State.EXPELLED:
                 self._launcher.cancel(place.attempt)
             else:
-                late.append(self._complaint(place))  # it is said once
+                late.append(self._complaint(place))  # only once
         return late
 
     def _complaint(self, place: Place) -> str:
@@ -293,7 +294,7 @@ class Places:
         )
 
     def _urgent(self, waiting: Collection[int]) -> list[Place]:
-        """As many places without a slot as tasks wait for one, those that can come soonest."""
+        """As many places without a slot as tasks wait for: those that can come soonest."""
         bound = {place.task for place in self.places}
         wanted = Counter(task if task in bound else None for task in waiting)
         result = []
@@ -323,18 +324,18 @@ class Places:
     # --- registered slots -----------------------------------------------------------------------
 
     def registered(self, event: ControlOpened) -> SlotReady:
-        """A slot has come.
+        """A slot has registered.
 
         Raises
         ------
         OtherVersion
-            It does not run what the driver or the other slots run.
+            It runs on other versions than the driver or the other slots.
         """
         register = event.register
         self._first = self._first or register
         check_versions(register, self._first, self._versions)
         place = self.places[register.slot]
-        if place.state is not State.EMPTY:  # else its end was heard of first
+        if place.state is not State.EMPTY:  # else Spark has told of its end first
             place.machine.on(Change.REGISTER)
             place.due_s = place.urgent_s = None
         place.failures, place.slot = 0, event.conn_id
@@ -351,18 +352,19 @@ class Places:
         return [s for s, seat in self.seats.items() if seat.place == place and s != event.conn_id]
 
     def slots_of(self, pid: int) -> list[int]:
-        """Those of this process."""
+        """The slots of this process."""
         return [slot for slot, seat in self.seats.items() if seat.pid == pid]
 
     def lost(self, slot: int, now_s: float) -> None:
-        """Its control stream is over. Spark starts it again, or says that it has ended."""
+        """The control stream of a slot is over. Spark starts it again, or says that it has
+        ended."""
         self._leave(slot, Change.LOSE, now_s + ASKED_S, now_s + LEFT_S)
 
     def expel(self, slot: int, now_s: float) -> None:
         """Cut off a slot that does not answer: it exits when it sees its stream end.
 
-        If it does not see even that, Spark has to end its process, so that another can be started
-        in its place.
+        If it does not see even that, Spark has to end its process, so that another one can be
+        started.
         """
         seat = self._leave(slot, Change.EXPEL, now_s + EXPELLED_S, now_s + WANTED_S)
         if seat is not None:

@@ -1,11 +1,11 @@
 """What a node needs of the world: one small interface per neighbour.
 
-Production and simulation differ only in what stands behind these, the *adapters*. An adapter has no
-opinion: it does not retry, has no time limit and no ``if`` about the protocol. The contract of all
-of them:
+Production and simulation differ only in the *adapters* behind these interfaces. An adapter decides
+nothing: it does not retry, and has no time limit and no ``if`` about the protocol. All adapters
+keep this contract:
 
-1. A call returns at once. It never raises for what the world does, and never calls back: what
-   comes of it is an event (:mod:`clonos.nodes.events`) in one of the next turns.
+1. A call returns at once. It never raises because of what the world does, and never calls back: its
+   outcome is an event (:mod:`clonos.nodes.events`) in one of the next turns.
 2. Order holds for each connection and each prefetch; between them anything may happen.
 3. A process may end at any call; what the call did stays done.
 """
@@ -62,7 +62,7 @@ class Network(Protocol):
         """Open `channel` to its receiver. Ends with a ``ChannelClosed``."""
 
     def flush(self) -> None:
-        """Hand over what was sent since the last time; else that happens after the turn."""
+        """Hand over what was sent since the last flush; otherwise that happens after the turn."""
 
 
 class Clock(Protocol):
@@ -73,7 +73,7 @@ class Clock(Protocol):
 
 
 class WallClock(Clock, Protocol):
-    """... and what the calendar says, for people."""
+    """A clock that also knows the date, for people."""
 
     def wall_s(self) -> float:
         """Seconds since 1970; may jump."""
@@ -92,7 +92,7 @@ class Store(Protocol):
         """Store a layer at this level. Answered by ``Stored`` or ``WorkFailed``."""
 
     def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        """Look which of these are here. Answered by ``Looked``."""
+        """Find out which of these layers are here. Answered by ``Looked``."""
 
     def keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:
         """Keep what another slot has sent, if it is that layer. Answered by ``Kept``."""
@@ -104,14 +104,14 @@ class Store(Protocol):
         """Merge layers that are here. Answered by ``MergedHere``."""
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
-        """Nobody needs these here any more."""
+        """Delete these layers: nobody needs them here any more."""
 
     def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
         """Delete from this machine's disk what earlier lives of a task have left there, but for
         these layers."""
 
     def clear(self) -> None:
-        """Nobody needs anything here any more: the job is complete."""
+        """Delete all layers: the job is complete."""
 
 
 class Track(Protocol):
@@ -119,15 +119,16 @@ class Track(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether no job is under way. While one is, turns go on, and hear whatever comes."""
+        """Whether no job is under way. While one is, turns go on and take all events."""
 
     def run(self, life: int, job: Job) -> bool:
-        """Do a job. True: it is done, and raised nothing (what it raises comes from here). Else
-        ``Ran`` follows, within a later turn."""
+        """Do a job. True: it is done (if it raises, this raises, too). False: ``Ran`` follows in a
+        later turn."""
 
 
 class Prefetch(Protocol):
-    """Reads one task's source ahead, within limits; a standby's is in place at the floor."""
+    """Reads one task's source ahead, within limits; that of a standby is positioned at the
+    floor."""
 
     @property
     def is_placed(self) -> bool:
@@ -135,8 +136,7 @@ class Prefetch(Protocol):
 
     @property
     def lag(self) -> int | None:
-        """Rows that there are and that were not read yet, as of some seconds ago; None: nobody
-        knows."""
+        """How many rows were not read yet, as of some seconds ago; None: unknown."""
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Seek past the first `rows_consumed` rows, which end with `cut`; never goes back."""
@@ -151,10 +151,11 @@ class Prefetch(Protocol):
         """
 
     def ask(self, cuts: Sequence[tuple[int, bytes]]) -> None:
-        """Replay: read exactly these cuts: their rows, and the reader's words for each."""
+        """Replay: read exactly these cuts, given as number of rows and the reader's own
+        position."""
 
     def taken(self) -> SourceRows | SourceEnded | None:
-        """The next of what :meth:`ask` has asked for, if it is there; raises like :meth:`take`."""
+        """The next cut of those in :meth:`ask`, if it has been read; raises like :meth:`take`."""
 
     def close(self) -> None:
         """Stop reading."""
@@ -168,46 +169,46 @@ class Sources(Protocol):
         """False: the rows come from Spark, and come only once."""
 
     def open(self, task: int) -> Prefetch:
-        """Begin to read the source of `task`; ``RowsReady`` says when there is something."""
+        """Begin to read the source of `task`; ``RowsReady`` says when there are rows."""
 
 
 class Calls(Protocol):
-    """Makes calls that take a while, beside the steps of the tasks."""
+    """Makes calls that take a while, outside of the tasks' steps."""
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         """Make calls. Answered by ``CallsOver``, each call once, in any order; perhaps never."""
 
     def withdraw(self, life: int) -> None:
-        """That life is over: cancel what can be cancelled, begin no attempt any more."""
+        """A life is over: cancel the calls that can be cancelled, and begin no further attempt."""
 
 
 class Scratch(Protocol):
     """Space on the local disk, for as long as the process lives.
 
-    What the disk does wrong is part of the answer; anything else that goes wrong is a bug, and the
-    answer is ``WorkFailed``.
+    Errors of the disk are part of the answer; any other error is a bug, and the answer is
+    ``WorkFailed``.
     """
 
     def write(self, life: int, spill: Spill) -> None:
         """Write batches to a file. Answered by ``DiskAnswered`` with ``Spilled``."""
 
     def read(self, life: int, spilled: ReadSpilled) -> None:
-        """Read a file. Answered by ``DiskAnswered`` with ``ReadBack``: batches whose digests say
+        """Read a file. Answered by ``DiskAnswered`` with ``ReadBack``: batches with the digests of
         what was read, or None."""
 
     def drop(self, life: int, spilled: DropSpilled) -> None:
         """Nobody will ask for this file again."""
 
     def withdraw(self, life: int) -> None:
-        """That life is over: none of its files is of use."""
+        """A life is over: its files are of no use any more."""
 
 
 class Writer(Protocol):
-    """A sink that puts its output into the world itself, where it runs."""
+    """Lets the output of a sink take effect in the slot where the sink runs."""
 
     def write(self, life: int, output: Release) -> None:
-        """Let an output take effect. Answered by ``Wrote``, which answers for all before it, too,
-        or by ``WorkFailed``, after which nothing more is written."""
+        """Let an output take effect. Answered by ``Wrote``, which also answers for all earlier
+        outputs, or by ``WorkFailed``, after which nothing more is written."""
 
 
 def _unknown() -> tuple[int, int]:
@@ -221,7 +222,7 @@ class SlotPorts:
     Attributes
     ----------
     programs
-        What a task runs, fresh.
+        Makes a new program of a task.
     worlds
         Clock and calls of one life of a task.
     writers
@@ -229,7 +230,7 @@ class SlotPorts:
     calls
         Makes the calls of all tasks.
     memory
-        How many bytes the process keeps, and how many are left to it; zeros if nobody knows.
+        How many bytes the process keeps, and how many are left to it; zeros if unknown.
     """
 
     network: Network
@@ -249,7 +250,7 @@ class SlotPorts:
 
 
 class Journal(Protocol):
-    """The house-keeper's file. One call at a time: not before the last one's outcome is known."""
+    """The house-keeper's file. One call at a time: the next one only when the outcome is known."""
 
     @property
     def nbytes(self) -> int:
@@ -264,16 +265,16 @@ class Journal(Protocol):
         """
 
     def rotate(self, head: Sequence[bytes]) -> bool:
-        """Begin anew with `head`, which stands for everything so far. Answers like `append`."""
+        """Begin anew with `head`, which replaces everything so far. Answers like `append`."""
 
 
 class Outputs(Protocol):
-    """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``.
+    """Where delivered output goes. ``OutsideFailed`` tells of a consumer that fails.
 
     Attributes
     ----------
     nbytes
-        Of what was taken and is in no file yet.
+        Size of the outputs that were taken and are in no file yet.
     """
 
     nbytes: int
@@ -282,12 +283,13 @@ class Outputs(Protocol):
         """Deliver an output that is durable."""
 
     def flush(self) -> ClonosError | None:
-        """Put what was taken where it survives a rotation of the journal; what is in the way?"""
+        """Put taken outputs where they survive a rotation of the journal. Return the error, if
+        any."""
 
 
 class Launcher(Protocol):
-    """Starts the processes of slots. One of a place registers, again and again if Spark retries it,
-    until ``Ended``."""
+    """Starts the processes of slots. Until ``Ended``, a process of a place registers, perhaps
+    several times because Spark retries it."""
 
     def launch(self, place: int, attempt: int) -> None:
         """Request a process."""
@@ -296,7 +298,7 @@ class Launcher(Protocol):
         """Have Spark end an attempt, with its processes; no error if it is over."""
 
     def describe(self, task: str, text: str) -> None:
-        """Show in Spark's UI what becomes of a task; what was said of it before is over."""
+        """Show in Spark's UI what a task does now, instead of what was shown before."""
 
 
 class Merger(Protocol):
@@ -306,10 +308,10 @@ class Merger(Protocol):
         """Merge the chosen layers. Answered by ``Merged`` or ``MergeFailed``."""
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete these: nobody reads them any more."""
+        """Delete these files: nobody reads them any more."""
 
     def survey(self, going: int = 0) -> None:
-        """List the store from now on. Answered by ``Surveyed``, with the same number, unless that
+        """List the store as of now. Answered by ``Surveyed``, with the same number, unless that
         fails."""
 
     def archive(self, number: int, path: str, content: bytes) -> None:
@@ -320,14 +322,14 @@ class Lookout(Protocol):
     """Sees whether another driver has begun a later term."""
 
     def look(self) -> None:
-        """Look. Answered by ``TermSeen``, if ever; one look at a time."""
+        """Look once. Answered by ``TermSeen``, if ever; one look at a time."""
 
 
 class Audience(Protocol):
     """Observers of the job. Nobody waits for them."""
 
     def noted(self, note: Note, at_s: float) -> None:
-        """Something has happened, and is let out."""
+        """The coordinator has noted something, and it is durable."""
 
     def sampled(self, sample: Sample) -> None:
         """A task has sent its statistics."""
@@ -339,8 +341,8 @@ class Audience(Protocol):
         """Warn of something."""
 
     def floor(self, layers: Chains, kept: Chains) -> None:
-        """A checkpoint is complete with these layers: no recovery reads again what it has passed.
-        ``kept``: one may still look back as far as these layers."""
+        """A checkpoint is complete with these layers: no recovery reads input below them again.
+        ``kept``: the layers of the oldest point of the history, or the same."""
 
 
 @dataclass(frozen=True)

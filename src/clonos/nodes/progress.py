@@ -1,8 +1,8 @@
 """Builds progress reports from what the driver knows anyway.
 
 Slots send their task's statistics four times a second, listeners or not
-(:class:`~clonos.transport.events.TaskStatistics`); everything else here is known to the driver's
-coordinator and house-keeper. So nothing is sent for it, and nothing is computed per row.
+(:class:`~clonos.transport.events.TaskStatistics`); the driver's coordinator and house-keeper know
+everything else. So no other messages are needed, and nothing is computed per row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RECENT_MAX: Final = 100
 MICROS: Final = 1_000_000
 """Slots report costs in millionths of their unit."""
 TIGHT: Final = 4
-"""A process that keeps so many times as much memory as is left to it is worth a warning."""
+"""A warning is given if a process keeps this many times as much memory as is left to it."""
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
@@ -77,14 +77,14 @@ class _Counted:
 
 
 class Chronicle:
-    """The history of one run of a job, as far as it is reported.
+    """What is reported about one run of a job.
 
     Parameters
     ----------
     operators
         Names of each task's operators.
     seat
-        Which process a slot is.
+        Returns the process of a slot.
     delivered
         Rows delivered so far, by sink.
     """
@@ -109,17 +109,17 @@ class Chronicle:
         self._reports = self._number = 0
         self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
         self._recoveries: list[Recovery] = []
-        self._levels: dict[int, tuple[Note, float]] = {}  # by task that has chosen: and when
-        self._weaker = set[int]()  # tasks of which a warning was given ...
+        self._levels: dict[int, tuple[Note, float]] = {}  # by task: the last change, and when
+        self._weaker = set[int]()  # tasks about which a warning was given ...
         self._refused = set[int]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
-        self._open: dict[int, int] = {}  # by task: which of them is its newest
+        self._open: dict[int, int] = {}  # by task: index of its recovery
         self._floor = self._orphans = 0
 
     # --- what the driver tells ------------------------------------------------------------------
 
     def heard(self, sample: Sample, *, is_current: bool) -> str | None:
-        """A task (or an earlier life of it) has sent its statistics; a warning, once each."""
+        """A life of a task has sent its statistics. Return a warning, each only once."""
         counted = self._tasks[sample.task]
         if is_current:
             self._reports += 1
@@ -152,10 +152,11 @@ class Chronicle:
         self._began_s = now_s
 
     def warning(self, note: Note) -> str | None:
-        """The warning for a notice of the coordinator, if any; about levels only the first."""
+        """The warning for a note of the coordinator, if any; only the first one about a task's
+        level."""
         if note.what == "generation":
             return (
-                f"job {self._name!r}: a failure took log entries that nobody else held; "
+                f"job {self._name!r}: a failure took log entries that no other process held; "
                 f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
                 "have been delivered twice"
             )
@@ -176,7 +177,7 @@ class Chronicle:
         )
 
     def noted(self, note: Note, now_s: float) -> Recovery | LevelChanged | None:
-        """Take a notice of the coordinator; return the news that there are, if any."""
+        """Take a note of the coordinator; return the news for listeners, if any."""
         if note.what == "level":
             before = self._level(note.task)
             self._levels[note.task] = note, now_s
@@ -216,7 +217,7 @@ class Chronicle:
         return recovery
 
     def _level(self, task: int) -> str:
-        """Where the next layers of a task go."""
+        """The level at which the next layers of a task are kept."""
         level = self._coordinator.plan.tasks[task].level
         chosen = self._levels[task][0].level if task in self._levels else STORE
         return chosen if level == AUTO else level
@@ -390,7 +391,7 @@ class Chronicle:
 def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
     key = f"{name}: rows_in"
     rows = counted.most.get(key, 0)
-    fresh = rows - counted.told.get(key, rows)  # what it begins with, another run has counted
+    fresh = rows - counted.told.get(key, rows)  # the first value was counted by another run
     if key in counted.most:
         counted.told[key] = rows
     return OperatorProgress(

@@ -1,9 +1,9 @@
 """Which slots have been silent for too long: the driver's failure detector.
 
-Every slot beats ten times a second, whatever it does. What counts as long is learnt: on a machine
-that is busy all beats come late, and nobody is given up for that. It is an accrual failure detector
-(Hayashibara et al., 2004, as in Akka and Cassandra) with the gaps of all slots in one sample, and
-with two levels: a slot that owes a recovery an answer is given up sooner.
+Every slot beats ten times a second, whatever it does. What counts as too long is learnt: on a busy
+machine all beats come late, and no slot is given up for that. This is an accrual failure detector
+(Hayashibara et al., 2004, as in Akka and Cassandra) with the gaps of all slots in one sample and
+two limits: a slot that owes a recovery an answer is given up sooner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HUSH: Final = 0.2
 LIMIT_MAX_S: Final = 10.0
 """A silent slot is given up after this long at the latest, unless `silence_s` is longer."""
 LOOK_MAX_S: Final = 0.1
-"""If two looks are further apart than this, the driver was away, and not the slots silent."""
+"""If two looks are further apart than this, the driver was away; the slots were not silent."""
 REMEMBER_S: Final = 10.0
 """Gaps between two beats are remembered for this long ..."""
 RARE: Final = 3
@@ -31,18 +31,18 @@ RARE: Final = 3
 SLACK: Final = 3.0
 """A gap is silence if it is this many times as long as the usual one."""
 FORGIVE_S: Final = 300.0
-"""A slot that was given up has twice the time from then on, for this long; each further time that
-it is given up doubles it again, and begins this anew."""
+"""For this long, the successor of a slot that was given up has twice the time. Each further time
+doubles it again and restarts this period."""
 CALM_S: Final = 60.0
-"""But what was doubled more than once is halved again after each of these. Code that keeps all
-threads from running does so again when its step is done again, soon after the recovery, and must
-get on in the end. A process that is frozen once a minute must not come to be waited for in vain."""
+"""But a time that was doubled more than once is halved again after each of these. Code that keeps
+all threads from running does so again soon after the recovery, when its step is repeated, and must
+succeed in the end. A process that is frozen once a minute must not get ever more time."""
 STUCK_MS: Final = 30_000
 """A step that takes longer is worth a warning."""
 
 
 class _Gaps:
-    """The longest gaps of the last seconds, of however many slots."""
+    """The longest gaps of the last seconds, of all slots together."""
 
     def __init__(self) -> None:
         self._longest: deque[tuple[int, list[float]]] = deque()  # of each second
@@ -62,7 +62,7 @@ class _Gaps:
 
     @property
     def usual_s(self) -> float:
-        """What happens: the longest but two."""
+        """The third longest gap."""
         longest = nlargest(RARE, chain.from_iterable(gaps for _, gaps in self._longest))
         return longest[-1] if len(longest) == RARE else 0.0
 
@@ -70,7 +70,7 @@ class _Gaps:
 @dataclass(slots=True)
 class _Heard:
     at_s: float
-    is_told: bool = False  # that its step takes long
+    is_told: bool = False  # of its long step
 
 
 class Pulses:
@@ -79,10 +79,10 @@ class Pulses:
     Parameters
     ----------
     silence_s
-        A slot that is silent for this long is given up, and after the share :data:`HUSH` of it if a
-        recovery awaits its answer. Longer if beats are late in general; if the other slots are
-        silent, too (then it is rather the driver that is cut off); and for a slot whose place or
-        tasks belonged to one that was given up: some code keeps all threads from running.
+        A slot that is silent for this long is given up, or after the share :data:`HUSH` of it if a
+        recovery awaits its answer. The time is longer if beats are late in general; if the other
+        slots are silent, too (the driver is probably cut off); and for the successor of a slot that
+        was given up, because some code keeps all threads from running.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -92,15 +92,15 @@ class Pulses:
         self._gaps = _Gaps()
         self._doubts: dict[Hashable, tuple[int, float]] = {}  # how many, and since when
         self._looked_s: float | None = None
-        self._now_s = 0.0  # for how long the driver has listened
+        self._now_s = 0.0  # how long the driver has listened
 
     @property
     def slots(self) -> KeysView[int]:
-        """Who is listened to."""
+        """The slots that should beat."""
         return self._heard.keys()
 
     def look(self, ticks_s: float) -> None:
-        """Time has passed; what came meanwhile is heard next."""
+        """Time has passed; beats that came meanwhile are taken next."""
         if self._looked_s is not None:
             self._now_s += min(ticks_s - self._looked_s, LOOK_MAX_S)
         self._looked_s = ticks_s
@@ -110,11 +110,11 @@ class Pulses:
         self._heard[slot] = _Heard(self._now_s)
 
     def ended(self, slot: int) -> None:
-        """It is gone, or given up."""
+        """A slot is gone, or was given up."""
         self._heard.pop(slot, None)
 
     def came(self, slot: int, beat: Heartbeat) -> bool:
-        """Take a beat; whether the slot is stuck in a step, said once of each step."""
+        """Take a beat. Return whether the slot is stuck in a step, once for each step."""
         heard = self._heard[slot]
         self._gaps.add(self._now_s, self._now_s - heard.at_s)
         heard.at_s = self._now_s
@@ -127,14 +127,14 @@ class Pulses:
         asked: Callable[[], Collection[int]],
         known_by: Callable[[int], Iterable[Hashable]],
     ) -> list[int]:
-        """Whom to give up now.
+        """The slots to give up now.
 
         Parameters
         ----------
         asked
             Slots whose answer a recovery awaits.
         known_by
-            By what a slot's successor will be known: its place, its tasks.
+            The names by which a slot's successor is recognized: its place, its tasks.
         """
         shortest_s = HUSH * self._silence_s
         silences = {slot: self._now_s - heard.at_s for slot, heard in self._heard.items()}
@@ -166,8 +166,8 @@ class Pulses:
 
 
 def stuck(beat: Heartbeat, seat: Seat) -> str:
-    """What to warn of: code that does not come back."""
-    lines = f", in these lines of yours:\n{beat.lines}" if beat.lines else ""
+    """The warning about a step that does not end."""
+    lines = f", in these lines of your code:\n{beat.lines}" if beat.lines else ""
     return (
         f"{beat.task} has been in one step for {beat.long_ms // 1000} s (process {seat.pid}, "
         f"executor {seat.executor}); everything behind it waits{lines}"

@@ -1,12 +1,12 @@
-"""One task in a slot: its automaton, and what stands around it.
+"""One task in a slot: its automaton, and what the automaton needs around it.
 
 ::
 
     restoring --its layers are there--> running
     any       --another life of it, an error--> gone
 
-A resident knows nothing of the others. The slot brings it what has come for it and lets it run for
-a while. Whatever it raises is reported as an error of this task.
+A resident knows nothing of the others. The slot passes events to it and lets it run for a while.
+Whatever it raises is reported as an error of its task.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from clonos.transport.events import TaskStatistics
 STATISTICS_S: Final = 0.25
 """How often a running task reports its statistics ..."""
 TOLD_SHARE: Final = 16
-"""... and at once if the logs that it holds have grown by this part of what its slot may hold."""
+"""... and at once if the logs that it holds have grown by this part of its slot's limit."""
 FLUSH_S: Final = 0.002
 """While there are more steps to do, their output is flushed to the network this often."""
 SEALS_MANY: Final = 4
 """A task with more layers beyond its floor than this seals half as often for each further one, down
-to a sixteenth: floors hang, and layers that make none are of no use."""
+to a sixteenth: floors are held up, and layers that make no floor are of no use."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
 
@@ -58,11 +58,11 @@ class Home:
     seal_s
         Without markers: how often a task that has done something seals a layer.
     log_growth
-        Bytes of logs that a task tells of at once.
+        By how many bytes logs may grow before a task reports at once.
     dials
-        Makes what chooses the levels of a task.
+        Makes the dial of a task.
     machines
-        Makes the automaton of a task; the simulator's watches what it does.
+        Makes the automaton of a task (in the simulator, one that is checked).
     send
         Takes reports for the coordinator.
     """
@@ -84,11 +84,11 @@ class Resident:
     Parameters
     ----------
     number
-        Of this life in this slot: what was begun for another one is void.
+        The number of this life in this slot: results for other lives are void.
     command
-        What to become.
+        Which life of which task this is, and how it begins.
     standby
-        The copy that it begins with; perhaps an empty one.
+        The standby that it begins with, perhaps an empty one.
     warm
         Its source, if a standby has kept it open.
 
@@ -97,9 +97,9 @@ class Resident:
     machine
         Its automaton; None while it is restored.
     is_busy
-        Its last slice of time was too short for all that it could do.
+        Whether its last slice of time was too short for its work.
     is_over
-        It was closed.
+        Whether it was closed.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Resident:
         self.machine: TaskMachine | None = None
         self.is_busy = self.is_over = False
         self._busy_s, self._rested_at, self._has_called = 0.0, 0.0, False
-        self._began_at: float | None = None  # None: it is not its turn
+        self._began_at: float | None = None  # None: not its turn
         self._has_room = True
         self._home, self._ports = home, home.ports
         self._command, self._standby, self._source = command, standby, warm
@@ -162,7 +162,7 @@ class Resident:
 
     @property
     def layers(self) -> tuple[LayerRef, ...]:
-        """Those of its floor."""
+        """The layers of its floor."""
         return self._command.layers
 
     def missing(self) -> tuple[LayerRef, ...]:
@@ -170,7 +170,7 @@ class Resident:
         return self._standby.missing(self._command.layers)
 
     def begin(self, layers: Iterable[Layer]) -> None:
-        """Its layers are there: replay, with those who have waited for it."""
+        """Its layers are there: replay, and take the senders and commands that have waited."""
         machine = self.machine = self._make(layers)
         self._perform(machine.start())
         links = self._home.links
@@ -201,7 +201,7 @@ class Resident:
         return machine
 
     def close(self) -> None:
-        """It is over: nobody reads for it, or talks with it, any more."""
+        """Its life is over: close its source and its connections, and withdraw its calls."""
         self.is_over = True
         if self.machine is not None:
             self.machine.abandon()
@@ -216,7 +216,7 @@ class Resident:
             self._source = None
 
     def last_words(self) -> Iterator[msg.LastWords]:
-        """What this life knows, and perhaps nobody else, when it cannot go on."""
+        """What a life that cannot go on knows, and perhaps no other process does."""
         machine = self.machine
         if machine is None or not self._home.plan.causal_log:
             return
@@ -232,14 +232,14 @@ class Resident:
             yield msg.LastWords(*life[:2], position, record)
 
     def _failed(self, machine: TaskMachine) -> Sequence[Determinant]:
-        """The beginning of the entry of the live step that cannot be done."""
+        """The beginning of the log entry of the live step that has failed."""
         step, watch = self._failed_step, machine.watch
         if step is not None:
             return step.record if step.is_live else ()
         return () if watch is None or watch.condemned is None else (watch.condemned,)
 
     def complaint(self, error: Exception) -> msg.TaskError:
-        """What goes wrong in a task is reported with its place."""
+        """The report of an error in the task, with its place."""
         kind, what, where, remedy, trace = complaint_of(error)
         position = self.machine.position if self.machine is not None else 0
         incarnation = self._command.incarnation
@@ -248,7 +248,7 @@ class Resident:
     # --- what comes in --------------------------------------------------------------------------
 
     def command(self, command: msg.TaskCommand) -> None:
-        """Take a command, as soon as the state is there."""
+        """Take a command, once the state is restored."""
         if self.machine is None:
             self._waiting.append(command)
         elif isinstance(command, msg.Yield | msg.Resume):
@@ -257,7 +257,7 @@ class Resident:
             self.hear(command)
 
     def hear(self, event: ev.Event | msg.TaskCommand | None) -> None:
-        """Take what has happened; None is nothing."""
+        """Take an event; None: nothing has happened."""
         if event is not None and self.machine is not None:
             self._perform(self.machine.handle(event))
 
@@ -270,7 +270,7 @@ class Resident:
     # --- turns ----------------------------------------------------------------------------------
 
     def run(self, slice_s: float, steps_max: int, *, has_room: bool) -> None:
-        """Do steps, for so long and so many at most; without room, no new rows are read."""
+        """Take steps, within a limit of time and number; without room, read no new rows."""
         machine = self.machine
         if machine is None:
             return
@@ -285,7 +285,7 @@ class Resident:
                 self._tell_if_yielded(machine)
 
     def _tell_if_yielded(self, machine: TaskMachine) -> None:
-        """Nothing is under way any more: no step, no call, nothing that a sink has yet to write."""
+        """Tell the coordinator if nothing is under way: no step, no call, no write of a sink."""
         is_at_rest = machine.under_way is None and not machine.calls
         if not self._has_yielded and is_at_rest and machine.outbounds.is_settled:
             self._has_yielded = True
@@ -327,7 +327,7 @@ class Resident:
         self.is_busy = True
 
     def ran(self, error: Exception | None) -> None:
-        """The job of the step under way is done; `error`: what it has raised."""
+        """The job of the step under way is done; `error`: what it raised."""
         assert self.machine is not None
         step = self.machine.under_way
         self._has_called |= step is not None and step.has_called
@@ -336,7 +336,7 @@ class Resident:
         self._perform(self.machine.end(error))
 
     def _share(self, machine: TaskMachine) -> None:
-        """Logs that travel with no item go to the house-keeper, once for many steps."""
+        """Send logs that travel with no item to the house-keeper, once for many steps."""
         actions = machine.flush()
         if actions:
             self._perform(actions)
@@ -347,24 +347,24 @@ class Resident:
             return
         ready = None
         if machine.phase is Phase.REPLAYING:
-            if machine.intake.is_empty:  # else what is read again waits with the reader
+            if machine.intake.is_empty:  # else rows that are read again stay with the reader
                 ready = source.taken()
         elif machine.wants_rows and self._has_room:
             if not source.is_placed:
-                # It cannot replay: what it gave before is in the log, it goes on behind that.
+                # It cannot be read again: earlier rows are in the log, and it goes on after them.
                 source.advance(machine.intake.taken, machine.intake.cut)
             ready = source.take()
         if ready is not None:
             self._perform(machine.handle(ready))
 
     def tick(self) -> None:
-        """What is due by the clock."""
+        """Do what is due by the clock."""
         machine, now = self.machine, self._ports.clock.ticks_s()
         if machine is None:
             return
         if self._tick_at is not None and now >= self._tick_at:
             self._perform(machine.handle(ev.Tick()))
-            self._tick_at = None  # what comes of it will be heard, and that is the next occasion
+            self._tick_at = None  # its effects will bring the next event
         if self._seals_by_itself:
             self._seal_in_time(machine, now)
         if self._levels is not None:
@@ -375,7 +375,7 @@ class Resident:
             self.tell_statistics()
 
     def _seal_in_time(self, machine: TaskMachine, now: float) -> None:
-        """An interval after the first step that no layer has."""
+        """Seal one interval after the first step that is in no layer."""
         if self._news_since is None:
             self._news_since = now if machine.seals.has_news(machine) else None
         elif now >= self._seal_at(machine, self._news_since):
@@ -391,7 +391,7 @@ class Resident:
         machine = self.machine
         if machine is None:
             return
-        if machine.under_way is None:  # else the program is at work on them
+        if machine.under_way is None:  # else the program is changing them
             self._counters = {
                 **getattr(machine.program, "statistics", {}),
                 **getattr(machine.program, "traffic", {}),
@@ -424,21 +424,21 @@ class Resident:
         self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
 
     def _busy_ms(self, machine: TaskMachine) -> int:
-        """How long it has had something to do; -1: that says nothing, because it calls services in
-        the midst of steps."""
+        """How long it has been busy; -1: unknown, because it calls services in the middle of
+        steps."""
         step = machine.under_way
         if self._has_called or (step is not None and step.has_called):
             return -1
         return int(self._busy_s * 1000) + self._step_ms(machine)
 
     def _step_ms(self, machine: TaskMachine) -> int:
-        """For how long of that it is at the step under way, whose rows are yet to be counted."""
+        """How long of that it has been in the step under way, whose rows are not counted yet."""
         if machine.under_way is None or self._began_at is None:
             return 0
         return int((self._ports.clock.ticks_s() - self._began_at) * 1000)
 
     def wait_s(self) -> float:
-        """How long it has nothing to do once it is not busy, unless something comes."""
+        """How long it may sleep if nothing comes (it is not busy)."""
         machine = self.machine
         if machine is None:
             return IDLE_S
@@ -463,7 +463,7 @@ class Resident:
         self._home.send(action.report)
 
     def _announce(self, report: msg.Report) -> None:
-        """Say something in the midst of a step that the process may not survive."""
+        """Send a report at once, in the middle of a step that the process may not survive."""
         self._home.send(report)
         self._ports.network.flush()
 
@@ -487,11 +487,12 @@ class Resident:
         self._home.send(LevelInUse(self.task, self._command.incarnation, level, why))
 
     def is_first(self, ref: LayerRef) -> bool:
-        """Whether a layer that is kept now was not kept before, at another level."""
+        """Whether a layer that is kept now was not kept at another level before."""
         return self._levels is None or self._levels.stored(ref, self._ports.clock.ticks_s())
 
     def merges(self, command: MergeLayers, *, is_over: bool = False) -> None:
-        """Layers of the task are merged here, or were: that takes as long as its store takes."""
+        """Layers of the task are being merged here, or were: how long that takes shows how fast the
+        store is."""
         if self._levels is not None:
             self._levels.merges(command, self._ports.clock.ticks_s(), is_over=is_over)
 

@@ -1,4 +1,4 @@
-"""What a driver is told about its job."""
+"""The settings of a driver."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ class DriverSettings:
     Attributes
     ----------
     address
-        Where the house-keeper is reached.
+        The address of the house-keeper.
     places
         One entry per slot that the job wants: the only task it can run, or None for any.
     versions
-        What slots have to run on.
+        The versions that slots must run on.
     silence_s
-        A slot that is silent for this long is given up, though its connection stands; if a recovery
-        awaits its answer, after a fifth of that: :class:`~clonos.nodes.pulses.Pulses` has the rest.
+        A slot that is silent for this long is given up although its connection stands; after a
+        fifth of this if a recovery awaits its answer. See :class:`~clonos.nodes.pulses.Pulses`.
     answer_s
-        How long a recovery waits for a slot that is alive: one that restores its state, say.
+        How long a recovery waits for a slot that is alive, for example one that restores its state.
     gather_s
         How long complaints of slots that cannot reach each other are gathered.
     echo_s
         How long the driver may go on without having looked for a later term.
     grace_s
-        How long layers stay that nobody refers to any more.
+        How long an unreferenced layer stays.
     inflight_bytes
-        What a slot may keep in memory for receivers: at twice as much, sources wait.
+        How many bytes of items a slot may keep in memory; at twice as much, sources wait.
     log_bytes
-        What a slot may hold of logs: with half of it a floor is hurried, with more sources wait.
+        How many bytes of logs a slot may hold; at half of it a floor is hurried, beyond it sources
+        wait.
     speculation
-        Whether tasks that fall far behind their peers are overtaken.
+        Whether a task that falls far behind its peers is overtaken by a standby.
     lost_s
-        How long a machine may be away that alone has a layer on its disk.
+        How long to wait for a machine that is away and whose disk has the only copy of a layer.
     datasets
         Sources and sinks, for listeners.
     interruptions
-        Errors that end a job without saying anything against it: its journal is put in order.
+        Errors that are no fault of the job: when it ends with one, its journal is put in order.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""A job that is to settle before it ends: what its sources have taken goes through, and no more.
+"""A job that settles before it ends: sources take no more rows, and those taken are processed.
 
-If it does not settle in time, it ends all the same, or goes on as if it had not been asked. Calls
-have this time, too: those that are open at its end are made again by whoever goes on.
+If it does not settle in time, it ends all the same, or goes on as if it had not been asked to.
+Calls have the same time: the next run makes those again that are still open at the end.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from clonos.nodes.events import StopAsked
 
 
 class Settling:
-    """Whether the job is to settle, and until when.
+    """Whether the job should settle, and until when.
 
     Attributes
     ----------
     until_s
-        How long it has time; None: it was not asked to.
+        Until when it has time; None: it was not asked to.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -27,7 +27,7 @@ class Settling:
         self._otherwise: Callable[[], object] | None = None
 
     def ask(self, event: StopAsked, now_s: float) -> bool:
-        """Have it settle; whether that is new."""
+        """Have the job settle. Return whether it was not asked to before."""
         if event.settle_s is None or self.until_s is not None:
             return False
         self.until_s, self._otherwise = now_s + event.settle_s, event.otherwise
@@ -40,7 +40,8 @@ class Settling:
         return self._otherwise is not None
 
     def is_over(self, now_s: float) -> bool:
-        """Whether the job is to end now. If it goes on instead, whoever has asked is told."""
+        """Whether the job should end now. If it goes on instead, `otherwise` of the event is
+        called."""
         if self.until_s is None:
             return False
         if self._coordinator.is_at_rest:

@@ -1,10 +1,10 @@
 """A slot: the process around the automata of its tasks, or around passive standbys.
 
-Every decision of a slot is made here, and nothing here touches the world: what happens comes in as
-events, and what is to happen goes out through the ports. Production and simulator run this class.
+Every decision of a slot is made here, and nothing here touches the world: events come in, and all
+effects go out through the ports. Production and simulator run this class.
 
-The slot brings each event and command to the resident it is for, and takes turns between them; what
-belongs to one task is in :mod:`clonos.nodes.resident`.
+The slot passes each event and command to its resident, and lets the residents run in turn. What
+concerns only one task is in :mod:`clonos.nodes.resident`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ STEPS_PER_TURN: Final = 32
 TURN_S: Final = 0.01
 """The same in time: a fence waits for one long step, not for many."""
 SLICE_S: Final = 0.002
-"""Several tasks share that time; each gets this much at least."""
+"""Several tasks share that time; each gets at least this much."""
 QUEUE_MAX: Final = 16
-"""A source waits while a task of its slot has more items of it to take: what they need is time, and
-batches of a backlog are larger."""
+"""A source waits while a task of its slot has more of its items to take: that task needs the time,
+and batches of a backlog become larger."""
 DISK_BYTES: Final = 4 << 30
-"""With more than this on its disk it writes no more, and sources wait in the end."""
+"""A slot with more than this on its local disk writes no more, so that sources wait in the end."""
 ROOM_S: Final = 0.02
-"""How often a slot looks whether it keeps too much."""
+"""How often a slot checks whether it keeps too much in memory."""
 DISK_RETRY_S: Final = 1.0
-"""After a write that has failed (the disk is full, say) it looks again only after this time."""
+"""After a failed write (say, the disk is full) it checks again only after this time."""
 SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 _NOBODY_ELSE_KNOWS: Final = (CannotConnect, AuthenticationFailed)
@@ -77,13 +77,11 @@ class SlotNode:
         See :data:`~clonos.core.throttle.INFLIGHT_BYTES`, :data:`DISK_BYTES`,
         :data:`~clonos.core.throttle.LOG_BYTES`.
     machines
-        Makes the automaton of a task; the simulator's watches what it does.
+        Makes the automaton of a task (in the simulator, one that is checked).
 
     Attributes
     ----------
-    is_over
-        The process should end.
-    lost
+    is_over Whether the process should end. lost
         Why it lost the driver, if only Spark can tell the driver.
     """
 
@@ -110,7 +108,7 @@ class SlotNode:
         self._room_at = 0.0
         self._control: Connection | None = None
         self._came: deque[Heard] = deque()
-        self._layers: list[Heard] = []  # for which the track was not free
+        self._layers: list[Heard] = []  # that came while the track was busy
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
         growth = log_bytes // TOLD_SHARE
@@ -122,7 +120,7 @@ class SlotNode:
         self._restoring: dict[int, Resident] = {}  # by ticket
         self._keeping = Keeping(ports, self._tickets, self._send, self._on_fetch_failed)
         self._copies = Copies(plan, ports, self._tickets, self._send, self._keeping.fetch)
-        self._pieces: list[msg.LogPiece] = []  # of the logs of the next lives here
+        self._pieces: list[msg.LogPiece] = []  # of the logs that next lives here replay
         self._on_event: dict[type[Any], Callable[[Any], None]] = {
             ChannelOpened: self._on_channel_opened,
             ChannelClosed: self._on_channel_closed,
@@ -165,18 +163,18 @@ class SlotNode:
 
     @property
     def progress(self) -> int:
-        """Steps that the tasks here have done; any thread may ask."""
+        """How many steps the tasks here have done; any thread may ask."""
         return sum(machine.position for machine in self.machines)
 
     def name_of(self, life: int) -> str:
-        """Whose life this is; any thread may ask."""
+        """The name of the task with this life; any thread may ask."""
         residents = list(self._residents.values())
         return next((r.spec.name for r in residents if r.number == life), "a task that is over")
 
     # --- turns ------------------------------------------------------------------------------
 
     def join(self, control: Connection) -> None:
-        """Commands come on this connection, reports go there."""
+        """Commands come on this connection, and reports are sent on it."""
         self._control = control
 
     def turn(self, events: Iterable[Heard]) -> float:
@@ -209,8 +207,8 @@ class SlotNode:
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
 
     def _order(self) -> list[Resident]:
-        """Whose turn is when. It is in nobody's log, so any order will do: with senders before
-        receivers, an item crosses the slot in one turn."""
+        """The order of the residents' turns. It is in no log, so any order will do: with senders
+        before receivers, an item crosses the slot in one turn."""
         return [self._residents[task] for task in sorted(self._residents)]
 
     def _run(self, resident: Resident) -> None:
@@ -250,7 +248,8 @@ class SlotNode:
         self._copies.close()
 
     def _let(self, resident: Resident, act: Callable[..., None], *arguments: Any) -> None:
-        """Whatever goes wrong in a task is reported with its place; the slot itself stays."""
+        """Let a resident act. An error is reported with the task's name; the slot itself goes
+        on."""
         try:
             act(*arguments)
         except Exception as error:  # noqa: BLE001 - reported, and the job ends with it
@@ -282,7 +281,7 @@ class SlotNode:
             self._feed(self._links.heard(conn, message))
 
     def _feed(self, event: ev.ChannelEvent | None) -> None:
-        """Something has happened to a channel: one of its ends is here."""
+        """Pass an event of a channel to the resident at the end that is here."""
         if event is None:
             return
         channel = self._plan.channels[event.channel]
@@ -324,7 +323,7 @@ class SlotNode:
             return
         self._feed(self._links.closed(event))
         if isinstance(event.error, (MalformedMessage, SchemaMismatch)):
-            # It would be sent again, and again be refused.
+            # The same message would be sent and refused again and again.
             channel = self._plan.channels[event.channel]
             end = channel.receiver if event.side == "receiver" else channel.sender
             resident = self._residents.get(end)
@@ -332,7 +331,8 @@ class SlotNode:
                 self._failed(resident, event.error)
 
     def _of(self, life: int) -> Resident | None:
-        """Whose life this is: what was begun for one that is over is void."""
+        """The resident with this life; None if the life is over, so that results for it are
+        void."""
         return next((r for r in self._residents.values() if r.number == life), None)
 
     def _on_stored(self, event: node_events.Stored) -> None:
@@ -404,7 +404,7 @@ class SlotNode:
         self._pieces.append(piece)
 
     def _on_activate(self, command: msg.Activate) -> None:
-        """Take a task in, or another life of it; standbys of what is not of its cell must go."""
+        """Begin a life of a task here, and drop the standbys of other cells."""
         task, life = command.task, command.incarnation
         pieces = [p.runs for p in self._pieces if (p.task, p.incarnation) == (task, life)]
         self._pieces = [p for p in self._pieces if p.task != task]
@@ -419,7 +419,7 @@ class SlotNode:
         self._let(resident, self._restore, resident)
 
     def _on_drop(self, command: msg.Drop) -> None:
-        """A copy is wanted no more, or a task has moved."""
+        """A standby is no longer wanted, or a task has moved away."""
         if (resident := self._residents.pop(command.task, None)) is not None:
             resident.close()
         else:
@@ -435,8 +435,8 @@ class SlotNode:
             self._on_fetched(node_events.Fetched(ticket, ()))
 
     def _tell_reached(self) -> None:
-        """Who may not have been reached before is now: the coordinator tells an outage that heals
-        from a channel that never comes about."""
+        """Tell the coordinator which receivers were reached, so that it can distinguish an outage
+        that heals from a channel that never connects."""
         if not self._links.reached:
             return
         reached, self._links.reached = self._links.reached, {}

@@ -18,7 +18,7 @@ class Standby:
     Parameters
     ----------
     make
-        The task's program, fresh.
+        Makes a new program of the task.
     """
 
     def __init__(self, make: Callable[[], Program]) -> None:
@@ -28,20 +28,21 @@ class Standby:
 
     @property
     def program(self) -> Program:
-        """What the layers are applied to; made where user code runs, when it is needed."""
+        """The program to which layers are applied; made when needed, in the thread of user code."""
         if self._program is None:
             self._program = self._make()
         return self._program
 
     @property
     def epoch(self) -> int:
-        """Of the newest layer that was applied; 0: none was."""
+        """The epoch of the newest applied layer; 0: none."""
         return self.floor.epoch if self.floor is not None else 0
 
     def missing(self, refs: Sequence[LayerRef]) -> tuple[LayerRef, ...]:
         """Return those of a task's layers that remain to be applied, in order."""
         if refs and 0 < self.epoch < refs[0].epoch:
-            # The bottom layers were merged past us: what was deleted meanwhile is not in them.
+            # The bottom layers were merged beyond our epoch: they no longer say what was deleted
+            # since.
             self._program = self.floor = None
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
 
@@ -58,11 +59,11 @@ class Copies:
     Parameters
     ----------
     tickets
-        Numbers for what is asked of the store.
+        Numbers for requests to the store.
     tell
-        Takes what each copy has come to.
+        Takes reports on how far each copy has come.
     fetch
-        Gets layers: all that have to be there first, and those that are wanted.
+        Fetches layers, given those that must be there first and those that are to be read.
 
     Attributes
     ----------
@@ -82,7 +83,7 @@ class Copies:
         self._plan, self._ports, self._tickets, self._tell = plan, ports, tickets, tell
         self._fetch = fetch
         self._to_follow: dict[int, msg.Follow] = {}  # by task, the newest of each; in order
-        self._following: tuple[int, msg.Follow] | None = None  # with its ticket
+        self._following: tuple[int, msg.Follow] | None = None  # ticket, command
         self._warm: dict[int, Prefetch] = {}  # of source tasks
 
     def follow(self, command: msg.Follow) -> None:
@@ -107,7 +108,7 @@ class Copies:
             standby = self._standby(command.task)
             standby.apply(layers)
             self._warm_up(command.task, standby)
-        except Exception:  # noqa: BLE001 - a standby that cannot follow is none; it starts over
+        except Exception:  # noqa: BLE001 - a standby that cannot follow starts over
             self._forget(command.task)
         else:
             self._tell(msg.Followed(command.task, standby.epoch))
@@ -133,13 +134,13 @@ class Copies:
             self._warm[task].advance(*place)
 
     def fetched(self, ticket: int, layers: Iterable[Layer]) -> None:
-        """Layers have come; who asked for them may be gone."""
+        """Layers were fetched; the request for them may be void by now."""
         if self._following is not None and ticket == self._following[0]:
             self._apply(self._following[1], layers)
             self._follow_next()
 
     def fetch_failed(self, ticket: int) -> None:
-        """... or cannot be had."""
+        """Layers could not be fetched."""
         if self._following is not None and ticket == self._following[0]:
             task, self._following = self._following[1].task, None
             self._forget(task)

@@ -1,10 +1,10 @@
-"""How sure a driver is that it still drives.
+"""How sure a driver is that no later term has begun.
 
-Another driver may have begun a later term: from a copy of the journal, made while this process was
-frozen, say. So the driver looks for later terms now and then. When it has been asleep, it is
-*unsure*: it hears nothing, and so lets nothing out, until it has looked. If the place cannot be
-reached, or does not answer for a while, the journal's lock has to do as a proof: then the job goes
-on, *blind*, and deletes nothing.
+Another driver may have begun a later term, for example from a copy of the journal made while this
+process was frozen. So the driver looks for later terms now and then. When it has been asleep, it is
+*unsure*: it takes no events, and so releases nothing, until it has looked. If the checkpoint's
+folder cannot be reached, or does not answer for a while, the journal's lock has to suffice: the job
+goes on, *blind*, and deletes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOKS: Final = 3.0
 
 
 class Tenure(Enum):
-    """Of a driver."""
+    """How sure a driver is that no later term has begun."""
 
     HELD = "held"
     UNSURE = "unsure"
@@ -33,7 +33,7 @@ class Tenure(Enum):
 
 
 class Sight(Enum):
-    """What is seen of later terms."""
+    """The outcome of a look for later terms."""
 
     OURS = "looked, ours"
     HIDDEN = "cannot be looked for"
@@ -63,7 +63,7 @@ TENURE: Final = Table(
 
 @dataclass(frozen=True, slots=True)
 class TermSeen:
-    """What a look for later terms has come to. Another's is the end: an error follows."""
+    """A look for later terms has an outcome. If the newest term is another's, an error follows."""
 
     sight: Sight
 
@@ -74,7 +74,7 @@ class Term:
     Parameters
     ----------
     look
-        Asks whether there is a later term; what is seen is told later.
+        Starts a look for a later term; the outcome comes later.
     echo_s
         See :data:`ECHO_S`.
     """
@@ -83,10 +83,10 @@ class Term:
         self._machine = TENURE.machine(f"the term of {name}")
         self._look, self._echo_s = look, echo_s
         self._ticks_s = self._wall_s = 0.0
-        self._now_s = 0.0  # as the faster of two clocks has it: one stands still while we sleep
-        self._sure_s = 0.0  # until when nothing was amiss, or since when we wait for an answer
-        self._awake_s = 0.0  # since when we are
-        self._began_s: float | None = None  # the look that is under way
+        self._now_s = 0.0  # by the faster of two clocks: one stands still while we sleep
+        self._sure_s = 0.0  # when the newest good look began, or since when we wait for one
+        self._awake_s = 0.0  # since when we are awake
+        self._began_s: float | None = None  # the look under way
         self._next_s = echo_s / LOOKS
         self._is_new = True
         self._unheard: list[Any] = []
@@ -101,12 +101,12 @@ class Term:
 
     @property
     def may_delete(self) -> bool:
-        """Whether what this driver refers to is what counts."""
+        """Whether this driver's journal is certain to be the one that counts."""
         return self._machine.state is Tenure.HELD
 
     def tick(self, ticks_s: float, wall_s: float) -> None:
         """Time has passed: grow unsure, or look again."""
-        if self._is_new:  # it has been claimed just now
+        if self._is_new:  # the term has just been claimed
             self._ticks_s, self._wall_s, self._is_new = ticks_s, wall_s, False
         passed_s = max(ticks_s - self._ticks_s, wall_s - self._wall_s, 0.0)
         self._ticks_s, self._wall_s = ticks_s, wall_s
@@ -122,7 +122,7 @@ class Term:
             self._look()
 
     def admit(self, heard: Sequence[Any]) -> Sequence[Any]:
-        """What is to be handled now of what has come: nothing, while nobody knows who drives."""
+        """The events to handle now, of those that have come: none while we are unsure."""
         if not self.is_unsure and not self._unheard:
             return heard
         for thing in heard:
@@ -136,7 +136,7 @@ class Term:
         return now
 
     def seen(self, sight: Sight) -> None:
-        """A look has come to something. It says how things were when it began."""
+        """A look has an outcome, which says how things were when the look began."""
         began_s, self._began_s = self._began_s, None
         assert began_s is not None
         is_old = began_s < self._awake_s or self._now_s - began_s > self._echo_s

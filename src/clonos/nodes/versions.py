@@ -1,4 +1,4 @@
-"""What must be the same in all processes of a job for a replay to be bit-exact."""
+"""What must be the same in all processes of a job so that replays are bit-exact."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ HASH_SEED: Final = "PYTHONHASHSEED"
 """Spark sets it for its workers."""
 MACHINE: Final = "machine"
 CPU: Final = "CPU features of NumPy"
-"""NumPy chooses its functions by what the processor can do, and they differ in the last bit: with
-AVX-512 and without, `exp`, `log`, `tan`, `power` and others do. Arrow chooses, too (`simd_level`),
-but its sums, means, variances and products have the same bits at every level."""
+"""NumPy chooses its functions by what the processor can do, and their results may differ in the
+last bit: those of `exp`, `log`, `tan`, `power` and others do with and without AVX-512. Arrow
+chooses, too (`simd_level`), but its sums, means, variances and products have the same bits at every
+level."""
 OF_SLOTS: Final = frozenset({HASH_SEED, MACHINE, CPU})
-"""What must be the same in all slots. The driver replays nothing: its own does not matter."""
+"""What must be the same in all slots. The driver replays nothing, so it may have others."""
 SAME_ENVIRONMENT: Final = (
     "use the same environment everywhere (spark.pyspark.python, or spark.archives with a packed"
     " environment)"
@@ -36,12 +37,13 @@ def is_fixed(hash_seed: str) -> bool:
 
 
 def check_versions(register: Register, first: Register, driver: Mapping[str, str]) -> None:
-    """Compare what a slot runs on with the driver, and what only slots have with the first of them.
+    """Compare a slot's versions with the driver's or, where only slots matter, with the first
+    slot's.
 
     Raises
     ------
     OtherVersion
-        Something differs, or hash seeds are drawn: a replay there could give something else.
+        Something differs, or hash seeds are random: a replay there could have another result.
     """
     where = f"slot {register.slot} on {register.host}"
     seed = register.versions.get(HASH_SEED, "")

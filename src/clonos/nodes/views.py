@@ -16,7 +16,7 @@ from clonos.core.plan import Incarnation
 STAGES: Final = ("detected", "fenced", "fetched", "activated", "restored", "live")
 """Stages of a recovery, in order."""
 PARTS: Final = ("fence", "logs", "slot", "restore", "replay")
-"""What it does from one stage to the next."""
+"""The parts of a recovery, from one stage to the next."""
 
 
 class Told:
@@ -32,11 +32,11 @@ class Told:
 class OperatorProgress(Told):
     """One operator, in one task or in all its tasks together.
 
-    ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it
-    left out, by reason (``bad_records``, ``late_rows``). ``calls``: those that were answered;
-    ``cost``: what they have cost, in the unit of ``cost=``; ``hits``: questions that a remembered
-    answer has answered instead; ``tokens``: what the calls have taken of them; ``unknown``: effects
-    that the job went on without, as nobody knows whether they were made.
+    ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it left
+    out, by reason (``bad_records``, ``late_rows``). ``calls``: those that were answered; ``cost``:
+    what they have cost, in the unit of ``cost=``; ``hits``: questions answered from memory instead;
+    ``tokens``: how many the calls have used; ``unknown``: effects that the job went on without, as
+    nobody knows whether they were made.
     """
 
     name: str
@@ -54,10 +54,10 @@ class OperatorProgress(Told):
 @dataclass(frozen=True)
 class Spent(Told):
     """What an operator has spent on calls whose answers are in the log, in all runs with this
-    checkpoint; ``cost`` is in the unit of ``cost=``. ``hits``: questions that an answer from memory
-    (``cache_ttl=``) has answered instead; they are no calls, and cost nothing. ``tokens``: as
-    ``tokens=`` counts them. ``unknown``: those of the calls that are effects of which nobody knows
-    whether they were made, and that the job went on without (``on_unknown="on_error"``)."""
+    checkpoint; ``cost`` is in the unit of ``cost=``. ``hits``: questions answered from memory
+    (``cache_ttl=``) instead; these are no calls, and cost nothing. ``tokens``: as ``tokens=``
+    counts them. ``unknown``: how many of the calls are effects that the job went on without
+    (``on_unknown="on_error"``), as nobody knows whether they were made."""
 
     calls: int
     cost: float
@@ -70,10 +70,10 @@ class Spent(Told):
 class TaskProgress(Told):
     """One task.
 
-    Rows and batches are those of the steps that its state consists of, since the job's very
-    beginning: what is replayed, or done again after a loss, is counted once, and counts never go
-    down. While a task recovers they stand still. If steps were lost with a task before anybody
-    had heard of their output, counts may be ahead by their rows until the task is there again.
+    Rows and batches are those of all steps that its state consists of, since the job first began:
+    steps that are replayed, or repeated after a loss, count once, and counts never go down. While a
+    task recovers they stand still. If a task dies with steps of which no other process has heard,
+    counts may be ahead by the rows of these steps until the task has caught up.
 
     Attributes
     ----------
@@ -83,40 +83,41 @@ class TaskProgress(Told):
     incarnation
         Term and number of its life: ``"1.2"``.
     slot, executor, pid
-        Where it runs; None while it runs nowhere.
+        Where it runs; None while it does not run.
     rows_per_s
         Rows taken in since the progress before.
     latency_ms
         The longest time from the reading of a row at its source to the end of a step with it
         here, since the progress before; None if there was none.
     backlog_bytes
-        What its receivers have not taken yet.
+        Size of the items that its receivers have not taken yet.
     in_flight_bytes
-        What it keeps in memory in case its receivers need it again.
+        Size of the items that it keeps in memory in case its receivers need them again.
     spilled_bytes
-        What it keeps on its local disk for them.
+        Size of those that it keeps on its local disk.
     log_bytes
-        Entries of all logs that it holds, its own and others'.
+        Size of all log entries that it holds, of its own log and others'.
     log_bytes_per_row
-        Size of its own log's entries over the rows they are about, in its present life.
+        Size of the entries of its own log per row, in its present life.
     steps_to_replay
-        What a recovery would repeat: its steps since its floor.
+        How many steps a recovery would replay: those since its floor.
     state_bytes
-        What is stored of it, as of the newest checkpoint.
+        Size of its state as stored, as of the newest checkpoint.
     standbys
         How many copies are filled.
     current_standbys
-        How many of them have the newest checkpoint: one that has takes over with all of the state
-        in memory.
+        How many of them have the newest checkpoint. Such a copy takes over with all of the state in
+        memory.
     lag
-        Messages in its partitions that it has not read yet, as of some seconds ago; None: it reads
-        nothing whose end is known. Only Kafka's is.
+        Messages in its partitions that it has not read yet, as of some seconds ago; None: unknown.
+        Only Kafka tells.
     persistence
         Where its state is kept: ``"store"``, ``"local"``, ``"memory"``, or ``"auto"``.
     level
-        Where its next layers go: with "auto" the level in use now, else the same as `persistence`.
+        Where its next layers are kept: with "auto" the level in use now, else the same as
+        `persistence`.
     level_for_s
-        For how many seconds this level has been in use; None: ever since the task came to life.
+        For how many seconds this level has been in use; None: since this life of the task began.
     level_why
         Why this is not the strongest level; empty if it is.
     """
@@ -168,8 +169,8 @@ class CheckpointProgress(Told):
 
 @dataclass(frozen=True)
 class HistoryProgress(Told):
-    """What a job has kept of its past: how many points one can go back to, when the oldest of them
-    was (UTC, ISO 8601), and what all takes beyond the newest checkpoint."""
+    """The history of a job: how many points it has, the time of the oldest (UTC, ISO 8601), and the
+    size of all that is kept beyond the newest checkpoint."""
 
     points: int
     since: str | None
@@ -183,7 +184,7 @@ class JobProgress(Told):
     Attributes
     ----------
     run_id
-        Of this start of the job; also the job group of its Spark jobs.
+        Identifies this start of the job; also the job group of its Spark jobs.
     number
         1, 2, ...
     timestamp
@@ -195,7 +196,7 @@ class JobProgress(Told):
     generation
         How often availability was chosen over consistency.
     reports
-        Messages of the slots that all this was made of, in this run: four a second and task.
+        How many messages of slots this is made from, in this run: four per second and task.
     """
 
     name: str
@@ -226,8 +227,7 @@ class Dataset:
     """What a source reads or a sink writes.
 
     ``operator``: its name in the job; ``kind``: such as "files", "kafka" or "parquet"; ``place``:
-    where, without secrets (None: nowhere that has a name); ``columns``: names and types, in Spark's
-    words.
+    where, without secrets (None: it has no name); ``columns``: names and Spark's types.
     """
 
     operator: str
@@ -246,7 +246,7 @@ class Datasets:
 
 @dataclass(frozen=True)
 class JobStarted(Told):
-    """A job begins. ``term``: how often it was started with its checkpoint; ``inputs``,
+    """A job begins. ``term``: how often it was started with this checkpoint; ``inputs``,
     ``outputs``: its sources and sinks."""
 
     name: str
@@ -288,21 +288,22 @@ class LevelChanged(Told):
 class Recovery:
     """One recovery of one task, with the moment (s, monotonic) that each stage was reached.
 
-    ``detected``: the control stream ended. ``fenced``: every live task downstream
-    refuses the old life.
-    ``fetched``: the longest prefix of the log is in the house-keeper. ``activated``: a slot has
-    been told. ``restored``: state and log are loaded there. ``live``: the log is replayed.
+    ``detected``: the control stream ended. ``fenced``: every live task downstream refuses the old
+    life. ``fetched``: the longest prefix of the log is in the house-keeper. ``activated``: a slot
+    was told to become the task. ``restored``: state and log are loaded there. ``live``: the log is
+    replayed.
 
     Attributes
     ----------
     log_length
-        Entries of its log that had survived.
+        How many entries of its log had survived.
     state_bytes
-        Of all layers that its state was restored from.
+        Size of all layers from which its state was restored.
     store_bytes
-        Of those that its standby did not have in memory, and that came from where they are `kept`.
+        Size of those that its standby did not have in memory and that were read from where they are
+        `kept`.
     kept
-        Where that is: ``"store"``, ``"local"`` or ``"memory"``.
+        ``"store"``, ``"local"`` or ``"memory"``.
 
     Examples
     --------
@@ -327,10 +328,10 @@ class Recovery:
 
     @property
     def level(self) -> str | None:
-        """Where its state came from: ``"standby"``, if that had all of it in memory; ``"store"``,
-        if some came from the checkpoint store, ``"local"``, from the disk of a machine, or
-        ``"memory"``, from another process; ``"start"``, if there was no checkpoint yet. None: it is
-        not restored yet.
+        """Where its state came from: ``"standby"`` if a standby had all of it in memory;
+        ``"store"``, ``"local"`` or ``"memory"`` if some was read from the checkpoint store, from a
+        machine's disk or from another process; ``"start"`` if there was no checkpoint yet. None: it
+        is not restored yet.
         """
         if "restored" not in self.stages:
             return None
@@ -346,8 +347,8 @@ class Recovery:
     def parts(self) -> dict[str, tuple[float, float]]:
         """When each part began and ended, as far as it is over (s, monotonic).
 
-        ``"fence"``, ``"logs"``, ``"slot"`` (until there is one to go on in), ``"restore"``,
-        ``"replay"``. One that another has overtaken took no time.
+        ``"fence"``, ``"logs"``, ``"slot"`` (waiting for one), ``"restore"``, ``"replay"``. A part
+        that ended before the one before it took no time.
         """
         parts, last = {}, self.stages["detected"]
         for part, stage in zip(PARTS, STAGES[1:], strict=True):
@@ -391,8 +392,8 @@ class TaskView:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A slot as it is now. ``runs``: the names of its tasks; ``keeps``: the standbys that are
-    filled up to some floor."""
+    """A slot as it is now. ``runs``: the names of its tasks; ``keeps``: the names of the tasks
+    whose standbys here are filled up to some floor."""
 
     place: int
     pid: int
@@ -409,9 +410,9 @@ class JobEvent:
     ``what``: the stages of a recovery ("detected" to "live"); "floor": the checkpoint `value` is
     complete; "standby": a copy of the task has reached checkpoint `value`; "orphan": a task has to
     go back with a failed one; "generation": rows may have been delivered twice from here on;
-    "moving", for each task of a cell: it is fenced, to go on elsewhere; then, for the first of
-    them, "moved" or "stayed"; "rival", for the first of a cell that was slow: it is overtaken, and
-    recovers.
+    "moving", for each task of a cell: it is fenced, to go on in another slot; then, for the first
+    task, "moved" or "stayed"; "rival", for the first task of a slow cell: the cell is overtaken,
+    and recovers.
     """
 
     what: str
@@ -427,13 +428,13 @@ class DriverView:
     Attributes
     ----------
     recent
-        The newest progresses, oldest first.
+        The newest progress reports, oldest first.
     recoveries
-        Of this run, in order of detection.
+        Those of this run, in order of detection.
     floor
-        The newest checkpoint that was completed in this run; 0: none.
+        The newest checkpoint completed in this run; 0: none.
     generation
-        The one that was begun in this run; 0: none.
+        The newest generation that began because a loss was forgiven; 0: none.
     orphans
         How many tasks had to go back because others failed.
     dropped

@@ -1,7 +1,7 @@
-"""A driver that waits until another one has ended: its slots are there already.
+"""A driver that waits until another one has ended, with its slots in place already.
 
-They register as with any driver, and have nothing to do yet. So whoever takes a job over, or goes
-on with it with another graph, has processes that need only be told what to run.
+The slots register as with any driver, and have nothing to do yet. So a driver that takes a job
+over, or continues it with another graph, only has to tell these processes what to run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from clonos.nodes.settings import DriverSettings
 from clonos.transport.events import ControlLost, ControlOpened
 
 PAUSE_MAX_S: Final = 1.0
-"""A pause between two turns counts as this at most: if it was longer, the process did not run."""
+"""A longer pause between two turns counts as this: the process did not run."""
 
 
 def places_of(plan: Plan, launcher: Launcher, settings: DriverSettings) -> Places:
-    """The places of a job; nothing was launched yet."""
+    """The places of a job, none of them launched yet."""
     return Places(
         settings.name,
         settings.places,
@@ -35,7 +35,7 @@ def places_of(plan: Plan, launcher: Launcher, settings: DriverSettings) -> Place
 
 
 class Waiting:
-    """Slots that are ready, before there is a job for them.
+    """Slots that are ready before there is a job for them.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Waiting:
     ready
         Slots that have registered and have not gone, by number.
     now_s
-        For how long it has waited: the time of its places.
+        How long it has waited: the clock of its places.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Waiting:
         self.places.launch_all(self.now_s)
 
     def turn(self, heard: Sequence[Any], ticks_s: float) -> None:
-        """Handle what has come. Pulses are not counted: a slot that is silent is found out when
-        there is something to do.
+        """Handle events. Heartbeats are ignored: silent slots are found when there is something to
+        do.
 
         Raises
         ------
@@ -113,6 +113,6 @@ class Waiting:
             raise error
 
     def dismiss(self) -> None:
-        """They are not needed after all."""
+        """The slots are not needed after all: end them."""
         self.places.close()
         self.places.cancel_all()

@@ -1,4 +1,4 @@
-"""Outcomes of calls: the answer as it is logged, or the error."""
+"""Outcomes of calls: the answer or the error, as it is logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clonos.runtime.effects import by_engine, unknown
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
 ERROR_BYTES_MAX: Final = 16 << 10
-"""Errors are kept there, too; of longer ones, the beginning of the message."""
+"""Errors are kept there, too; of a longer one only the beginning of its message."""
 
 
 def encoded(answer: Any) -> bytes:
@@ -22,7 +22,7 @@ def encoded(answer: Any) -> bytes:
     Raises
     ------
     AnswerTooLarge, UnencodableValue
-        It cannot be.
+        It cannot be logged.
     """
     encoded = encode(answer)
     if len(encoded) > ANSWER_BYTES_MAX:
@@ -34,7 +34,7 @@ def encoded(answer: Any) -> bytes:
 
 
 def given_up(call: CallId, request: Request, why: str, trace: str) -> Outcome:
-    """The outcome of a call that nobody waits for any more, whatever it does."""
+    """The outcome of a call that is given up, whatever it still does."""
     policy = request.service
     said = f"no answer within {policy.timeout_s:g} s: {why}"
     error: Exception = by_engine(TimeoutError(said))
@@ -45,7 +45,7 @@ def given_up(call: CallId, request: Request, why: str, trace: str) -> Outcome:
 
 
 def failed(call: CallId, request: Request, error: BaseException, attempts: int, ms: int) -> Outcome:
-    """The outcome of a call that has raised, however strange the error is."""
+    """The outcome of a call that has raised, however strange the error."""
     try:
         encoded = encode_error(error)
     except BaseException:  # noqa: BLE001 - its text is user code, too

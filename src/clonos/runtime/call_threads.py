@@ -1,4 +1,4 @@
-"""Threads for calls of plain functions: an attempt that nobody waits for any more keeps its own."""
+"""Threads for calls of plain functions: an attempt that was given up keeps its thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS_MAX: Final = 128
 
 
 class CallThreads:
-    """Belongs to the event loop of the calls."""
+    """The threads for one operator's calls; used only in the event loop of the calls."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(THREADS_MAX, f"clonos-call-{name}")
@@ -55,7 +55,7 @@ class CallThreads:
         Parameters
         ----------
         key, late
-            Where a call is put, under which name, that is given up and goes on, while it does.
+            If the call is given up and goes on, it is put into `late` under this key.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -87,7 +87,7 @@ class CallThreads:
                 self._changed.set()
             raise
         finally:
-            del running  # it has the error, whose traceback leads here: a cycle
+            del running  # it has the error, whose traceback refers to this frame: a cycle
 
     def close(self) -> None:
         """No call begins any more."""

@@ -1,7 +1,7 @@
-"""Watches over the event loop of the calls: one coroutine that blocks keeps all of them waiting.
+"""Watches the event loop of the calls: one coroutine that blocks keeps all calls waiting.
 
-Nothing of the loop runs then, no timeout either. So calls whose time is over come to their end
-here, in a thread of its own, and the user hears which lines it is.
+While it blocks, the loop runs nothing, not even timeouts. So this module's own thread gives up the
+calls whose time is over, and warns the user of the lines that block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from clonos.core.calls import CallId, Outcome, Request
 LOGGER: Final = logging.getLogger("clonos")
 
 BEAT_S: Final = 0.25
-"""How often the loop says that it runs."""
+"""How often the loop shows that it runs."""
 BLOCKED_S: Final = 1.0
-"""A loop that has said nothing for so long is blocked, if it is in user code."""
+"""A loop that has shown nothing for this long is blocked, if it is in user code."""
 
 GiveUp = Callable[[int, Sequence[tuple[CallId, Request]], str], None]
-"""Is told of calls of a life whose time is over, and of the lines that have blocked the loop."""
+"""Called with a life, its calls whose time is over, and the lines that have blocked the loop."""
 
 
 class CallWatch:
@@ -33,7 +33,7 @@ class CallWatch:
     Parameters
     ----------
     give_up
-        Called in a thread of ours.
+        Called in the thread of the watch.
     """
 
     def __init__(self, give_up: GiveUp) -> None:
@@ -66,13 +66,13 @@ class CallWatch:
             self._open[life].update((call, (request, now)) for call, request in calls)
 
     def over(self, life: int, outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
-        """Those of these whose call was not given up meanwhile."""
+        """The outcomes whose call was not given up meanwhile."""
         with self._lock:
             ours = self._open.get(life, {})
             return tuple(o for o in outcomes if ours.pop(o.id, None) is not None)
 
     def is_open(self, life: int, call: CallId) -> bool:
-        """Whether it was not given up."""
+        """Whether a call was not given up."""
         with self._lock:
             return call in self._open.get(life, ())
 
@@ -88,15 +88,15 @@ class CallWatch:
             now = time.monotonic()
             if now - self._beat_s < BLOCKED_S:
                 self._has_warned = False
-            elif lines := users_lines(self._thread_of_loop):  # else the machine is busy
+            elif lines := users_lines(self._thread_of_loop):  # else only the machine is busy
                 self._is_blocked(now, lines)
 
     def _is_blocked(self, now: float, lines: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             LOGGER.warning(
-                "a coroutine has kept all calls of this process waiting for %.1f s. Await what "
-                "takes a while, or pass a plain function: it runs in a thread. It is here:\n%s",
+                "a coroutine has kept all calls of this process waiting for %.1f s. Await slow "
+                "operations, or pass a plain function, which runs in a thread. It is here:\n%s",
                 now - self._beat_s,
                 lines,
             )
@@ -104,7 +104,7 @@ class CallWatch:
             self._give_up(life, calls, lines)
 
     def _overdue(self, now: float) -> dict[int, list[tuple[CallId, Request]]]:
-        """Calls that have had no answer for as long as they may, and the loop was blocked."""
+        """Calls that have had no answer within their time, all of it while the loop was blocked."""
         found: dict[int, list[tuple[CallId, Request]]] = {}
         with self._lock:
             for life, calls in self._open.items():

@@ -1,7 +1,7 @@
-"""Calls that take a while, made beside the steps: in an event loop, or in threads.
+"""Calls that take a while, made outside of steps: in an event loop, or in threads.
 
-One loop, in a thread of its own, serves all tasks of a slot. It begins with the first call. What
-tells calls apart, and what they mean, is the automaton's business (:mod:`clonos.core.calls`).
+One loop, in a thread of its own, serves all tasks of a slot. It begins with the first call. The
+automaton names calls and knows what they mean (:mod:`clonos.core.calls`).
 
 Whatever user code does here, each call comes to an outcome, unless its life is over before.
 """
@@ -37,9 +37,9 @@ from clonos.storage.retry_after import asked_to_wait_s
 CLOSE_S: Final = 2.0
 """Time for services to close when the slot ends."""
 END_S: Final = 1.0
-"""Time for a coroutine to end that was cancelled because its time is over."""
+"""Time for a coroutine to end that was cancelled after its timeout."""
 STUBBORN_MAX: Final = 1000
-"""Coroutines per life of a task that have not ended then: while there are more, none begins."""
+"""If this many coroutines of a life of a task have not ended by then, no other begins."""
 
 
 Named = Mapping[str, Any]
@@ -56,7 +56,7 @@ class CallRunner:
     Parameters
     ----------
     put
-        Takes :class:`~clonos.nodes.events.CallsOver`; called in threads of ours.
+        Takes :class:`~clonos.nodes.events.CallsOver`; called in the threads of this module.
     """
 
     def __init__(self, put: Callable[[CallsOver], None]) -> None:
@@ -64,7 +64,7 @@ class CallRunner:
         self._watch = CallWatch(self._give_up)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._lives: dict[int, _Life] = {}  # the loop's own, as is all below
+        self._lives: dict[int, _Life] = {}  # used in the loop only, as is all below
         self._over: dict[int, list[Outcome]] = defaultdict(list)
         self._closing: set[asyncio.Future[None]] = set()
         self._pulse: Pulse | None = None
@@ -105,7 +105,7 @@ class CallRunner:
         self._watch.start()
         self._loop.call_soon(self._beat, self._loop)
         while not self._is_closed:
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task of the user's
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised in a user's task
                 self._loop.run_forever()
         lives = (ours.end() for ours in self._lives.values())
         closing = [*self._closing, *lives, *(shared.close() for shared in self._shared.values())]
@@ -147,7 +147,7 @@ class CallRunner:
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:
                 return
-            if request.key:  # whatever it was, it does not say that nothing was done
+            if request.key:  # whatever the error, something may have been done
                 said = f"nobody knows whether it was made: {in_short(error)}"
                 error = unknown(request, request.service, said)
             outcome = failed(call, request, error, 1, 0)
@@ -156,20 +156,20 @@ class CallRunner:
         self._over[life].append(outcome)
 
     def _tell(self) -> None:
-        """What has come to an end in one turn of the loop is told together."""
+        """Tell all outcomes of one turn of the loop together."""
         over, self._over = self._over, defaultdict(list)
         for life, outcomes in over.items():
             if told := self._watch.over(life, outcomes):
                 self._put(CallsOver(life, told))
 
     def _beating(self) -> Pulse:
-        """That of the loop; it begins with the first effect."""
+        """The pulse of the loop; it begins with the first effect."""
         if self._pulse is None:
             self._pulse = Pulse()
         return self._pulse
 
     def _sharing(self, cache: Cache) -> SharedAnswers:
-        """All lives have one connection."""
+        """The shared answers of a cache: one connection for all lives."""
         if cache not in self._shared:
             self._shared[cache] = SharedAnswers(cache)
         return self._shared[cache]
@@ -185,7 +185,7 @@ async def _all(closing: Sequence[Awaitable[None]]) -> None:
     await asyncio.gather(*closing, return_exceptions=True)
 
 
-class _NotWanted(BaseException):  # what is tried again after an Exception is not after this
+class _NotWanted(BaseException):  # unlike an Exception, it ends all retries
     """The call was given up: its outcome has been told."""
 
 
@@ -195,11 +195,11 @@ class _Life:
     Attributes
     ----------
     is_over
-        What is cancelled now, we have cancelled.
+        Whether the life is over: a call that is cancelled from now on was cancelled by us.
     limits
-        Of attempts under way: when their time is over.
+        The timeouts of attempts under way.
     stubborn
-        Those whose time is over, and that go on.
+        Attempts that go on after their timeout.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class _Life:
         late: Late,
         sharing: Callable[[Cache], SharedAnswers],
     ) -> None:
-        self.began_s = asyncio.get_running_loop().time()  # by now, earlier lives are over
+        self.began_s = asyncio.get_running_loop().time()  # by then, earlier lives were over
         self.is_over = False
         self.pulse, self.late, self.sharing = pulse, late, sharing
         self.limits: dict[asyncio.Task[Any] | None, Any] = {}
@@ -228,10 +228,10 @@ class _Life:
         asked = self._under_way.pop(task, None)
         self.stubborn.discard(task)
         if task.cancelled() and asked is not None and not self.is_over:
-            self.begin(*asked, make)  # user code has cancelled it before it began
+            self.begin(*asked, make)  # user code has cancelled it before it began: begin it again
 
     def let_go(self, call: asyncio.Future[Any]) -> None:
-        """Nobody wants this answer any more; if it goes on it is counted."""
+        """Nobody wants this answer any more: cancel the call, and count it if it goes on."""
         if not call.done():
             call.cancel()
             loop = asyncio.get_running_loop()
@@ -244,7 +244,7 @@ class _Life:
             call.add_done_callback(self.stubborn.discard)
 
     def give_up(self) -> list[tuple[CallId, Request, str]]:
-        """Calls that go on though their time is over, and where; nobody waits for them now."""
+        """Calls that go on after their timeout, and the lines where they are; they are given up."""
         end = asyncio.get_running_loop().time() - END_S
         over = [t for t, limit in self.limits.items() if limit.expired() and limit.when() < end]
         found = []
@@ -260,13 +260,14 @@ class _Life:
         return found
 
     def asker(self, policy: Policy) -> _Asker:
-        """Who asks a service for this life."""
+        """The asker of a service for this life."""
         if policy not in self._askers:
             self._askers[policy] = _Asker(policy, self)
         return self._askers[policy]
 
     def memory(self, policy: Policy) -> Memory | None:
-        """What this life remembers of a service's answers; a refusal may remember them, too."""
+        """The answers of a service that this life remembers; the refusal of a paid service uses
+        them, too."""
         if policy.cache_ttl_s is None:
             return None
         known = policy.instead_of or policy
@@ -276,7 +277,8 @@ class _Life:
         return self._memories[known]
 
     async def end(self) -> None:
-        """Cancel what is under way; a thread cannot be, but begins no attempt any more."""
+        """Cancel the calls under way. A thread cannot be cancelled, but begins no further
+        attempt."""
         self.is_over = True
         for task in self._under_way:
             task.cancel()
@@ -284,7 +286,7 @@ class _Life:
 
 
 class _Asker:
-    """Asks one service, as its policy says."""
+    """Asks one service, according to its policy."""
 
     def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
         self._policy, self._life = policy, life
@@ -299,9 +301,9 @@ class _Asker:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._free_s = 0.0  # when the next attempt may begin
-        self._wanted_s = 0.0  # ... because the service wants to be left alone until then
+        self._wanted_s = 0.0  # ... because the service has asked for a pause
         self._threads: CallThreads | None = None
-        # Another attempt must not see what the first one did to a list that it was given.
+        # A further attempt must not see how the first one changed its arguments.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
         self._may_repeat = repeats or self._is_effect or is_check
         if isinstance(policy.fn, Service):
@@ -317,7 +319,7 @@ class _Asker:
         await self._quiet.wait()
 
     async def ask(self, call: CallId, request: Request) -> Outcome:
-        """Make attempts until one succeeds, or there were enough."""
+        """Make attempts until one succeeds or there were enough."""
         self._under_way.add(call)
         self._quiet.clear()
         try:
@@ -331,7 +333,8 @@ class _Asker:
             self._quiet.set()
 
     def leave(self, call: CallId, request: Request) -> None:
-        """Nobody waits for this call any longer: nor do those who wait for what it asks."""
+        """Nobody waits for this call any longer, and other calls with its question must not,
+        either."""
         self._left(call)
         question = None if self._memory is None else question_of(request.arguments)
         if question is not None and self._memory is not None:
@@ -354,7 +357,7 @@ class _Asker:
     async def _ask_for_all(
         self, call: CallId, request: Request, question: bytes, memory: Memory
     ) -> Outcome:
-        """... and remember the answer, for those who ask the same."""
+        """Make attempts, and remember the answer for calls with the same question."""
         if self._shared is not None and (known := await self._shared.find(question)) is not None:
             memory.put(question, known.answer, known.left_s)
             return Outcome(*call, request.digest, True, known.answer, attempts=0)
@@ -366,8 +369,8 @@ class _Asker:
         return outcome
 
     async def _attempts(self, call: CallId, request: Request) -> Outcome:
-        # No error is kept in a variable, nor beyond its block: its traceback leads to all that user
-        # code had in its hands, and to our variables, so only a search for cycles would free it.
+        # No error is kept in a variable, nor beyond its block: its traceback refers to all objects
+        # # of user code and to our variables, so only the garbage collector would free it.
         policy, began_s, attempts = self._policy, self._clock(), 0
         while True:
             attempts += 1
@@ -381,7 +384,7 @@ class _Asker:
             await asyncio.sleep(policy.pause_s(attempts))
 
     async def _make(self, call: CallId, request: Request) -> Outcome:
-        """Make an effect. One that an earlier life has begun counts as attempted there."""
+        """Make an effect. If an earlier life has begun it, that counts as an attempt."""
         policy, life, began_s = self._policy, self._life, self._clock()
         assert policy.effect is not None
         if self._checker is None and policy.effect.check is not None:
@@ -416,7 +419,7 @@ class _Asker:
         return encoded(self._policy.require_answers(request.arguments, answer))
 
     def _kept(self, request: Request, answer: Any) -> bytes:
-        """The answer of an effect; that it cannot be kept does not mean that nothing was done."""
+        """The answer of an effect. If it cannot be kept, the effect was made all the same."""
         try:
             return self._encoded(request, answer)
         except ClonosError as error:
@@ -424,7 +427,7 @@ class _Asker:
             raise unknown(request, self._policy, said) from error
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
-        """An answer within the time there is; `named`: more arguments."""
+        """Ask once, within the timeout; `named`: more arguments."""
         if asyncio.current_task() in self._life.stubborn:
             raise _NotWanted
         await self._turn()
@@ -461,12 +464,12 @@ class _Asker:
             del first  # see _attempts
 
     def _no_answer(self, ended: BaseException | None = None) -> TimeoutError:
-        """``ended``: what has ended the call, which shows where it was."""
+        """The error of a timeout. ``ended``: what has ended the call; its traceback shows where."""
         error = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
         return error.with_traceback(ended.__traceback__ if ended is not None else None)
 
     async def _alone(self, request: Request, named: Named) -> Any:
-        """... by one call, without a task of its own: each costs."""
+        """Ask by one call, without a task of its own, because tasks cost time."""
         limits, task = self._life.limits, asyncio.current_task()
         try:
             async with _timeout(self._policy.timeout_s) as limit:
@@ -484,7 +487,7 @@ class _Asker:
             limits.pop(task, None)
 
     async def _turn(self) -> None:
-        """Wait until another attempt may begin: that is no time of the service's."""
+        """Wait until another attempt may begin; this does not count as the service's time."""
         if self._policy.per_second is not None:
             now = asyncio.get_running_loop().time()
             begins_s = max(now, self._free_s)
@@ -509,7 +512,7 @@ class _Asker:
             self._threads.leave()
 
     def _require_obedience(self) -> None:
-        """Raise if there are too many coroutines already that do not end."""
+        """Raise if too many coroutines do not end although they were cancelled."""
         if len(self._life.stubborn) < STUBBORN_MAX:
             return
         said = f"{STUBBORN_MAX} coroutines go on that had no answer in time, and were cancelled"
@@ -538,7 +541,7 @@ class _Asker:
         return copy.deepcopy(arguments) if self._may_repeat else self._policy.given(arguments)
 
     async def _open(self, service: Service) -> None:
-        """Once; if that fails, or takes too long, the next call tries again."""
+        """Open the service once; if that fails or takes too long, the next call tries again."""
         opened = self._opened
         if opened is None or (opened.done() and (opened.cancelled() or opened.exception())):
             opening = asyncio.wait_for(guarded(service.open()), self._policy.timeout_s)

@@ -1,7 +1,8 @@
-"""Effects, from the first attempt to a known end: see :mod:`clonos.operators.effects`.
+"""Effects, from the first attempt to a known outcome: see :mod:`clonos.operators.effects`.
 
-An effect is *in doubt* after a timeout or an error that does not say that nothing was done, and if
-an earlier life of the task may have made it. Then nothing is tried before a check has said so.
+An effect is *in doubt* after a timeout, after an error that does not prove that nothing was done,
+or if an earlier life of the task may have made it. Then no attempt is made before a check has said
+that it was not made.
 """
 
 from __future__ import annotations
@@ -19,33 +20,33 @@ from clonos.operators.effects import Effect, EffectCall, Made, NotMade
 from clonos.operators.service import Policy
 
 CUT_OFF_S: Final = 5.0
-"""A slot that is cut off from its driver has ended by then: it finds out within 2 to 4 seconds."""
+"""By then, a slot that is cut off from its driver has ended: it finds out within 2 to 4 seconds."""
 BEAT_S: Final = 0.25
 """How often the event loop looks at the clock, while there are effects."""
 STALLED_S: Final = 1.0
-"""A loop that has not looked for so long was stopped; so long the process then takes to hear
-whether its lives are over."""
+"""A loop that has not looked for this long was stopped. After that, the process needs as long to
+hear whether its lives are over."""
 
 Late = MutableMapping[str, "Future[Any]"]
-"""Attempts that nobody waits for any more, and that go on in their threads, by effect."""
+"""By effect: attempts that were given up and go on in their threads."""
 E = TypeVar("E", bound=Exception)
 
 
 def by_engine(error: E) -> E:
-    """Mark an error that the engine has raised: whatever its class, no service has refused."""
+    """Mark an error as raised by the engine: whatever its class, it is no refusal by a service."""
     error.is_by_engine = True  # type: ignore[attr-defined]
     return error
 
 
 class Attempt(Protocol):
-    """Asks once, within the time there is."""
+    """Asks once, within the timeout."""
 
     def __call__(self, request: Request, named: Mapping[str, Any]) -> Awaitable[Any]: ...
 
 
 class Pulse:
-    """Whether this process was stopped for a while. What it meant to do then, others may have done:
-    its lives may be over, and it has not heard so yet."""
+    """Whether this process was stopped for a while. Its lives may be over then without its knowing,
+    and others may have made the effects that it was about to make."""
 
     def __init__(self) -> None:
         self._looked_s = _now_s()
@@ -58,28 +59,27 @@ class Pulse:
             self._look()
 
     def _look(self) -> float:
-        """How long it takes until it is steady."""
+        """How long until the process is steady; at most 0 if it is."""
         now, before = _now_s(), self._looked_s
-        if (
-            now - before > STALLED_S
-        ):  # when it goes on, this is the first to be called, or any other
+        if now - before > STALLED_S:  # it was stopped
             self._steady_at_s = now + STALLED_S
         self._looked_s = now
         return self._steady_at_s - now
 
     @property
     def is_steady(self) -> bool:
-        """Whether it was not stopped, or has had time to hear the news since."""
+        """Whether the process was not stopped, or has had time to hear whether its lives are
+        over."""
         return self._look() <= 0
 
     async def steady(self) -> None:
-        """Return when it is."""
+        """Return when the process is steady."""
         while (left_s := self._look()) > 0:  # noqa: ASYNC110 - the clock decides, not a task
             await asyncio.sleep(left_s)
 
 
 def _now_s() -> float:
-    """Of a clock that goes on while the machine sleeps, if there is one."""
+    """The time by a clock that goes on while the machine sleeps, if there is one."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -90,19 +90,19 @@ class EffectRun:
     Parameters
     ----------
     attempt, check
-        Ask the service, and the check.
+        Ask the service; ask the check.
     late
         Attempts of all lives that still run in threads.
     is_over
-        Whether the life of the task is: then nothing more is begun, whatever user code makes of a
-        cancellation.
+        Whether the life of the task is over. Then nothing more is begun, even if user code ignores
+        a cancellation.
     began_s
-        When that life began, and all others had ended.
+        When this life began; all earlier ones had ended by then.
 
     Attributes
     ----------
     attempts
-        So many were begun.
+        How many were begun.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class EffectRun:
         self._effect: Effect = policy.effect
         self._policy, self._request = policy, request
         self._attempt, self._check, self._late, self._is_over = attempt, check, late, is_over
-        # Nothing of earlier attempts is on its way any more: at first, of those of earlier lives.
+        # By then, no earlier attempt is still under way: at first, none of an earlier life.
         self._quiet_at_s = began_s + policy.timeout_s + CUT_OFF_S
         self._cause: Exception = RuntimeError(
             "an earlier life of the task may have made it, or a past that the job went back from"
@@ -127,19 +127,19 @@ class EffectRun:
         self.attempts = 0
 
     async def run(self) -> Any:
-        """The answer of the one effect that there is.
+        """Make the effect once, and return its answer.
 
         Raises
         ------
         EffectUnknown
             Nobody knows whether it was made.
         Exception
-            It was surely not made, because of this.
+            It was certainly not made, because of this error.
         """
         try:
             return await self._run()
         finally:
-            # Its traceback leads to all that user code had in its hands, and here: a cycle.
+            # The traceback refers to all objects of user code, and to this frame: a cycle.
             self._cause = RuntimeError("it is over")
 
     async def _run(self) -> Any:
@@ -169,12 +169,13 @@ class EffectRun:
                 in_doubt = in_doubt or not self._is_refused(error)
 
     def _is_refused(self, error: Exception) -> bool:
-        """Whether it says that nothing was done. Of two attempts at once, only one says so."""
+        """Whether an error proves that nothing was done. With hedging it proves that of one attempt
+        only."""
         is_said = isinstance(error, self._effect.refused) and not hasattr(error, "is_by_engine")
         return is_said and self._policy.hedge_s is None
 
     async def _settle(self) -> Made | NotMade | None:
-        """Find out whether it was made; None: nobody knows."""
+        """Find out whether the effect was made; None: nobody knows."""
         clock = asyncio.get_running_loop().time
         late = self._late.get(self._request.key)
         if late is not None:
@@ -184,7 +185,7 @@ class EffectRun:
                 return None
             del self._late[self._request.key]
         if self._effect.check is None and self._effect.on_unknown != "retry":
-            return None  # nothing is begun that what is on its way could run into
+            return None  # no further attempt is made that could collide with one under way
         await asyncio.sleep(self._quiet_at_s - clock())
         until_s, checks = clock() + self._effect.check_for_s, 0
         while self._effect.check is not None:
@@ -207,7 +208,7 @@ class EffectRun:
         return None
 
     async def _wait_for(self, late: Future[Any]) -> Made | NotMade | None:
-        """What has become of an attempt that was given up, but cannot be ended."""
+        """The outcome of an attempt that was given up but could not be ended."""
         waiting = asyncio.wrap_future(late)
         await asyncio.wait([waiting], timeout=self._effect.check_for_s)
         if not waiting.done():
@@ -230,5 +231,5 @@ class EffectRun:
 
 
 def unknown(request: Request, policy: Policy, what: str) -> EffectUnknown:
-    """The error of an effect whose end nobody can use."""
+    """The error of an effect whose outcome is unknown or cannot be kept."""
     return EffectUnknown(f"the effect {request.key}: {what}", where=policy.name)

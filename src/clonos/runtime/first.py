@@ -1,4 +1,4 @@
-"""User code that is waited for: whatever it does, it comes to an answer, an error, or an end."""
+"""Waits for user code: whatever it does, there is an answer, an error or a timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clonos.runtime.effects import by_engine
 
 
 async def guarded(code: Any) -> Any:
-    """Wait for user code; what would end the loop, or nobody would catch, is an error of it."""
+    """Wait for user code; an exception that would end the loop becomes an ordinary error."""
     try:
         return await code
     except (Exception, asyncio.CancelledError):
@@ -20,11 +20,11 @@ async def guarded(code: Any) -> Any:
 
 
 class NoAnswer(Exception):
-    """Time is over."""
+    """No call has answered in time."""
 
 
 async def first_of(calls: set[asyncio.Future[Any]], until_s: float) -> asyncio.Future[Any]:
-    """Who answers first; an error counts if no call is left that may still answer."""
+    """The first call to answer; an error counts only if no other call may still answer."""
     clock = asyncio.get_running_loop().time
     running = calls
     while True:

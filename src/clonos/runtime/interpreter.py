@@ -1,4 +1,4 @@
-"""Settings of the interpreter while our code runs in it: threads, garbage collection."""
+"""Settings of the interpreter while clonos runs in it: threads, garbage collection."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Final
 
 SWITCH_S: Final = 0.0005
-"""Interpreter switch interval: bounds what a long computation of one thread adds to the latency of
-the loop in another."""
+"""Interpreter switch interval: limits how much a long computation in one thread delays the loop in
+another."""
 
 _lock = threading.Lock()
 _running = 0
@@ -25,9 +25,9 @@ def low_latency() -> Iterator[None]:
     Threads switch often. The interval belongs to the whole process: the first block sets it, and
     the last one restores it, unless somebody else has changed it meanwhile.
 
-    The garbage collector skips what exists when the first block begins, mostly imported libraries.
-    To go through it takes 0.1 s and more, seconds after the start; meanwhile no thread runs, and
-    each page that is shared with a forked process is copied.
+    The garbage collector skips all objects that exist when the first block begins, mostly those of
+    imported libraries. Traversing them would take 0.1 s and more, seconds after the start;
+    meanwhile no thread runs, and each page that is shared with a forked process is copied.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def low_latency() -> Iterator[None]:
         if _running == 1:
             _before = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_S)
-            gc.collect(1)  # what is garbage now would stay; to look for all of it is such a pause
+            gc.collect(1)  # garbage of now would stay; a full collection would be such a pause
             gc.freeze()
     try:
         yield

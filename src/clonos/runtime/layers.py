@@ -1,7 +1,7 @@
 """Where a slot keeps the layers of its tasks: its memory, its machine's disk, the checkpoint store.
 
-A machine's disk has a name of its own: a file in the folder of layers. So the driver can tell slots
-that share a disk from those that do not, and a disk that comes back from a new one.
+A machine's disk has a name, in a file in the folder of layers. So the driver knows which slots
+share a disk, and recognizes a disk that comes back.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ NAME: Final = "disk"
 
 
 def local_folder(uri: str, local_dir: str | None) -> Path:
-    """Where on this machine's disk a job has layers: the same folder for all its processes, and
-    when it is started again.
+    """The folder on this machine's disk for the layers of a job: the same for all its processes and
+    all its runs.
 
     Raises
     ------
     UnusableStore
-        Among the temporary files, where everybody may write, somebody else has that folder.
+        Another user owns that folder among the temporary files, where everybody may write.
     """
     name = Path(uri.rstrip("/")).name
     if local_dir is not None:
@@ -67,32 +67,32 @@ def local_folder(uri: str, local_dir: str | None) -> Path:
 
 
 def disk_of(folder: Path) -> str:
-    """The name of the disk that a folder is on; it gets one if it has none."""
+    """The name of the disk on which a folder is; the disk gets one if it has none."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, own = folder / NAME, folder / f".{uuid4().hex}"
     if not path.exists():
         own.write_text(uuid4().hex, "utf-8")
         with suppress(FileExistsError):
-            os.link(own, path)  # whole, or somebody else's
+            os.link(own, path)  # complete, or another process's
         own.unlink()
     return path.read_text("utf-8")
 
 
 class Layers:
-    """A :class:`~clonos.nodes.ports.Store`: fetching does not wait for a large layer to be put.
+    """A :class:`~clonos.nodes.ports.Store`: fetching does not wait until a large layer is stored.
 
-    A store that is away or full for a while is tried again until the slot ends: epochs stay open
+    If the store is away or full, writing is retried until the slot ends: epochs stay open
     meanwhile, and the job goes on.
 
     Parameters
     ----------
     levels
-        Those at which layers of this job are kept.
+        The levels at which layers of this job are kept.
 
     Attributes
     ----------
     disk
-        The name of the local one; empty if no layers are kept there.
+        The name of the local disk; empty if no layers are kept there.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Layers:
             local = LayerStore(folder / "layers", "process", retry=retry)
         self._layers = LeveledLayers(LayerStore(uri, durability, retry=retry), local)
         self._inbox = inbox
-        # Each waits until it works; none may wait for another one's disk, or for its store. What is
-        # dropped makes room for what is put.
+        # Each pool retries until it succeeds, so none may wait for another's disk or store.
+        # Dropping has another thread than putting, because it makes room.
         self._fetching = {
             name: ThreadPoolExecutor(1, thread_name_prefix=f"clonos-fetch-{name}")
             for name in ("stored", "kept")
@@ -183,7 +183,7 @@ class Layers:
         self._shelf.submit(self._drop, tuple(refs))
 
     def _drop(self, refs: Sequence[LayerRef]) -> None:
-        with suppress(Exception):  # it stays, and nobody reads it
+        with suppress(Exception):  # a file that stays is not read by anybody
             self._layers.drop(refs)
 
     def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
@@ -219,4 +219,4 @@ class Layers:
         for pool in (*pools, self._shelf):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._is_complete and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # others may be at it, too
+            shutil.rmtree(self._folder, ignore_errors=True)  # other processes may do the same

@@ -1,8 +1,8 @@
-"""The process of a slot: what stands behind the ports of its node in production.
+"""The process of a slot: the adapters behind the ports of its node in production.
 
-One thread turns the node and sleeps on its connections; while that runs user code, another one does
-(:mod:`clonos.runtime.relief`). Layers and output are read and written by threads of their own,
-which only put what came of it into the inbox.
+One thread turns the node and sleeps on its connections; while that thread runs user code, another
+one does so (:mod:`clonos.runtime.relief`). Other threads read and write layers and output, and only
+put the outcomes into the inbox.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sources:
     Parameters
     ----------
     batches
-        Rows of the DataFrame partition that Spark reads for this slot, if it is such a slot.
+        Rows of the DataFrame partition that Spark reads for this slot, if there is one.
     """
 
     def __init__(self, shipment: Shipment, batches: Any, inbox: Inbox) -> None:
@@ -140,7 +140,8 @@ class SlotLoop:
         )
 
     def _program_of(self, task: int) -> Program:
-        """Tasks of a slot share its memory; what is a mere copy now may run here next."""
+        """The program of a task. Tasks of a slot share its memory, and so do copies: they may run
+        next."""
         shipment = self._shipment
         program = shipment.programs[task]()
         if isinstance(program, ChainProgram):
@@ -152,12 +153,12 @@ class SlotLoop:
 
     @property
     def address(self) -> str:
-        """Of this slot's plane."""
+        """The address of this slot's plane."""
         return self._plane.address
 
     @property
     def disk(self) -> str:
-        """The name of the disk on which it keeps layers; empty: on none."""
+        """The name of the disk on which it keeps layers; empty if on none."""
         return self._layers.disk
 
     def run(self, register: Register) -> None:
@@ -166,16 +167,16 @@ class SlotLoop:
         Raises
         ------
         ClonosError
-            The driver never heard of this slot, and Spark has to tell it why.
+            The slot never reached the driver, so Spark has to tell the driver why.
         SlotBroken
-            Something has raised that must not.
+            The loop itself has raised.
         """
         node, plane = self._node, self._plane
         self._thread = threading.get_ident()
         try:
             node.join(plane.control(self._shipment.coordinator, register, self._progress))
             serve(node, plane.poll, self._track, plane.shutdown)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the end
+        except Exception as error:  # noqa: BLE001 - any error here ends the slot
             traceback.print_exc()  # in the executor's log; Spark tells the driver the first lines
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(frame.filename).name}:{frame.lineno}"

@@ -1,8 +1,8 @@
-"""What a task remembers of a service's answers, so as not to ask the same question again.
+"""The answers of a service that a task remembers, so as not to ask the same question again.
 
-It decides only whether a call is made. What comes of it is an outcome like any other, and logged:
-a replay knows the answer, wherever it came from. So the memory need not survive, and does not; a
-new life of the task begins with none.
+The memory only decides whether a call is made. A remembered answer is an outcome like any other,
+and logged: a replay knows the answer, wherever it came from. So the memory does not survive the
+life of a task, and need not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clonos.errors import UnencodableValue
 
 ENTRIES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 << 20
-"""Of questions and answers; what was not asked for longest goes first."""
+"""Limit for questions and answers together; the least recently used go first."""
 
 
 class Memory:
@@ -26,9 +26,9 @@ class Memory:
     Parameters
     ----------
     ttl_s
-        How long an answer is good for, from when it came.
+        How long an answer is good, from when it came.
     clock
-        In seconds.
+        Returns seconds.
 
     Examples
     --------
@@ -68,7 +68,8 @@ class Memory:
         return answer
 
     def put(self, question: bytes, answer: bytes, left_s: float | None = None) -> None:
-        """It was answered just now; or it is good for so long."""
+        """Remember an answer that has just come; `left_s`: how long it is good, if it came from
+        elsewhere."""
         if question in self._known:
             self._forget(question)
         good_s = self._ttl_s if left_s is None else min(left_s, self._ttl_s)
@@ -82,9 +83,9 @@ class Memory:
         self._nbytes -= len(question) + len(answer)
 
     async def get_or_turn(self, question: bytes) -> bytes | None:
-        """The answer; None: it is for the caller to ask, and to say :meth:`done` afterwards.
+        """The answer; None: the caller has to ask, and to call :meth:`done` afterwards.
 
-        Who has the same question meanwhile waits.
+        Other callers with the same question wait until then.
         """
         while (answer := self.get(question)) is None:
             asking = self._asking.get(question)
@@ -95,13 +96,13 @@ class Memory:
         return answer
 
     def done(self, question: bytes) -> None:
-        """Who asked has put the answer, or there is none, or it is not waited for any longer."""
+        """The caller that had to ask has put the answer, or has none, or was given up."""
         if (asking := self._asking.pop(question, None)) is not None:
             asking.set_result(None)
 
 
 def question_of(arguments: Any) -> bytes | None:
-    """What tells a question from others; None: it cannot be told."""
+    """The bytes that identify a question; None: its arguments cannot be encoded."""
     try:
         return encode(list(arguments))
     except UnencodableValue:

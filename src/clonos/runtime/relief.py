@@ -1,10 +1,10 @@
-"""Who turns a slot's node while user code runs.
+"""Turns a slot's node while user code runs.
 
-The loop's thread runs user code, always the same thread: SQLite and many clients demand that. The
-node, its connections and all that it decides belong to whoever has the *baton*, a lock. The loop
-gives it up only around a job. A second thread, the *relief*, looks now and then; if a job takes
-long it takes the baton and turns the node, so that fences, credits and log entries are answered
-meanwhile, until the loop wants the baton back. The relief begins no job.
+User code always runs in the same thread, the loop's: SQLite and many clients demand that. The node
+and its connections belong to the thread that has the *baton*, a lock. The loop gives it up only
+around a job. A second thread, the *relief*, looks now and then. If a job takes long, the relief
+takes the baton and turns the node, so that fences, credits and log entries are handled, until the
+loop wants the baton back. The relief begins no job.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from clonos.nodes.events import Heard
 from clonos.nodes.slot import SlotNode
 
 LOOK_S: Final = 0.02
-"""How often the relief looks while jobs are done: one that lasts from one look to the next is long.
+"""How often the relief looks while there are jobs: a job that lasts from one look to the next is
+long.
 """
 
 
 class MainTrack:
-    """A :class:`~clonos.nodes.ports.Track`: the loop's own thread, at once.
+    """A :class:`~clonos.nodes.ports.Track` that runs jobs at once, in the loop's own thread.
 
     Parameters
     ----------
     ring
-        Wakes whoever sleeps on the plane.
+        Wakes the thread that sleeps on the plane.
 
     Attributes
     ----------
     baton
         Held by the thread that turns the node.
     is_free
-        No job is under way.
+        Whether no job is under way.
     jobs
         How many were begun.
     is_used
         Set as a job begins. The relief clears it when there was none for a while, and sleeps.
     is_wanted
-        The loop wants the baton back.
+        Whether the loop wants the baton back.
     long
         The life whose job takes long, and when the relief first saw that, by the monotonic clock;
         any thread may ask.
@@ -63,7 +64,7 @@ class MainTrack:
         self.jobs += 1
         self._life = life
         self.is_free = False
-        if not self.is_used.is_set():  # looked at behind the count, which the relief looks at last
+        if not self.is_used.is_set():  # after the count, at which the relief looks last
             self.is_used.set()
         self.baton.release()
         try:
@@ -73,7 +74,7 @@ class MainTrack:
         except (Exception, SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            # A panic of Rust's, a cancelled coroutine: the step has failed, not the slot.
+            # A Rust panic or a cancelled coroutine: the step has failed, not the slot.
             raised = RuntimeError(f"{type(error).__qualname__}: {error}")
             raise raised.with_traceback(error.__traceback__) from error
         finally:
@@ -90,7 +91,7 @@ class MainTrack:
         self.long = None
 
     def takes_long(self) -> None:
-        """The relief has come, or turns the node again."""
+        """The relief begins to turn the node, or turns it again."""
         if self.long is None:
             self.long = self._life, time.monotonic()
 
@@ -106,15 +107,16 @@ def serve(
     Parameters
     ----------
     poll
-        Waits for what the node hears.
+        Waits for events and returns them.
     hang_up
-        Ends all its connections: it cannot be turned any more, and user code may go on for hours.
+        Ends all connections of a node that cannot be turned any more: user code may go on for
+        hours.
     """
 
     def turn(wait_s: float) -> float:
         until_s = node.turn(poll(wait_s))
         if node.is_over:
-            node.close()  # what the step under way calls shall not keep the process
+            node.close()  # calls of the step under way must not hold up the end
         return until_s
 
     relief, wait_s = Relief(track, turn, hang_up), 0.0
@@ -123,7 +125,7 @@ def serve(
         while not node.is_over and relief.error is None:
             wait_s = turn(wait_s)
     except Exception:
-        if relief.error is None:  # else it follows from that one
+        if relief.error is None:  # else the relief's error is its cause
             raise
     finally:
         relief.stop()
@@ -138,14 +140,14 @@ class Relief:
     Parameters
     ----------
     turn
-        One turn of the node: how long it may sleep before it, and how long before the next.
+        One turn of the node: takes how long it may sleep first, returns that for the next turn.
     hang_up
         Called if a turn fails: see :func:`serve`.
 
     Attributes
     ----------
     error
-        What a turn has raised: the loop should end with it.
+        What a turn has raised: the loop ends with it.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class Relief:
         self._thread.start()
 
     def stop(self) -> None:
-        """The loop has come to its end, and gives the baton away for good."""
+        """The loop has ended, and gives the baton up for good."""
         self._stopped.set()
         self._track.is_used.set()
         self._track.baton.release()
@@ -182,12 +184,12 @@ class Relief:
                     self._relieve(seen)
                 except BaseException as error:  # noqa: BLE001 - the loop raises it
                     self.error = error
-                    with contextlib.suppress(Exception):  # it may be the connections that fail
+                    with contextlib.suppress(Exception):  # perhaps the connections are what fails
                         self._hang_up()
                     return
 
     def _sleep(self, seen: int) -> None:
-        """Until there is a job again."""
+        """Sleep until there is a job again."""
         used = self._track.is_used
         used.clear()
         if self._track.jobs == seen and not self._stopped.is_set():

@@ -1,4 +1,4 @@
-"""How much memory is left to this process: what it keeps beyond that costs it its life."""
+"""How much memory is left to this process: if it keeps more, the system kills it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 LOOK_S: Final = 1.0
-"""A look costs some files of the system; it is done so often at most."""
+"""A look reads some files of the system, so there is at most one in this time."""
 _UNLIMITED: Final = 1 << 60
 
 
 class Room:
-    """What the process keeps, and what is left to it, in bytes: (0, 0) where nobody knows.
+    """The memory that the process keeps, and what is left to it, in bytes; (0, 0) if unknown.
 
-    What is left is the least of what the machine has, what its containers may take (control
+    What is left is the least of what the machine has, what the limits of containers allow (control
     groups, version 1 or 2), and what Spark's ``spark.executor.pyspark.memory`` allows.
 
     Examples
@@ -36,7 +36,7 @@ class Room:
         self._found = (0, 0)
 
     def __call__(self) -> tuple[int, int]:
-        """Both, as of a second ago at most."""
+        """Both numbers, at most a second old."""
         if self._clock() - self._looked_s >= LOOK_S:
             self._looked_s = self._clock()
             with contextlib.suppress(OSError, ValueError, IndexError):  # another system
@@ -58,7 +58,7 @@ class Room:
                 yield int(line.split()[1]) * 1024
 
     def _of_groups(self) -> Iterator[int]:
-        """Of each control group that the process is in, as far as it has a limit."""
+        """What is left in each control group of the process that has a limit."""
         groups = self._system / "sys/fs/cgroup"
         for line in self._text("proc/self/cgroup").splitlines():
             number, kinds, path = line.split(":", 2)

@@ -1,7 +1,7 @@
 """Spilled items on the local disk: files without a name, so that a killed process leaves none.
 
-They are read, not mapped: of a page that cannot be had, a process with a map of it dies by SIGBUS.
-What was read is parsed only if it is what was written: Arrow believes the lengths in its input.
+The files are read, not mapped: SIGBUS kills a process that has mapped a page which cannot be read.
+Content is parsed only if it is what was written, because Arrow trusts the lengths in its input.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from clonos.nodes.events import DiskAnswered, WorkFailed
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file, and what tells whether it still has what was written."""
+    """A file, with size and checksum of what was written."""
 
     file: IO[bytes]
     nbytes: int
     checksum: int
 
     def content(self) -> bytes | None:
-        """All of it; None: it has something else."""
+        """The content of the file; None: it is not what was written."""
         self.file.seek(0)
         content = self.file.read(self.nbytes)
         return content if xxh3_64_intdigest(content) == self.checksum else None
@@ -43,7 +43,7 @@ class LocalScratch:
     Parameters
     ----------
     answer
-        Takes what has come of it.
+        Takes the outcomes.
     digests
         Whether batches have digests.
     """
@@ -52,7 +52,7 @@ class LocalScratch:
         self, answer: Callable[[DiskAnswered | WorkFailed], Any], *, digests: bool
     ) -> None:
         self._answer, self._digests = answer, digests
-        self._files: dict[tuple[int, int, int], Written] = {}  # touched by the thread only
+        self._files: dict[tuple[int, int, int], Written] = {}  # used by the thread only
         self._over = set[int]()
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clonos-scratch")
@@ -64,12 +64,12 @@ class LocalScratch:
         self._thread.submit(self._do, life, lambda: self._read(life, spilled))
 
     def _do(self, life: int, work: Callable[[], ev.Spilled | ev.ReadBack]) -> None:
-        """Do it, and say what has come of it: the task waits for that."""
+        """Do some work and tell its outcome, for which the task waits."""
         if self._is_closed or life in self._over:
             return
         try:
             outcome = work()
-        except Exception as error:  # noqa: BLE001 - not the disk's fault: a bug, and told as one
+        except Exception as error:  # noqa: BLE001 - not the disk's fault: a bug
             self._answer(WorkFailed(life, error))
         else:
             self._answer(DiskAnswered(life, outcome))

@@ -1,7 +1,7 @@
-"""Answers that tasks and jobs share: a store is asked before a service is.
+"""Answers that tasks and jobs share: a store is asked before the service.
 
-It only saves calls. A store that is away, or slow, costs a moment; then the service is asked. What
-it answers is an outcome and logged, so no replay asks it.
+The store only saves calls. If it is away or slow, the service is asked after a moment. An answer
+from the store is an outcome and logged, so no replay asks the store.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LOGGER: Final = logging.getLogger("clonos")
 STORE_S: Final = 2.0
 """A store that takes longer is away ..."""
 AWAY_S: Final = 10.0
-"""... and is not asked again before."""
+"""... and is not asked again for this long."""
 CLEAN_S: Final = 600.0
-"""How often answers are looked for that nobody may use any more."""
+"""How often expired answers are deleted."""
 
 _TABLE: Final = """
 create table if not exists clonos_answers (
@@ -42,7 +42,7 @@ _LOCK: Final = "select pg_advisory_lock(7161023)"
 
 
 class Known(NamedTuple):
-    """An answer, and for how long it is good."""
+    """An answer, and how much longer it is good."""
 
     answer: bytes
     left_s: float
@@ -57,7 +57,7 @@ class Store(Protocol):
 
 
 class SharedAnswers:
-    """One store, asked for many questions at a time. Belongs to the event loop of the calls."""
+    """One store, asked many questions at a time. Used only in the event loop of the calls."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -84,7 +84,7 @@ class SharedAnswers:
         return await asyncio.shield(self._wanted[named])
 
     def keep(self, question: bytes, answer: bytes, ttl_s: float) -> None:
-        """The service has answered; nobody waits until it is kept."""
+        """The service has answered: keep the answer in the store. Nobody waits for that."""
         if asyncio.get_running_loop().time() >= self._away_until_s:
             self._new[self._named(question)] = answer
             self._ttl_s = ttl_s
@@ -95,7 +95,7 @@ class SharedAnswers:
             self._working = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # whoever asks in this turn
+        await asyncio.sleep(0)  # gather all questions of this turn
         while self._wanted or self._new:
             wanted, self._wanted = self._wanted, {}
             new, self._new = self._new, {}
@@ -109,7 +109,7 @@ class SharedAnswers:
                 await self._try("keep", new, self._ttl_s)
 
     async def _try(self, what: str, *arguments: Any) -> Any:
-        """What the store says; None: it is away."""
+        """What the store returns; None: it is away."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until_s:
             return None
@@ -117,7 +117,7 @@ class SharedAnswers:
             if self._store is None:
                 self._store = _STORES[self._cache.kind](self._cache.url)
             return await asyncio.wait_for(getattr(self._store, what)(*arguments), STORE_S)
-        except Exception as error:  # noqa: BLE001 - whatever it is: the service knows the answers
+        except Exception as error:  # noqa: BLE001 - after any error, the service is asked
             self._away_until_s = loop.time() + AWAY_S
             LOGGER.warning(
                 "%r: %s. Services are asked meanwhile; it is tried again in %g s.",
@@ -137,7 +137,7 @@ class SharedAnswers:
                 return
 
     async def close(self) -> None:
-        """The loop ends: what is to be kept is kept, if that takes no time."""
+        """The loop ends: keep the newest answers if that does not take long."""
         if self._working is not None and not self._working.done():
             await asyncio.wait([self._working], timeout=STORE_S / 2)
             self._working.cancel()
@@ -185,7 +185,7 @@ class _Postgres:
             connection = await self._psycopg.AsyncConnection.connect(
                 self._url, autocommit=True, application_name="clonos answers"
             )
-            await connection.execute(_LOCK)  # "if not exists" does not help two at a time
+            await connection.execute(_LOCK)  # "if not exists" is no help against a race
             await connection.execute(_TABLE)
             await connection.execute("select pg_advisory_unlock_all()")
             self._connection = connection

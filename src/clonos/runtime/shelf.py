@@ -1,4 +1,4 @@
-"""What programs have no memory for, on the local disk: files without a name."""
+"""State that does not fit into memory, on the local disk, in files without a name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Order:
             fill(file)
             file.finish()
         except (OSError, MemoryError, UnreadableLayer) as error:
-            # The state stays in memory, or in more files, and is written when there is more of it.
+            # The state stays in memory, or in several files, and is written when it has grown.
             _LOG.warning("state cannot be written to the local disk: %s", error)
             self.failed = True
         else:
@@ -37,7 +37,7 @@ class Order:
 
 
 class LocalShelf:
-    """A :class:`~clonos.core.content.Shelf`: a thread for what is short, and one for the rest."""
+    """A :class:`~clonos.core.content.Shelf`: one thread for short writes, and one for long ones."""
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(1, thread_name_prefix="clonos-shelf")

@@ -34,15 +34,14 @@ class Shipment:
     schemas
         What each channel carries.
     programs, readers, writers
-        Per task, how to make them; only sources have readers, only sinks that write themselves
-        have writers. A source that reads a DataFrame's partition makes its reader of the
-        partition's batches, which are its argument (None for other sources). A writer is made for
-        a life, whose incarnation is its argument.
+        Per task, how to make them. Only sources have readers, and only sinks that write themselves
+        have writers. The argument for a reader is the batches of the DataFrame partition that it
+        reads (None for other sources); the argument for a writer is the incarnation of its life.
     rates
         Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
-        Most rows that a source puts into a batch (see
-        :class:`~clonos.sources.prefetch.BatchSize`), or waits no longer for more of them.
+        The maximum of rows that a source puts into a batch (see
+        :class:`~clonos.sources.prefetch.BatchSize`), and how long it waits for more rows.
     identities
         The certificate of each slot, if streams are encrypted.
     unreachable_s
@@ -52,16 +51,17 @@ class Shipment:
     seal_ms
         Without markers: how often a task that has done something seals a layer.
     inflight_bytes, spills
-        What a slot may keep in memory for receivers, and whether it writes more to its disk.
+        How many bytes of items a slot may keep in memory, and whether it spills more to its disk.
     log_bytes
-        What it may hold of logs.
+        How many bytes of logs it may hold.
     state_memory
-        What values, timers and rows by key may take of its memory.
+        How much memory its values, timers and rows by key may take.
     local_dir
-        Where on its disk it keeps layers, if any; by default with temporary files.
+        The folder on its disk for layers, if it keeps any; by default among temporary files.
     levels, late_s, quiet_s
-        For tasks that choose their levels: the levels, strongest first; after how long a wait a
-        level is behind; and after how quiet a time it is asked again (:mod:`clonos.core.dial`).
+        For tasks with the level "auto": the levels, strongest first; how long a layer may wait
+        until a level is behind; and after how quiet a time that level is used again
+        (:mod:`clonos.core.dial`).
     """
 
     job_id: str

@@ -46,7 +46,7 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
             versions=installed(),
             disk=loop.disk,
         )
-        with low_latency():  # Spark uses the process again for others
+        with low_latency():  # Spark reuses the process
             _serve(loop, register, shipment.profile_dir)
 
     return run
@@ -56,7 +56,7 @@ def _serve(loop: SlotLoop, register: Register, profile_dir: str) -> None:
     if not profile_dir:
         loop.run(register)
         return
-    # CPU seconds of the loop: what it waits for, or others take, says nothing about it.
+    # CPU seconds of the loop's thread: waiting, and other threads, do not count.
     profile = cProfile.Profile(time.thread_time)
     try:
         profile.runcall(loop.run, register)

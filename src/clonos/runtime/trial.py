@@ -1,16 +1,16 @@
-"""Trying in a copy of this process what may kill it.
+"""Tries a step that may kill the process in a copy of the process.
 
-The copy is made by ``fork``, as Spark makes its Python workers: it has what user code remembers and
-the files that it has opened. It has no other threads, and ends without cleaning up. It dies with
-this process, and after a time limit.
+The copy is made by ``fork``, as Spark makes its Python workers: it has the memory of user code and
+its open files, but no other threads, and ends without cleaning up. It dies with this process, and
+after a time limit.
 
-Connections are not shared: a request of the copy on one of them would be answered to this process,
+Connections are not shared, because the answer to a request of the copy might come to this process,
 or the other way round. In the copy all sockets and pipes look as if the other side had closed them,
-so clients that keep connections open open new ones there.
+so clients open new connections there.
 
-What is tried is done for real: calls are made, and will be made again. Locks that other threads
-held at that moment stay locked in the copy; if it needs one, it hangs, and says nothing. Those of
-modules that are being imported are waited for.
+A trial has real effects: calls are made, and the step will make them again. Locks that other
+threads hold during the fork stay locked in the copy; if it needs one, it hangs, and the trial has
+no result. Before the fork, a trial waits for imports to end, because of their locks.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from typing import Final
 from clonos.core.events import Trial
 
 LIMIT_S: Final = 10.0
-"""A trial that takes longer says nothing. The whole slot waits for it, fences included."""
+"""A trial that takes longer has no result. The whole slot waits for it, and so do fences."""
 _IMPORT_CODE: Final = ModuleSpec.__init__.__code__.co_filename
-"""What Python's own code for imports calls its file."""
+"""The file name of Python's own code for imports."""
 _STANDARD_FILES: Final = 3
 _DEATH_SIGNAL: Final = 1
 """``PR_SET_PDEATHSIG`` of Linux: which signal a process gets when its parent dies."""
 
 
 def attempt(do: Callable[[], None], limit_s: float = LIMIT_S) -> Trial:
-    """Call `do` in a copy of this process, and say what became of it.
+    """Call `do` in a copy of this process, and return what became of the copy.
 
-    An exception is no death: whatever it means, the step itself will raise it, too.
+    An exception is no death: the step itself will raise it, too.
     """
     if not hasattr(os, "fork"):
         return Trial.UNKNOWN
-    for stream in (sys.stdout, sys.stderr):  # else what they hold is written twice
+    for stream in (sys.stdout, sys.stderr):  # else their buffers are written twice
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     _wait_for_imports(limit_s)
@@ -62,13 +62,13 @@ def attempt(do: Callable[[], None], limit_s: float = LIMIT_S) -> Trial:
                 "ignore", DeprecationWarning
             )  # "may lead to deadlocks": see above
             pid = os.fork()
-    except OSError:  # there is no room for another process
+    except OSError:  # no room for another process
         os.close(told)
         os.close(tell)
         return Trial.UNKNOWN
     if pid == 0:
         _be_the_copy(do, tell, limit_s)
-    os.close(tell)  # the copy's is the only one: it closes when the copy dies
+    os.close(tell)  # only the copy has it now: it closes when the copy dies
     try:
         return _outcome(pid, told, limit_s)
     finally:
@@ -79,7 +79,7 @@ def _be_the_copy(do: Callable[[], None], tell: int, limit_s: float) -> None:
     try:
         _die_with_the_parent(limit_s)
         _disconnect(tell)
-        gc.disable()  # what is finalized here is still in use there
+        gc.disable()  # objects finalized here are in use there
         try:
             do()
         except SystemExit:
@@ -93,7 +93,8 @@ def _be_the_copy(do: Callable[[], None], tell: int, limit_s: float) -> None:
 
 
 def _die_with_the_parent(limit_s: float) -> None:
-    """Else our connections would stay open when this slot dies, and nobody would know that."""
+    """Otherwise our connections would stay open when this slot dies, and nobody would notice its
+    death."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s)
     if sys.platform == "linux":
@@ -101,7 +102,7 @@ def _die_with_the_parent(limit_s: float) -> None:
 
 
 def _disconnect(tell: int) -> None:
-    """Take all connections away from the copy but the one on which it says what became of it."""
+    """Take all connections away from the copy, except the one on which it tells its result."""
     ours, others = socket.socketpair()
     others.close()
     for path in list(Path("/dev/fd").iterdir()):
@@ -115,7 +116,7 @@ def _disconnect(tell: int) -> None:
 
 
 def _wait_for_imports(limit_s: float) -> None:
-    """Let other threads end what they import: its lock would stay locked in the copy. On a busy
+    """Let other threads end their imports, whose locks would stay locked in the copy. On a busy
     machine a large library takes seconds."""
     until_s = time.monotonic() + limit_s
     while _others_import() and time.monotonic() < until_s:

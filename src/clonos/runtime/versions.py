@@ -1,4 +1,4 @@
-"""What this process runs on, as far as it has to be the same in all processes of a job."""
+"""The versions of this process that must be the same in all processes of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clonos.version import VERSION
 
 
 def installed() -> dict[str, str]:
-    """What this process runs on, by name; "" for what it has not.
+    """The versions of this process, by name; "" for what it does not have.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def installed() -> dict[str, str]:
 
 @cache
 def _cpu_features() -> str:
-    """Those that NumPy uses beyond what it was built for (see ``NPY_DISABLE_CPU_FEATURES``)."""
+    """The CPU features that NumPy uses beyond its baseline (see ``NPY_DISABLE_CPU_FEATURES``)."""
     config: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
     return " ".join(config.get("SIMD Extensions", {}).get("found", ()))
 

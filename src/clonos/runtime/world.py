@@ -12,7 +12,7 @@ from clonos.core.program import Batch, Program
 from clonos.runtime.trial import attempt
 
 SHOWN_MAX: Final = 300
-"""Characters of a row in an error."""
+"""How many characters of a row an error shows."""
 
 
 class RealWorld:

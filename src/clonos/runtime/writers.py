@@ -1,7 +1,7 @@
-"""The writing sinks of a slot: a thread for each life of a task, which writes groups.
+"""The writers of a slot's sinks: a thread for each life of a task, which writes groups.
 
-A group is what was released while the one before was written: one output where there is time, and
-many where there is not. So rows are visible as soon as they can be, and a backlog costs few
+A group is all output that was released while the group before was written: one output if there is
+time, and many if there is not. So rows are visible as soon as possible, and a backlog costs few
 transactions.
 """
 
@@ -23,16 +23,16 @@ from clonos.storage.retry import Retry
 from clonos.transport.inbox import Inbox
 
 GROUP_ROWS: Final = 100_000
-"""A group takes no further output once it has so many rows, ..."""
+"""A group takes no further output once it has this many rows, ..."""
 GROUP_BYTES: Final = 16 << 20
-"""... or bytes: a transaction is short, and a group that fails is not much to write again."""
+"""... or bytes: so transactions are short, and little is written again if a group fails."""
 
 
 class Writers:
-    """Sinks that write themselves; the output of each is written in its order.
+    """The writers of sinks that write themselves. The output of each is written in order.
 
-    Where a sink's store is away or full for a while, it is tried again as long as the slot has that
-    life of the task.
+    If a sink's store is away or full, writing is retried as long as that life of the task is in the
+    slot.
     """
 
     def __init__(self, shipment: Shipment, inbox: Inbox) -> None:
@@ -40,7 +40,8 @@ class Writers:
         self._newest: dict[int, TaskWriter] = {}  # by task
 
     def of(self, task: int, incarnation: Incarnation) -> TaskWriter | None:
-        """The writer of a new life of a task; what its last life has not written is given up."""
+        """The writer of a new life of a task; output that its last life has not written is given
+        up."""
         make = self._shipment.writers.get(task)
         if make is None:
             return None
@@ -57,10 +58,10 @@ class Writers:
 
 
 class TaskWriter:
-    """A :class:`~clonos.nodes.ports.Writer`: of one life of a task.
+    """A :class:`~clonos.nodes.ports.Writer` for one life of a task.
 
-    After a failure it writes nothing more: a sink that keeps a mark would take what is missing for
-    written.
+    After a failure it writes nothing more: a sink that keeps a mark would take the missing output
+    as written.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ class TaskWriter:
 
     def _write_group(self, life: int) -> None:
         if self._is_over.is_set() or not self._waiting:
-            return  # the groups before have taken what this was called for
+            return  # earlier groups have taken the output for which this was called
         channel, outputs = self._take()
         try:
             self._retry(lambda: self._writer.write(outputs))
@@ -100,7 +101,7 @@ class TaskWriter:
             self._inbox.put(Wrote(life, channel, outputs[-1].key.seq))
 
     def _take(self) -> tuple[int, list[Output]]:
-        """A group, and the channel that all of it is of."""
+        """Take a group. Return its channel and its outputs."""
         outputs: list[Output] = []
         channel = self._waiting[0].channel
         rows = nbytes = 0

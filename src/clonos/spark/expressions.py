@@ -1,8 +1,9 @@
 """Column expressions of Spark's, as formulas for tasks.
 
-Spark parses and analyses: an empty DataFrame with the stream's schema is given the columns, and the
-analysed tree is walked in the driver's JVM. It knows the class, the type and the mode of every
-part, which neither its printed form nor its JSON does. What has no exact equal in tasks is refused.
+Spark parses and analyses them: an empty DataFrame with the stream's schema gets the columns, and
+this module walks the analysed tree in the driver's JVM. Only the tree has the class, type and mode
+of every part; its printed form and its JSON do not. Parts without an exact equivalent in tasks are
+refused.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ _REFUSED: Final = {
     "CurrentTime": _CLOCK,
     "CurrentBatchTimestamp": _CLOCK,
 }
-"""What gives something else each time, and what to write instead."""
+"""Expressions with another value each time, and what to write instead."""
 
 _INSTEAD: Final = {
     "NamedArgumentExpression": "give a function its arguments by position",
     "ScalaUDF": "apply it to the DataFrame before it becomes a source",
 }
-"""What to write instead of something that is not in the table."""
+"""What to write instead of an expression that is not in the table."""
 
 _FUNCTION: Final = 'give the function itself: with_column("name type", fn, "column"), or filter(fn)'
 _TIMES: Final = f"{_FUNCTION}; or use an arrow_udf, in a session whose zone is UTC"
@@ -78,7 +79,7 @@ _MODES: Final = {
     "UnaryMinus": "failOnError",
     "Abs": "failOnError",
 }
-"""Where a part says whether it raises."""
+"""The attribute by which a part says whether it raises."""
 
 
 def projected(
@@ -118,7 +119,7 @@ def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
 
 
 def read_by(spark: Any = None) -> ReadBy:
-    """How a session reads expressions now; by default the one that does it here."""
+    """How a session reads expressions now; by default the active session."""
     conf = (active() if spark is None else spark).conf
     is_ansi = str(conf.get("spark.sql.ansi.enabled")).lower() == "true"
     return ReadBy(str(conf.get("spark.sql.session.timeZone")), is_ansi)
@@ -136,7 +137,7 @@ def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
     require_analysis(spark, where)
     from pyspark.sql.classic.dataframe import DataFrame
 
-    # Of a type that Spark has not, one that no expression can do anything with in tasks.
+    # A type unknown to Spark becomes one that no expression in tasks accepts.
     fields = [StructField(f.name, spark_type(f.type) or BinaryType()) for f in schema]
     session: Any = spark._jsparkSession  # noqa: SLF001
     jvm: Any = spark._jvm  # noqa: SLF001
@@ -164,7 +165,7 @@ def _require_plan(plan: Any, kind: str, where: str) -> None:
 
 
 def _class_of(node: Any) -> str:
-    """Of an expression or a plan; what these call themselves may be somebody else's name."""
+    """The class of an expression or plan; its own name may be that of another one."""
     return str(node.getClass().getSimpleName())
 
 
@@ -202,13 +203,13 @@ class _Walker:
         return self.walk(part)
 
     def walk(self, part: Any) -> Expression:
-        """A part with all below it. Each question to the JVM takes a while: there are few."""
+        """A part with all its children. Each call of the JVM takes a while, so there are few."""
         name = _class_of(part)
         if name == "AttributeReference":
             field = self._known[part.exprId().id()]
             return Column(field.name, field.type)
         if name in _REFUSED:
-            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
+            raise self._refusal(part, "it has another value each time", _REFUSED[name])
         if part.foldable():
             constant = self._folded(part)
             if constant is not None:
@@ -249,7 +250,7 @@ class _Walker:
         return apply(name, arguments, result, part.sql())
 
     def _folded(self, part: Any) -> Constant | None:
-        """What Spark computes now, once and for all; None if it cannot."""
+        """The value of a constant part, computed by Spark now; None if it cannot be."""
         self._refuse_clocks(part)
         try:
             data_type = self._type(part)
@@ -272,12 +273,12 @@ class _Walker:
             if not child.deterministic():
                 self._refuse_unrepeatable(child)
         remedy = _REFUSED.get(_class_of(part), "")
-        raise self._refusal(part, "it gives something else each time", remedy)
+        raise self._refusal(part, "it has another value each time", remedy)
 
     def _refuse_clocks(self, part: Any) -> None:
         name = _class_of(part)
         if name in _REFUSED:
-            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
+            raise self._refusal(part, "it has another value each time", _REFUSED[name])
         for child in _elements(part.children()):
             self._refuse_clocks(child)
 
@@ -327,7 +328,7 @@ class _Walker:
         return self.walk(part.child())
 
     def common(self, part: Any) -> Expression:
-        """One of these parts."""
+        """One of the parts of ``With``."""
         return self._common[part.id().id()]
 
     def case_of(
@@ -381,7 +382,7 @@ class _Walker:
         return Called(str(part.name()), self._function(part), kind, arguments, result)
 
     def _function(self, part: Any) -> Callable[..., Any]:
-        """What the user has written, out of what Spark would send to its workers."""
+        """The user's function, taken out of what Spark would send to its workers."""
         try:
             fn, _ = cloudpickle.loads(bytes(part.func().command().unsafeArray()))
         except Exception as error:
@@ -393,7 +394,7 @@ class _Walker:
         return fn  # type: ignore[no-any-return]
 
     def below(self, part: Any) -> Expression:
-        """What is only wrapped."""
+        """The child of a mere wrapper."""
         return self.walk(part.child())
 
 
@@ -409,7 +410,7 @@ _SPECIAL: Final[Mapping[str, Callable[[_Walker, Any], Expression]]] = {
     "GetStructField": _Walker.field,
     "PythonUDF": _Walker.called,
 }
-"""What is not simply a function of its children."""
+"""Parts that are not simply functions of their children."""
 
 
 def _scalar(value: Any, data_type: pa.DataType, kind: str) -> pa.Scalar:

@@ -1,7 +1,7 @@
-"""What ``groupBy`` and ``agg`` are given, taken apart: which function, of which columns.
+"""Takes apart the arguments of ``groupBy`` and ``agg``: which function, of which columns.
 
-Spark cannot analyse a window of a stream that is not its own, so the column is looked at as it was
-written. Its parts are known by their class; what is none of these is refused.
+Spark cannot analyse a window of a stream that is not its own, so this module looks at the column as
+it was written. It recognizes parts by their class, and refuses all others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Asked(NamedTuple):
     Attributes
     ----------
     name
-        Its alias, or what Spark calls it without one; empty: a name of no use.
+        Its alias, or Spark's name for it without one; empty: no useful name.
     function
         In lower case; empty: a column, or an expression that is no function.
     arguments
         Names of columns, constants, and PySpark's columns for other expressions. ``*`` is a 1.
     column
-        The whole, without the alias.
+        The whole column, without the alias.
     """
 
     name: str
@@ -94,7 +94,7 @@ def _column(node: Any) -> Any:
 
 
 def _spark_name(function: str, arguments: tuple[Any, ...]) -> str:
-    """What Spark calls a function of one column."""
+    """Spark's name for a function of one column."""
     if len(arguments) != 1:
         return ""
     (of,) = arguments

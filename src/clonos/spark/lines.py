@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 LOOK_S: Final = 0.5
-"""How often it looks how many jobs there were."""
+"""How often the number of jobs is checked."""
 
 _KEPT: Final = "spark.ui.retainedJobs"
 _ERRORS: Final = (Py4JError, PySparkException, OSError, AttributeError)
@@ -46,14 +46,14 @@ class Lines:
         self._context, self._label = context, label
         kept = int(context.getConf().get(_KEPT) or 1000)
         self._every = kept // 2
-        """After so many jobs a line is put again. Spark forgets a tenth of the jobs at a time."""
+        """After this many jobs a line is put again. Spark forgets a tenth of the jobs at a time."""
         self._known: dict[str, tuple[str, int]] = {}
         self._new: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="clonos-lines", daemon=True)
         self._is_begun = False
 
     def put(self, about: str, text: str) -> None:
-        """Put a line, soon; it replaces the one that there is about the same."""
+        """Put a line soon; it replaces the line about the same thing."""
         if not self._is_begun:
             self._is_begun = True
             self._thread.start()
@@ -76,7 +76,8 @@ class Lines:
                 self._show(*given)
 
     def _repeat(self) -> None:
-        """Put again what Spark would forget; not if the lines alone are more than it keeps."""
+        """Put lines again that Spark would forget, unless the lines alone are more than it
+        keeps."""
         if not self._known or len(self._known) > self._every:
             return
         so_far = self._jobs()

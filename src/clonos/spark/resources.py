@@ -1,6 +1,6 @@
 """What a slot takes of Spark's executors, and for how many more slots there is room.
 
-Without a profile a slot is a task as any other. With one (PySpark's ``ResourceProfile``), a slot
+Without a profile a slot is a task like any other. With one (PySpark's ``ResourceProfile``), a slot
 takes the share of a core that the profile says. Where executors are allocated dynamically, slots
 with a profile get executors of their own; otherwise they share those of the application.
 """
@@ -52,7 +52,7 @@ class SlotResources:
     spark
         The session.
     profile
-        PySpark's resource profile for the slots; None: a slot is a task as any other.
+        PySpark's resource profile for the slots; None: a slot is a task like any other.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class SlotResources:
         return self._id != _DEFAULT_PROFILE
 
     def in_slots(self, cores: int) -> int:
-        """How many slots would take as much as tasks that need so many cores."""
+        """How many slots take as much as tasks that need this many cores."""
         if self.has_own_executors:
             return 0
         if self.profile is None:
@@ -101,7 +101,7 @@ class SlotResources:
 
     def most(self) -> int | None:
         """For how many slots there would be room if Spark started all the executors it may start
-        (None: without end)."""
+        (None: unlimited)."""
         if not self._is_dynamic:
             raise ValueError("executors are not allocated dynamically")
         executors = self._setting("spark.dynamicAllocation.maxExecutors", "")
@@ -113,14 +113,14 @@ class SlotResources:
         return int(executors) * int(cores // self.cpus)
 
     def room(self, executors: Sequence[Executor], taken: Taken) -> tuple[int | None, int]:
-        """For how many slots there is room (None: without end), and how many of these are used.
+        """For how many slots there is room (None: unlimited), and how many of these are used.
 
         Parameters
         ----------
         executors
-            Of the application.
+            The application's executors.
         taken
-            All of its slots that run, whatever job they belong to.
+            The application's running slots, of all jobs.
         """
         mine = [e for e in executors if e.profile == self._id]
         if self.profile is None:
@@ -150,7 +150,7 @@ def _ceil(number: Decimal) -> int:
 
 
 def _require(spark: SparkSession, profile: ResourceProfile) -> None:
-    """Make sure that slots may have a profile: Spark itself says so."""
+    """Make sure that slots may have a profile, by asking Spark."""
     if not isinstance(profile, ResourceProfile):
         raise SparkSetup(
             f"profile={profile!r} is no ResourceProfile",

@@ -17,13 +17,13 @@ from clonos.spark.errors import SparkSetup
 LOOPBACK: Final = "127.0.0.1"
 
 _SETTINGS: Final = {
-    # Two attempts of one slot at a time would only be told apart and one of them stopped.
+    # Of two attempts of a slot at the same time, one would only be stopped.
     "spark.speculation": "false",
     # A slot says nothing to Spark as long as it lives.
     "spark.python.worker.idleTimeoutSeconds": "0",
     # It intercepts signals and writes files that nobody reads.
     "spark.python.worker.faulthandler.enabled": "false",
-    # A cancelled slot has been asked to leave by its coordinator before.
+    # The coordinator has asked a cancelled slot to leave before.
     "spark.python.task.killTimeout": "200ms",
     # One line of progress per running job is drawn over the user's own output.
     "spark.ui.showConsoleProgress": "false",
@@ -65,7 +65,7 @@ def get_or_create(
         "spark.executorEnv.PYTHONPATH": _python_path(),
     }
     if master.startswith("local"):
-        # Its executors find clonos for certain; without it, such a daemon starts no worker at all.
+        # Local executors certainly find clonos; without it, this daemon could start no worker.
         settings["spark.python.daemon.module"] = "clonos.cluster.daemon"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = LOOPBACK
         # The executors of a local-cluster choose their interface by this.
@@ -155,7 +155,7 @@ def _quieten(spark: SparkSession) -> None:
 
 
 def _python_path() -> str:
-    """Where workers find this very clonos, when it runs from a source tree."""
+    """The path on which workers find this clonos when it runs from a source tree."""
     home = str(Path(__file__).resolve().parents[2])
     already = os.environ.get("PYTHONPATH", "")
     paths = [path for path in already.split(os.pathsep) if path]

@@ -6,14 +6,14 @@ is lost) never ends another, whatever the session's failure limits are. Where a 
 ``spark.task.maxFailures`` lets Spark start the task of a failed slot again by itself, the body
 runs anew with another ``attempt`` and ``nonce``; when Spark gives up, `on_end` is called.
 
-All slots that read the same DataFrame share its RDD, of which each runs one partition: what Spark
-shuffles for it is computed once, however often slots are launched again. Which slot a task is, it
-learns from a local property of its job.
+All slots that read the same DataFrame share its RDD, and each runs one partition: Spark computes
+its shuffles once, however often slots are launched again. A task learns from a local property of
+its job which slot it is.
 
-The body runs in the worker process itself, which Spark forked from a daemon that never loads
-gRPC. A slot without a DataFrame leaves its input unread, so its worker exits after it; one that
-has read its partition to the end is used again by Spark, which does no harm once the body has
-closed what it opened.
+The body runs in the worker process itself, which Spark forked from a daemon that never loads gRPC.
+A slot without a DataFrame leaves its input unread, so its worker exits after it. Spark reuses a
+worker that has read its partition to the end; this does no harm, because the body has closed what
+it opened.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
 EXECUTORS_WAIT_S: Final = 15.0
-"""How long a young application's executors may take to appear before slots are missing; and what
-has ended, to be counted no more: Spark is sure to look again with a heartbeat, every 10 s."""
+"""How long to wait, before slots count as missing, for a young application's executors to appear
+and for ended tasks to leave Spark's count, which is updated at the latest by a heartbeat, every 10
+s."""
 
 _KILLS_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 """Kills workers that send nothing to Spark; slots never do."""
 
 _KILLS_ANY_IDLE: Final = "spark.python.worker.killOnIdleTimeout"
-"""The same for what is no plan of Spark SQL; it is the application's, and cannot be changed."""
+"""The same for RDDs without a plan of Spark SQL; a setting of the application, which cannot be
+changed."""
 
 _SETTINGS_LOCK: Final = threading.Lock()
 
@@ -142,12 +144,12 @@ class SlotLauncher:
     spark
         A session with a driver in this process (not Spark Connect).
     name
-        Of the job; Spark's UI shows "`name`: slot 3".
+        The name of the job; Spark's UI shows "`name`: slot 3".
     group
         Job group of the slots' Spark jobs, if the calling thread has not set one.
     on_end
-        Called with (slot, error or None) from a thread of the slot's own when its Spark job is
-        over. Launching the slot again from there is fine.
+        Called with (slot, error or None) from the slot's own thread when its Spark job is over.
+        Launching the slot again from there is fine.
     profile
         Resource profile of the slots.
 
@@ -209,7 +211,7 @@ class SlotLauncher:
         return None if capacity is None else max(0, capacity - active)
 
     def _cores(self) -> tuple[int | None, int]:
-        """For how many slots there is room (None: without end), and how many of these are used."""
+        """For how many slots there is room (None: unlimited), and how many of these are used."""
         taken = [(each.running, each.cpus) for each in _LAUNCHERS if each.is_in(self._context)]
         slots = sum(running for running, _ in taken)
         cores = sum((running * cpus for running, cpus in taken), Decimal(0))
@@ -230,7 +232,8 @@ class SlotLauncher:
         return self._context is context
 
     def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
-        """Make sure that `count` more slots can run; waits for executors, and for what just ends.
+        """Make sure that `count` more slots can run; waits for executors, and for tasks that are
+        ending.
 
         Parameters
         ----------
@@ -240,7 +243,7 @@ class SlotLauncher:
         Raises
         ------
         NotEnoughSlots
-            They cannot; says how many are there and what to set.
+            They cannot; the error says for how many there is room and what to set.
         """
         needed, began = count + self._resources.in_slots(cores), time.monotonic()
         also = " and a core for the streaming queries that feed them" if cores else ""
@@ -294,7 +297,7 @@ class SlotLauncher:
         Parameters
         ----------
         slot_id
-            Given back in SlotInfo and to `on_end`.
+            The slot's number, for SlotInfo and `on_end`.
         body
             ``body(info, batches)``, shipped to the executor; when it returns, the slot ends.
         dataframe, partition
@@ -339,8 +342,8 @@ class SlotLauncher:
             return self._prepared[key][2]
 
     def _rows(self, run: Callable[[Any], Batches], dataframe: DataFrame | None) -> Any:
-        """An RDD of no rows that runs a function. Without a DataFrame it needs no plan: that is
-        seconds where neither driver nor executors have made one yet."""
+        """An RDD without rows that runs a function. Without a DataFrame it needs no plan, which
+        saves seconds if driver and executors have made none yet."""
         profile = self._resources.profile
         if dataframe is None:
             if self._setting(_KILLS_ANY_IDLE, "false") == "false":
@@ -357,7 +360,7 @@ class SlotLauncher:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
         context = self._context
         self.describe(text)
-        context.clearJobTags()  # of the slot's life before this one
+        context.clearJobTags()  # those of the slot's life before
         for each in (*self._tags, tag):
             context.addJobTag(each)
         context.setInterruptOnCancel(interruptOnCancel=True)
@@ -402,7 +405,7 @@ def _cancel(handles: Sequence[SlotHandle]) -> None:
 
 
 _LAUNCHERS: Final[WeakSet[SlotLauncher]] = WeakSet()
-"""All of this process: jobs of one application share its executors."""
+"""All launchers of this process: jobs of one application share its executors."""
 
 
 @contextlib.contextmanager
@@ -421,7 +424,8 @@ def _without_idle_killer(spark: SparkSession) -> Iterator[None]:
 
 
 def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Any], Batches]:
-    """The function that Spark runs; of the driver's objects it holds only what is named here."""
+    """The function that Spark runs; it holds only those objects of the driver that are named
+    here."""
 
     def run(batches: Batches) -> Batches:
         body(slot_info(driver_host, reads=reads), batches if reads else None)
@@ -437,9 +441,9 @@ def _slot_failed(where: str, failure: BaseException) -> ClonosError:
 
 
 def cancelled(where: str, failure: BaseException) -> JobCancelled:
-    """What a job is told whose Spark jobs somebody has cancelled."""
+    """The error of a job whose Spark jobs somebody has cancelled."""
     text = in_short(failure)
-    if CANCELLED not in text:  # a query wraps it in what went wrong because of it
+    if CANCELLED not in text:  # a query wraps it in a consequent error
         text = str(failure)
     found = re.search(rf"\[{CANCELLED}\] (.*?) *(?:SQLSTATE.*)?$", text, re.MULTILINE)
     return JobCancelled(

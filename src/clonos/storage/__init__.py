@@ -1,1 +1,1 @@
-"""What outlives a process: the house-keeper's journal, and layers on any file system."""
+"""Files that outlive a process: the house-keeper's journal, and layers on any file system."""

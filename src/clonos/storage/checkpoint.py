@@ -1,4 +1,4 @@
-"""A checkpoint as its driver sees it: what it is called, and who goes on with it."""
+"""A checkpoint as its driver sees it: its id, and which driver goes on with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clonos.storage.folder import Folder
 from clonos.storage.terms import Term, Terms
 
 OF_TASKS: Final = "job.json"
-"""The file that says what job a checkpoint is of, if it runs in tasks."""
+"""The file that describes the job of a checkpoint, if it runs in tasks."""
 OF_QUERIES: Final = "spark.json"
 """The same, if it runs as Spark's streaming queries."""
 TERMS: Final = "terms"
@@ -19,16 +19,17 @@ TERMS: Final = "terms"
 
 
 class Checkpoint:
-    """The name of a checkpoint, which lies beside the journal, and its terms.
+    """The id of a checkpoint, kept beside the journal, and its terms.
 
     Parameters
     ----------
     journal
-        The folder around the journal, on a local disk. For the holder of the journal's lock.
+        The folder around the journal, on a local disk. Only the holder of the journal's lock may
+        use it.
     machine
-        Where that is.
+        The machine with that folder.
     terms
-        Where the current driver is recorded; asked for when it is needed.
+        Makes the record of the current driver, when it is needed.
 
     Examples
     --------
@@ -43,11 +44,11 @@ class Checkpoint:
     def __init__(self, journal: Folder, machine: str, terms: Callable[[], Terms]) -> None:
         self._journal, self._machine, self._make_terms = journal, machine, terms
         self.term: Term | None = None
-        """Since when this driver goes on with it; None: it does not yet."""
+        """This driver's term; None: it has not begun."""
 
     @cached_property
     def id(self) -> str:
-        """A name that no other checkpoint has, of the first start of the job."""
+        """The random name of this checkpoint, made at the first start of the job."""
         self._journal.create("checkpoint_id", secrets.token_hex(16).encode())
         name: bytes = self._journal.read("checkpoint_id").to_pybytes()
         return name.decode()
@@ -70,6 +71,6 @@ class Checkpoint:
         return self.term
 
     def rival(self) -> Term | None:
-        """The driver that goes on with it instead of us, if one does. To be asked now and then;
-        raises `OSError` where the folder cannot be reached."""
+        """The later driver of this checkpoint, if there is one. To be called now and then; raises
+        `OSError` if the folder cannot be reached."""
         return None if self.term is None else self._terms.rival(self.term)

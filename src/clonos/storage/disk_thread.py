@@ -9,14 +9,14 @@ from queue import SimpleQueue
 from typing import Final, TypeVar
 
 QUICK_S: Final = 0.02
-"""A disk that takes no longer is waited for. On a busy machine a second thread costs two waits for
-a processor per group, so it has to be worth that."""
+"""A disk that takes no longer than this is waited for. On a busy machine a second thread costs two
+waits for a processor per group, so it must be worth that."""
 
 Outcome = TypeVar("Outcome")
 
 
 class Worker:
-    """A thread that does one thing after the other; it is there from the first one on."""
+    """A thread that does one job after the other; started by the first job."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def do(self, job: Callable[[], object]) -> None:
-        """Do it when all before it is done."""
+        """Do a job when all earlier ones are done."""
         self._jobs.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -35,7 +35,7 @@ class Worker:
         self._jobs.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """End it, and wait."""
+        """End the thread, and wait for it."""
         self.stop()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -46,14 +46,14 @@ class Worker:
 
 
 class DiskThread:
-    """Does what is asked of a disk at once while it is quick, and in a thread when it is not.
+    """Does jobs on a disk at once while the disk is quick, and in a thread when it is not.
 
-    One thing at a time: the next must not be asked for before the last one is done.
+    One job at a time: the next one must not be given before the last one is done.
 
     Parameters
     ----------
     clock
-        In s; monotonic.
+        Returns monotonic seconds.
 
     Examples
     --------
@@ -74,15 +74,15 @@ class DiskThread:
         *,
         is_long: bool = False,
     ) -> Outcome | None:
-        """Do it; returns what `job` returns, or None if the thread does it, which then gives it to
+        """Do a job and return its result; None if the thread does it, which passes the result to
         `then`.
 
         Parameters
         ----------
         job
-            In the thread it must not raise.
+            Must not raise if the thread does it.
         is_long
-            It would not be quick on any disk, and says nothing of the next one.
+            Whether it takes long on any disk, so that its time says nothing about the disk.
         """
         if is_long:
             self._worker.do(lambda: then(job()))

@@ -1,9 +1,9 @@
-"""What storage does to a file system, and nothing more: ports and their real adapters.
+"""The operations that storage needs of a file system: ports, and their real adapters.
 
-All that is written by this package goes through one of two small interfaces: :class:`Files`, which
-every file system can do, and :class:`Disk`, which adds what a journal needs of a local one. The
-simulator has a disk of its own behind them, which can be full, fail, tear, forget and rot; the code
-above is the same. What makes a file whole or absent is :class:`~clonos.storage.folder.Folder`.
+Everything that this package writes goes through one of two small interfaces: :class:`Files`, which
+any file system can serve, and :class:`Disk`, which adds what a journal needs of a local one. Behind
+them the simulator has its own disk, which can be full, fail, tear, forget and rot; the code above
+is the same. :class:`~clonos.storage.folder.Folder` makes files whole or absent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from clonos.errors import ClonosError
 from clonos.storage.opened import open_file
 
 Durability = Literal["fsync", "process"]
-"""``"fsync"``: survives the machine. ``"process"``: survives the death of the process only."""
+"""``"fsync"``: survives a crash of the machine. ``"process"``: survives only the death of the
+process."""
 
 
 class UnusableStore(ClonosError):
@@ -34,7 +35,7 @@ class UnusableStore(ClonosError):
 
 
 class Locked(Exception):
-    """Somebody else has the lock: whoever wrote his name into the file."""
+    """Another process has the lock. Its name is in the file."""
 
 
 class Info(NamedTuple):
@@ -53,39 +54,39 @@ class Info(NamedTuple):
 class Files(Protocol):
     """A file system. Paths are absolute, with slashes.
 
-    Whatever fails raises `OSError`; a file or folder that is not there, `FileNotFoundError`.
-    Nothing is durable before it is synced: neither what is in a file nor its name.
+    Any failure raises `OSError`; a missing file or folder raises `FileNotFoundError`. Nothing is
+    durable before it is synced, neither the content of a file nor its name.
     """
 
     is_local: bool
-    """Whether syncing has an effect. Other stores take care of it themselves."""
+    """Whether syncing has an effect. Other stores are durable by themselves."""
     refuses: bool
     """Whether :meth:`name` can tell two simultaneous callers apart."""
 
     def read(self, path: str) -> pa.Buffer:
-        """What is in a file."""
+        """The content of a file."""
 
     def open(self, path: str) -> Content | None:
-        """Read a file a part at a time: it stays what it is when its name is deleted. None: that
-        cannot be done here."""
+        """Open a file, to be read part by part. Its content stays even when its name is deleted.
+        None: not possible here."""
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         """Write a new file, or overwrite one whose content may be lost."""
 
     def sync(self, path: str) -> None:
-        """Make durable what is in a file."""
+        """Make the content of a file durable."""
 
     def sync_folder(self, path: str) -> None:
-        """Make durable which names are in a folder."""
+        """Make the names in a folder durable."""
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, and those around it, unless they are there."""
+        """Make a folder and its parents, unless they exist."""
 
     def rename(self, path: str, new: str) -> None:
-        """Give a file another name. Whoever had that is gone."""
+        """Give a file another name. A file that had that name is gone."""
 
     def name(self, path: str, new: str) -> bool:
-        """Give a file another name, unless that is taken: then delete the file; False."""
+        """Give a file another name. If that is taken, delete the file and return False."""
 
     def delete(self, path: str) -> None:
         """Delete a file."""
@@ -94,20 +95,20 @@ class Files(Protocol):
         """Delete an empty folder."""
 
     def info(self, path: str) -> Info | None:
-        """What is there; None: nothing."""
+        """The file or folder at a path; None: there is none."""
 
     def entries(self, folder: str, *, recursive: bool = False) -> list[Info]:
-        """What is in a folder, sorted by path; nothing if there is no folder."""
+        """The entries of a folder, sorted by path; none if there is no such folder."""
 
 
 class Tail(Protocol):
     """A file that grows."""
 
     def write(self, data: bytes) -> None:
-        """Append. On an error a part may have been."""
+        """Append. On an error, a part may have been written."""
 
     def sync(self) -> None:
-        """Make durable what was appended. After an error nobody knows what of it is."""
+        """Make what was appended durable. After an error, nobody knows how much of it is."""
 
     def close(self) -> None: ...
 
@@ -122,7 +123,7 @@ class Disk(Files, Protocol):
     """A local file system, as a journal needs one."""
 
     def append(self, path: str) -> Tail:
-        """Open a file that is there at its end."""
+        """Open an existing file at its end."""
 
     def truncate(self, path: str, nbytes: int) -> None:
         """Cut a file off."""
@@ -139,7 +140,7 @@ class LocalFiles:
 
     def read(self, path: str) -> pa.Buffer:
         if Path(path).stat().st_size == 0:
-            return pa.py_buffer(b"")  # nothing can be mapped of it
+            return pa.py_buffer(b"")  # an empty file cannot be mapped
         with pa.memory_map(path) as source:
             return source.read_buffer()
 
@@ -180,7 +181,7 @@ class LocalFiles:
         return True
 
     def _name_without_links(self, path: str, new: str) -> bool:
-        """The name is taken with an empty file, which is replaced at once."""
+        """Take the name with an empty file, and replace that file at once."""
         try:
             os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         except FileExistsError:
@@ -213,7 +214,7 @@ class LocalFiles:
             return
         for path in paths:
             info = self.info(str(path))
-            if info is not None:  # else somebody has just deleted it
+            if info is not None:  # else it was deleted just now
                 yield info
                 if recursive and info.is_folder:
                     yield from self._walk(info.path, recursive=True)
@@ -227,7 +228,7 @@ class LocalFiles:
     def lock(self, path: str, holder: str) -> Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # flock, not lockf: it also refuses a second one of the same process.
+            # flock, not lockf: it also refuses a second lock of the same process.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             found = os.read(descriptor, 300).decode(errors="replace")
@@ -281,7 +282,7 @@ class ArrowFiles:
 
     def __init__(self, system: fs.FileSystem) -> None:
         self._fs = system
-        self.refuses = system.type_name == "hdfs"  # it does not move onto a file
+        self.refuses = system.type_name == "hdfs"  # it does not move a file onto another
 
     def read(self, path: str) -> pa.Buffer:
         with self._fs.open_input_stream(path) as stream:
@@ -296,10 +297,10 @@ class ArrowFiles:
                 stream.write(piece)
 
     def sync(self, path: str) -> None:
-        """It is on the other side already."""
+        """Nothing to do: the store is durable by itself."""
 
     def sync_folder(self, path: str) -> None:
-        """It is on the other side already."""
+        """Nothing to do: the store is durable by itself."""
 
     def make_folder(self, path: str) -> None:
         self._fs.create_dir(path, recursive=True)
@@ -316,7 +317,7 @@ class ArrowFiles:
                 self._fs.move(path, new)
             except OSError:
                 if self.info(new) is None:
-                    raise  # else another one has been faster
+                    raise  # else another process was faster
             else:
                 return True
         self._fs.delete_file(path)
@@ -343,7 +344,7 @@ def _info(found: Any) -> Info:
 
 
 def files_of(uri: str | Path) -> tuple[Files, str]:
-    """The file system of a URI or local path, and what the place is called there.
+    """The file system of a URI or local path, and the path in it.
 
     Raises
     ------
@@ -372,8 +373,8 @@ def files_of(uri: str | Path) -> tuple[Files, str]:
 
 
 def folder_name(name: str) -> str:
-    """A folder's name for what may hold anything. It is the same in a path and in a URI, and leads
-    nowhere else, as ``..`` would.
+    """A folder's name for any text. It is the same in a path and in a URI, and never leads
+    elsewhere, as ``..`` would.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Files that are whole or absent, and durable when a call has returned.
 
-A file is filled under a hidden name, made durable, and only then gets its name; then the name is
-made durable, and with it the names of the folders that it is in: a file is no safer than they are.
+A file is filled under a hidden name, made durable, and only then gets its name. Then the name is
+made durable, with the names of the folders around it, because a file is no safer than they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNFINISHED: Final = ".tmp"
 
 
 class OtherContent(ClonosError):
-    """Under the name of a file lies another one."""
+    """Another file has the name of a file to be written."""
 
 
 class Folder:
@@ -38,9 +38,9 @@ class Folder:
     files, root
         See :func:`~clonos.storage.files.files_of`.
     durability
-        What a file survives on a local file system. Others decide themselves.
+        What a file survives on a local file system. Other stores are durable by themselves.
     mode
-        Who may read its files, as far as that can be said.
+        The permissions of its files, if the file system has any.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Folder:
         self._ready: set[str] = set()
 
     def path(self, name: str) -> str:
-        """Where in the file system something is."""
+        """The path of a name in the file system."""
         parts = PurePosixPath(name)
         if not name or parts.is_absolute() or ".." in parts.parts:
             raise ProtocolError(f"{name!r} is not a path inside a store", remedy="use layer_path()")
@@ -68,14 +68,14 @@ class Folder:
     # --- writing ---
 
     def put(self, name: str, content: Any) -> None:
-        """Store a file; whatever had the name is gone."""
+        """Store a file. An earlier file of this name is gone."""
         path = self.path(name)
         self._give(path, content, self.files.rename)
 
     def create(self, name: str, content: Any) -> bool:
-        """Store a file unless the name is taken; of several that come at once, one does it.
+        """Store a file unless the name is taken. Of several simultaneous callers, one succeeds.
 
-        That holds as far as the file system `refuses`: with others the last one has it.
+        This holds if the file system `refuses`; otherwise the last caller's file remains.
         """
         path = self.path(name)
         if self.files.info(path) is not None:
@@ -83,20 +83,20 @@ class Folder:
         return self._give(path, content, self.files.name) is not False
 
     def keep(self, name: str, content: Any, is_same: Callable[[pa.Buffer], bool]) -> None:
-        """Let the file be there, once, whoever has written it, and durable.
+        """Make sure that the file exists and is durable, whoever has written it.
 
-        What is found under the name is not believed: an empty or unreadable file is replaced.
+        A file that is found under the name is verified: an empty or unreadable one is replaced.
 
         Parameters
         ----------
         is_same
-            Whether a file with other bytes says the same; whatever it raises, as reading such a
-            file does, means that it is damaged.
+            Whether a file with other bytes means the same. If this, or reading the file, raises,
+            the file is damaged.
 
         Raises
         ------
         OtherContent
-            A whole file that says something else is there.
+            An undamaged file that means something else has the name.
         """
         path = self.path(name)
         if self.create(name, content):
@@ -111,12 +111,12 @@ class Folder:
                 return
             if not agrees:
                 raise OtherContent(
-                    "a file with other content has the name of what is to be written",
+                    "a file of the name to be written exists, with other content",
                     where=path,
-                    remedy="see who else writes there; if the file is not needed, move it away "
-                    "and start the job again",
+                    remedy="find out who else writes there; if the file is not needed, move it "
+                    "away and start the job again",
                 )
-        if self.is_synced:  # who wrote it may have died before it was
+        if self.is_synced:  # its writer may have died before syncing it
             self.files.sync(path)
             self.files.sync_folder(path.rpartition("/")[0])
 
@@ -128,7 +128,7 @@ class Folder:
         try:
             try:
                 self.files.write(unfinished, content, self._mode)
-            except FileNotFoundError:  # somebody has deleted the folder, which was empty
+            except FileNotFoundError:  # another process has deleted the empty folder
                 self._ready.clear()
                 self.make_folder(folder)
                 self.files.write(unfinished, content, self._mode)
@@ -144,9 +144,9 @@ class Folder:
         return done
 
     def make_folder(self, path: str) -> None:
-        """Make a folder below this one, or this one, unless it is there, and make it durable.
+        """Make a folder below this one, or this one, unless it exists, and make it durable.
 
-        One that is there may have been made by a process that died before its name was durable.
+        An existing folder may have been made by a process that died before its name was durable.
         """
         if path in self._ready:
             return
@@ -160,22 +160,22 @@ class Folder:
         self._ready.add(path)
 
     def _sync_around(self) -> None:
-        """The folders around this one, up to the first that is somebody else's business."""
+        """Sync the folders around this one, up to the first that we may not open."""
         around = self.root
         while around != "/":
             around = around.rpartition("/")[0] or "/"
             try:
                 self.files.sync_folder(around)
-            except PermissionError:  # it was there before us, then
+            except PermissionError:  # then it was there before us
                 return
             except OSError as error:
                 if error.errno != errno.EINVAL:
-                    raise  # else a file system that knows no such thing
+                    raise  # EINVAL: the file system cannot sync folders
 
     # --- reading ---
 
     def read(self, name: str) -> pa.Buffer:
-        """What is in a file."""
+        """The content of a file."""
         return self.files.read(self.path(name))
 
     def open(self, name: str) -> Content | None:
@@ -183,7 +183,7 @@ class Folder:
         return self.files.open(self.path(name))
 
     def info(self, name: str) -> Info | None:
-        """What is known of a file; None: it is not there."""
+        """Size and time of a file; None: it does not exist."""
         return self.files.info(self.path(name))
 
     def has(self, name: str) -> bool:
@@ -191,11 +191,11 @@ class Folder:
         return self.info(name) is not None
 
     def entries(self, under: str = "", *, recursive: bool = False) -> list[Info]:
-        """Finished files and folders in a folder, sorted, with paths that are relative to here."""
+        """Finished files and folders in a folder, sorted, with paths relative to this folder."""
         return [info for info in self._all(under, recursive=recursive) if not is_unfinished(info)]
 
     def unfinished(self, under: str = "", *, recursive: bool = False) -> list[Info]:
-        """What writers that were killed have left, or others are just filling."""
+        """Files that killed writers have left, or that others are filling just now."""
         return [info for info in self._all(under, recursive=recursive) if is_unfinished(info)]
 
     def _all(self, under: str, *, recursive: bool) -> list[Info]:
@@ -206,12 +206,12 @@ class Folder:
     # --- deleting ---
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete these; those that are gone already are none of our business."""
+        """Delete these files; those that are gone already do not matter."""
         for name in names:
             with suppress(FileNotFoundError):
                 self.files.delete(self.path(name))
 
 
 def is_unfinished(info: Info) -> bool:
-    """Whether it is what :class:`Folder` has not given its name yet."""
+    """Whether it is a file that :class:`Folder` has not named yet."""
     return not info.is_folder and info.path.endswith(UNFINISHED)

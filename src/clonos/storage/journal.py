@@ -1,13 +1,13 @@
 """The durable append file of the house-keeper.
 
 Records are appended to a group in memory; :meth:`Journal.commit` writes the group as one *frame*
-with one write and one ``fdatasync``. A frame is all or nothing: it is what a crash can leave half
-written.
+with one write and one ``fdatasync``. A crash can tear only the last frame, and a torn frame does
+not count.
 
 There is one segment file at a time, ``<number>.journal``. It begins with a preamble and a frame
-with the *head*, the snapshot that stands for everything before it. :meth:`Journal.rotate` writes
-the next segment under another name, makes it durable and only then gives it its name, so a preamble
-and a head are never torn. Layout, little-endian::
+with the *head*, the snapshot that replaces everything before it. :meth:`Journal.rotate` writes the
+next segment under another name, makes it durable and only then gives it its name, so a preamble and
+a head are never torn. Layout, little-endian::
 
     preamble: magic "CLONJRNL" | version u32 | salt u64 | seq u64 | xxh3_64 u64
     frame:    mark C1 "JRN" | records u32 | bytes u64 | seq u64 | xxh3_64 u64 | body
@@ -15,18 +15,18 @@ and a head are never torn. Layout, little-endian::
 
 ``seq`` is the number of the frame's first record over the whole life of the journal. The salt is
 drawn for each segment and seeds its checksums, so that a record which happens to contain a frame
-(of this or another journal) never passes for one.
+(of this or another journal) is never taken for one.
 
 After a crash the last frame may be torn: it was never committed and is cut. A bad frame *before* a
-good one cannot come from a crash, as a frame is begun only when the one before is on the disk: it
-is damage, and an error. Damage to the very last frame would look like a torn one, and records that
-were acknowledged would be dropped in silence. So none stays the last for long: when nothing has
-been committed for a moment, and at the end, an empty frame *vouches* for those before it
-(:meth:`Journal.vouch`). It lies in the same file, so it needs no order between two files, and costs
-a busy journal nothing.
+good one cannot come from a crash, because a frame is begun only when the one before is on the disk:
+it is damage, and an error. Damage to the very last frame would look like a torn one, and
+acknowledged records would be dropped silently. So no frame stays the last one for long: when
+nothing has been committed for a moment, and at the end, an empty frame *vouches* for those before
+it (:meth:`Journal.vouch`). It is in the same file, so no order between two files is needed, and it
+costs a busy journal nothing.
 
-A write or sync that fails leaves a file that nothing may follow in: the kernel may have dropped
-what was to be written, and say that all is well the next time. The journal is *broken* until
+After a failed write or sync, nothing may be appended to the file: the kernel may have dropped what
+was to be written, and report success the next time. The journal is *broken* until
 :meth:`Journal.rotate` has made a new segment durable. What was acknowledged is in the old one,
 which counts until then, whatever happens.
 
@@ -89,8 +89,8 @@ class Frame(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A checked segment file: its salt, where its frames are, and what follows them; whether its
-    last frame has acknowledged nothing."""
+    """A checked segment file: its salt, its frames, their end, the next number, and whether it was
+    vouched for."""
 
     salt: int
     frames: tuple[Frame, ...]
@@ -103,32 +103,32 @@ class Journal:
     """Append, commit, replay; one writer at a time.
 
     Opening it takes the lock, checks the whole segment, and cuts a torn tail. Unless the last
-    writer has vouched for its last frame, the rest is written again, into the next segment file.
-    Not for use by several threads, nor after a fork.
+    writer has vouched for its last frame, the rest is written anew into the next segment file. Not
+    for use by several threads, nor after a fork.
 
     Parameters
     ----------
     directory
         Made if it does not exist. Only the journal's files are in it.
     durability
-        ``"fsync"``: a committed record survives the machine. ``"process"``: only the death of the
-        process (one write, nothing is waited for).
+        ``"fsync"``: a committed record survives a crash of the machine. ``"process"``: it survives
+        only the death of the process (one write, no sync).
     disk
-        This machine's, unless it is simulated.
+        This machine's disk, unless it is simulated.
 
     Attributes
     ----------
     next_seq
         Number of the next record, counted from 0 over the life of the journal, heads included.
     nbytes
-        Size of the segment: when to rotate is the caller's choice.
+        Size of the segment; the caller decides when to rotate.
     is_broken
         Whether only :meth:`rotate` is possible.
 
     Raises
     ------
     JournalInUse
-        Someone else has it open.
+        Another driver has it open.
     UnreadableJournal
         It is damaged elsewhere than at its end.
 
@@ -150,7 +150,7 @@ class Journal:
     ) -> None:
         self._disk: Disk = disk or LocalFiles()
         root = str(Path(directory).absolute())
-        # Segments are durable whatever the setting: they replace what was durable, and are rare.
+        # Segments are synced with any setting: they replace what was durable, and are rare.
         self._folder = Folder(self._disk, root, "fsync")
         self._is_synced = durability == "fsync"
         self._buffered: list[bytes] = []
@@ -178,8 +178,8 @@ class Journal:
         self._is_vouched = segment.is_vouched
         path = self._folder.path(name)
         if not segment.is_vouched and self._is_synced:
-            # What is read counts from now on. Its writer may have died before its sync, or after
-            # one that failed: then the kernel shows what is on no disk, and no sync would help.
+            # All that is read counts from now on. Its writer may have died before a sync, or after
+            # a failed one: then the kernel shows data that is on no disk, and no sync would help.
             content = _acknowledged(self._folder.read(name), segment)
             self._number += 1
             path = self._folder.path(_name(self._number))
@@ -211,7 +211,7 @@ class Journal:
         Raises
         ------
         JournalBroken
-            The disk refused. Nobody knows whether the group is there; see :meth:`rotate`.
+            The write has failed. Nobody knows whether the group is on the disk; see :meth:`rotate`.
         """
         self._usable()
         if self._buffered:
@@ -220,8 +220,8 @@ class Journal:
             self._buffered.clear()
 
     def vouch(self) -> None:
-        """Let no frame be the last one that was acknowledged: damage to it can then be told from a
-        write that never ended. To be called when nothing has been committed for a moment.
+        """Append an empty frame, so that damage to the last acknowledged frame can be told from a
+        torn write. To be called when nothing has been committed for a moment.
 
         Raises
         ------
@@ -257,13 +257,13 @@ class Journal:
     def rotate(self, head: Sequence[bytes]) -> None:
         """Start a new segment that begins with `head`, and forget the one before.
 
-        `head` stands for everything appended until now, uncommitted records included. It is durable
-        when this returns; until then a crash leaves the old segment. That mends a broken journal.
+        `head` replaces everything appended until now, uncommitted records included. It is durable
+        when this returns; until then a crash leaves the old segment. This mends a broken journal.
 
         Raises
         ------
         JournalBroken
-            The disk refused. It can be tried again.
+            The write has failed. It can be tried again.
         """
         self._require_open()
         self._check_lengths(head)
@@ -271,7 +271,7 @@ class Journal:
         try:
             self._start_segment(self.next_seq, head)
         except OSError as error:
-            # The new segment may have its name already, and may be the one that counts.
+            # The new segment may have its name already, and so count.
             raise self._break(error) from error
         if old is not None:
             old.close()
@@ -280,7 +280,7 @@ class Journal:
         self._delete_older()
 
     def _start_segment(self, seq: int, head: Sequence[bytes]) -> None:
-        self._number += 1  # a number is never used again: an attempt that failed may be there
+        self._number += 1  # a number is never reused: a failed attempt may have it
         salt = secrets.randbits(64)
         preamble = _PREAMBLE.pack(_MAGIC, _VERSION, salt, seq)
         checksum = _CHECKSUM.pack(xxh3_64_intdigest(preamble))
@@ -288,11 +288,11 @@ class Journal:
         name = _name(self._number)
         self._folder.put(name, content)
         self._tail = self._disk.append(self._folder.path(name))
-        self._salt, self._is_vouched = salt, True  # damage to a head is never taken for a torn one
+        self._salt, self._is_vouched = salt, True  # damage to a head never looks like a torn frame
         self.nbytes, self.next_seq = len(content), seq + len(head)
 
     def _delete_older(self) -> None:
-        with contextlib.suppress(OSError):  # another time
+        with contextlib.suppress(OSError):  # next time, then
             self._folder.delete(_name(n) for n in self._numbers() if n < self._number)
 
     def _check_lengths(self, records: Sequence[bytes]) -> None:
@@ -318,7 +318,7 @@ class Journal:
         self._broken = JournalBroken(
             f"the journal could not be written: {cause}",
             where=self._folder.root,
-            remedy="see to the disk; what was acknowledged is safe, and nothing else is let out",
+            remedy="check the disk; what was acknowledged is safe, and no more output is released",
         )
         return self._broken
 
@@ -348,16 +348,16 @@ class Journal:
 
 
 class JournalReader:
-    """Reads a journal that somebody else writes, again and again: each time what is new.
+    """Follows a journal that another process writes: each read returns what is new.
 
-    It takes no lock and changes nothing. A segment is decoded once, and only its end is looked at
-    again; with a new segment the reader begins anew. On a local disk the rest is not even read: it
-    is mapped. A database or a store hands over the whole segment each time.
+    It takes no lock and changes nothing. A segment is decoded once, and only its new end is decoded
+    later; with a new segment the reader begins anew. On a local disk the segment is mapped, so the
+    rest is not even read. A database or a store returns the whole segment each time.
 
     Attributes
     ----------
     read_bytes
-        So much of all segments was decoded until now.
+        How many bytes of all segments were decoded until now.
     """
 
     def __init__(self) -> None:
@@ -366,7 +366,8 @@ class JournalReader:
         self.read_bytes = 0
 
     def more(self, disk: Disk, directory: str) -> tuple[bool, list[bytes]]:
-        """Whether a segment begins, whose head stands for all before it; and what is new.
+        """Whether a new segment begins, whose head replaces everything before it; and the new
+        records.
 
         Raises
         ------
@@ -390,7 +391,7 @@ class JournalReader:
             return True, head + self._frames(view)
 
     def _frames(self, view: memoryview) -> list[bytes]:
-        """The records of all whole frames from here on."""
+        """The records of all whole frames from the reader's position on."""
         found: list[bytes] = []
         while (frame := _frame_at(view, self._at, self._salt)) and frame.seq == self._seq:
             found += _split(bytes(view[frame.body_at : frame.end]), frame.records)
@@ -400,7 +401,7 @@ class JournalReader:
 
 
 def _acknowledged(content: pa.Buffer, segment: Segment) -> bytes:
-    """What counts of a segment's file: all but a torn tail."""
+    """The part of a segment's file that counts: all but a torn tail."""
     found: bytes = content[: segment.end].to_pybytes()
     return found
 
@@ -410,7 +411,7 @@ def _name(number: int) -> str:
 
 
 def _lock(disk: Disk, root: str) -> Lock:
-    """Take the lock; it goes with the process, however that ends."""
+    """Take the lock. It ends with the process, however that ends."""
     try:
         return disk.lock(f"{root}/lock", f"{os.getpid()} on {socket.gethostname()}")
     except Locked as error:
@@ -429,7 +430,7 @@ def _frame(seq: int, records: Sequence[bytes], salt: int) -> bytes:
 
 
 def _checksum(head: bytes, body: bytes | memoryview, salt: int) -> int:
-    # The head is mixed in as the seed: the body, which may be large, is hashed where it lies.
+    # The head is the seed, so that the body, which may be large, is not copied.
     return xxh3_64_intdigest(body, seed=xxh3_64_intdigest(head, seed=salt))
 
 
@@ -474,7 +475,8 @@ def _frame_at(view: memoryview, offset: int, salt: int) -> Frame | None:
 
 
 def _good_frame_after(view: memoryview, offset: int, salt: int) -> bool:
-    """Does any good frame begin at or after `offset`? (The salt: no record looks like one.)"""
+    """Whether any good frame begins at or after `offset`. (Because of the salt, no record looks
+    like one.)"""
     with view[offset:] as rest:
         return any(_frame_at(rest, found.start(), salt) for found in _MARKS.finditer(rest))
 

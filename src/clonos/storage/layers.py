@@ -25,7 +25,7 @@ _TRAILER: Final = struct.Struct("<QQ8s")
 _MAGIC: Final = b"CLONSTOR"
 
 OPENED_BYTES: Final = 1 << 20
-"""Layers of this size are not read as a whole."""
+"""Layers of at least this size are not read as a whole."""
 
 _T = TypeVar("_T")
 
@@ -39,13 +39,13 @@ class LayerStore:
         A local path, or a URI such as ``"file:///data/layers"``, ``"s3://bucket/job"`` or
         ``"hdfs://namenode/job"``. Every process of the job must reach it.
     durability
-        On a local filesystem, what a stored layer survives. Others decide themselves.
+        What a stored layer survives on a local filesystem. Other stores are durable by themselves.
     files
-        The file system that `uri` is a path in, if it is none of those.
+        The file system in which `uri` is a path, if it is none of those.
     retry
-        What to do where the file system fails: try again until it works. Without it, every method
-        raises :class:`~clonos.storage.retry.StoreAway` then. What waiting does not mend, as a
-        folder that nobody may write to, is an `UnusableStore` at once.
+        Retries until the file system works again. Without it, every method raises
+        :class:`~clonos.storage.retry.StoreAway` if the file system fails. Errors that waiting does
+        not mend, such as missing permissions, are an `UnusableStore` at once.
 
     Examples
     --------
@@ -74,19 +74,19 @@ class LayerStore:
     def put(self, ref_path: str, data: bytes | Chunks) -> int:
         """Store `data` under `ref_path` and return the bytes it takes.
 
-        Atomic: no reader ever sees a part. Storing the same again changes nothing.
+        Atomic: no reader ever sees a part. Storing the same content again changes nothing.
         """
         content = _framed(data)
         self._do(ref_path, lambda: self._folder.put(ref_path, content))
         return len(content)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Store `data` under `path` unless something else is there; False then.
+        """Store `data` under `path` unless something else is there; then False.
 
-        Of two that come at once one is refused, as far as the file system can do that.
+        Of two simultaneous callers one is refused, if the file system can do that.
         """
         content = _framed(data)
-        try:  # the same content is ours: of an attempt that seemed to have failed
+        try:  # the same content is ours, from an attempt that seemed to have failed
             self._do(path, lambda: self._folder.keep(path, content, lambda _: False))
         except OtherContent:
             return False
@@ -116,9 +116,9 @@ class LayerStore:
         return data
 
     def open(self, path: str) -> Content:
-        """The same, to be read a part at a time. It is not verified, but for its length.
+        """The same, to be read part by part. Only its length is verified.
 
-        What cannot be read so is copied to the local disk.
+        If the store cannot do that, the content is copied to the local disk.
         """
         try:
             opened = self._do(path, lambda: self._folder.open(path))
@@ -142,7 +142,7 @@ class LayerStore:
         return self._do(path, lambda: self._folder.has(path))
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete these; those that are gone already are none of our business."""
+        """Delete these; those that are gone already do not matter."""
         for path in paths:
             self._do(path, lambda path=path: self._folder.delete([path]))  # type: ignore[misc]
 
@@ -152,12 +152,13 @@ class LayerStore:
         return [info.path for info in found if not info.is_folder]
 
     def everything(self) -> tuple[str, ...]:
-        """Every path, also of what killed writers left unfinished, or others are just writing."""
+        """Every path, including files that killed writers have left or that others are writing just
+        now."""
         found = self._do("", lambda: self._folder.unfinished(recursive=True))
         return (*self.list(), *(info.path for info in found))
 
     def sweep(self) -> int:
-        """Delete what killed writers left unfinished; only while nobody writes. Return how many."""
+        """Delete files that killed writers have left; only while nobody writes. Return how many."""
         found = self._do("", lambda: self._folder.unfinished(recursive=True))
         self.delete(info.path for info in found)
         return len(found)
@@ -195,7 +196,7 @@ def put_layer(store: LayerStore, sealed: StoreLayer) -> LayerRef:
 
 
 def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:
-    """Store a layer, by default where it belongs; what is not in memory of it is copied."""
+    """Store a layer, by default under its own path; parts that are not in memory are copied."""
     content = layer_chunks(layer)
     path = path or layer_path(layer.task, layer.epoch, layer.incarnation)
     return refer_to(layer, content, path, store.put(path, content))
@@ -204,12 +205,12 @@ def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:
 def get_layers(
     store: LayerStore, refs: Iterable[LayerRef], opened_bytes: int = OPENED_BYTES
 ) -> tuple[Layer, ...]:
-    """Read layers, each of which has to be the one that is meant.
+    """Read layers, and check that each is the one that its reference names.
 
     Parameters
     ----------
     opened_bytes
-        From this size on they are opened: see :meth:`LayerStore.open`.
+        Layers of at least this size are opened: see :meth:`LayerStore.open`.
     """
     return tuple(
         open_layer(store.open(ref.path) if ref.nbytes >= opened_bytes else store.get(ref.path), ref)

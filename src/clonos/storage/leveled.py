@@ -1,7 +1,7 @@
 """Layers at every level, as one process reaches them: its memory, its disk, the checkpoint store.
 
-Whoever has a layer at the first two levels gives others the bytes of it. What is kept is compared
-with the reference first, so a copy is what it is a copy of, or not there.
+A process that has a layer at the first two levels gives its bytes to others. A copy is compared
+with its reference before it is kept, so it is the right layer or none.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class MemoryLayers:
         self._kept: dict[str, bytes] = {}
 
     def put(self, path: str, content: bytes | Chunks) -> int:
-        """Keep it."""
+        """Keep a layer."""
         self._kept[path] = bytes(content)
         return len(content)
 
     def get(self, path: str) -> bytes:
-        """What is kept under this path."""
+        """The layer with this path."""
         try:
             return self._kept[path]
         except KeyError:
@@ -60,21 +60,21 @@ class MemoryLayers:
             ) from None
 
     def open(self, path: str) -> Content:
-        """The same, to be read a part at a time."""
+        """The same, to be read part by part."""
         return Held(self.get(path))
 
     def has(self, path: str) -> bool:
-        """Whether it is here."""
+        """Whether the layer is here."""
         return path in self._kept
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Forget these."""
+        """Forget these layers."""
         for path in paths:
             self._kept.pop(path, None)
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """The size of all layers."""
         return sum(map(len, list(self._kept.values())))
 
 
@@ -107,7 +107,7 @@ class LeveledLayers:
         return refer_to(layer, content, path, self._at[level].put(path, content), level)
 
     def get(self, refs: Iterable[LayerRef], opened_bytes: int = OPENED_BYTES) -> tuple[Layer, ...]:
-        """Read layers, each of which has to be the one that is meant; see
+        """Read layers, and check that each is the right one; see
         :func:`~clonos.storage.layers.get_layers`."""
         return tuple(
             open_layer(at.open(ref.path) if ref.nbytes >= opened_bytes else at.get(ref.path), ref)
@@ -116,7 +116,7 @@ class LeveledLayers:
         )
 
     def look(self, refs: Iterable[LayerRef]) -> tuple[str, ...]:
-        """Which of these are here: whole, and those that are meant."""
+        """Which of these layers are here and undamaged."""
         return tuple(ref.path for ref in refs if self._is_here(ref))
 
     def _is_here(self, ref: LayerRef) -> bool:
@@ -127,20 +127,21 @@ class LeveledLayers:
         return True
 
     def keep(self, ref: LayerRef, content: bytes) -> None:
-        """Keep a copy of what another process has.
+        """Keep a copy of a layer that another process has.
 
         Raises
         ------
         UnreadableLayer
-            It is something else.
+            The content is not that layer.
         """
         open_layer(content, ref)
         self._at[ref.level].put(ref.path, content)
 
     def part(self, ref: LayerRef, start: int) -> LayerPart:
-        """A part of a layer, for another process; without one if it is not here.
+        """A part of a layer, for another process; its size is -1 if the layer is not here.
 
-        Who is given something else would ask for it again and again, so it is looked at before.
+        The layer is verified before its first part is sent: a process that got something else would
+        ask again and again.
         """
         if not start and not self._is_here(ref):
             return LayerPart(ref.path, start, -1, b"")
@@ -151,7 +152,7 @@ class LeveledLayers:
             return LayerPart(ref.path, start, -1, b"")
 
     def merge(self, command: MergeLayers, deltas: Callable[..., bytes | Content]) -> LayerRef:
-        """Make one layer of several, and keep it."""
+        """Merge layers into one, and keep it."""
         layer = merge_layers(self.get(command.layers), deltas, is_base=command.is_base)
         return self._put(layer, command.level, command.path)
 
@@ -166,7 +167,7 @@ class LeveledLayers:
         return found
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
-        """Nobody needs these here any more."""
+        """Delete these layers: nobody needs them here any more."""
         for ref in refs:
             if ref.level != STORE:
                 self._at[ref.level].delete([ref.path])

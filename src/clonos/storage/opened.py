@@ -1,7 +1,7 @@
-"""Files that are read a part at a time.
+"""Files that are read part by part.
 
-They are read, not mapped: of a page that cannot be had, a process with a map of it dies by SIGBUS.
-An open file stays what it is when its name is deleted.
+They are read, not mapped: SIGBUS kills a process that has mapped a page which cannot be read. The
+content of an open file stays even when its name is deleted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import weakref
 
 
 class OpenFile:
-    """A local file, until nobody has it any more."""
+    """A local file, kept open as long as anybody refers to it."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class OpenFile:
         return self._nbytes
 
     def read(self, start: int, end: int) -> bytes:
-        """Some of it; less than that if the file has become shorter."""
+        """The bytes from `start` to `end`; fewer if the file has become shorter."""
         end = min(end, self._nbytes)
         content = os.pread(self._fd, end - start, start)
         while 0 < len(content) < end - start:  # more than the system reads at once
@@ -51,7 +51,7 @@ class ScratchFile(OpenFile):
     def __init__(self) -> None:
         folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
         descriptor, name = tempfile.mkstemp(prefix="clonos-", dir=folder)
-        os.unlink(name)  # noqa: PTH108 - it was never more than a name
+        os.unlink(name)  # noqa: PTH108 - only the name goes
         super().__init__(descriptor, f"a file without a name in {folder}")
         self._waiting = bytearray()
 

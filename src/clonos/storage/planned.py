@@ -1,4 +1,4 @@
-"""What Spark has planned for a micro-batch: its query writes that down before the batch begins."""
+"""Spark's plan for a micro-batch, which its query writes down before the batch begins."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from clonos.storage.files import Durability, sync_directory, sync_file
 
 
 def extent(checkpoint: str, batch: int, durability: Durability, synced: set[Path]) -> str:
-    """From where to where a batch goes: a digest of what Spark has planned.
+    """The extent of a batch: a digest of Spark's plan for it.
 
-    That it can be compared later, the plan must survive what the batch survives: on a local disk it
-    is made to.
+    So that it can be compared later, the plan must survive whatever the batch survives: on a local
+    disk it is synced.
 
     Parameters
     ----------
     synced
-        The files for which that is done; kept from batch to batch.
+        The files that are synced already; kept from batch to batch.
 
     Raises
     ------
     SourceError
-        It cannot be read.
+        The plan cannot be read.
     """
     uri = checkpoint if "://" in checkpoint else Path(checkpoint).absolute().as_uri()
     try:
@@ -48,8 +48,8 @@ def extent(checkpoint: str, batch: int, durability: Durability, synced: set[Path
 def _sync_plan(root: Path, batch: int, synced: set[Path]) -> None:
     """Make durable what Spark has written down before this batch.
 
-    A source counts its own notes, and not as batches are counted: the one of files has none for a
-    batch without new files. So all of them are, once; Spark deletes old ones.
+    A source numbers its own notes, and not like batches: the file source has none for a batch
+    without new files. So all notes are synced, each once; Spark deletes old ones.
     """
     notes = set(root.glob("sources/*/*"))
     new = notes - synced

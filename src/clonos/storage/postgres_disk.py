@@ -1,19 +1,19 @@
 """Files and locks in a PostgreSQL database: a journal there outlives the driver's machine.
 
-It is a :class:`~clonos.storage.files.Disk` in two tables. A file is rows of ``clonos_files``, one
-for each time that something was appended to it; so a group of the journal is one ``insert``, which
-is durable when it returns. A lock is a row of ``clonos_locks``.
+It is a :class:`~clonos.storage.files.Disk` in two tables. A file has rows in ``clonos_files``, one
+for each append; so a group of the journal is one ``insert``, which is durable when it returns. A
+lock is a row of ``clonos_locks``.
 
-A lock is a lease. Its holder renews it by *beats*: a thread increments a count in its row. Whoever
-wants the lock watches the count, and takes the lock when the count has not changed for a while, by
-its own stopwatch; nobody compares clocks. That while is short if the server knows that the holder's
-session is over, as it does when a process has died (:data:`GONE_S`), and longer if the holder may
-be busy, or frozen (:data:`LEASE_S`).
+A lock is a lease. Its holder renews it by *beats*: a thread increments a count in its row. A
+process that wants the lock watches the count, and takes the lock when the count has not changed for
+some time, by its own stopwatch; no clocks are compared. That time is short if the server knows that
+the holder's session is over, as it does when a process has died (:data:`GONE_S`), and longer if the
+holder may be busy or frozen (:data:`LEASE_S`).
 
 Taking the lock changes the row's *fence*, and each change that a holder makes checks, in the same
-transaction, that the fence is still its own. So a driver that was frozen, or cut off, writes
-nothing after another one took over, however late its statements arrive. A change locks the row only
-against a new fence (``for key share``): beats and changes do not wait for each other.
+transaction, that the fence is still its own. So a driver that was frozen or cut off writes nothing
+after another one took over, however late its statements arrive. A change locks the row only against
+a new fence (``for key share``): beats and changes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _LOG: Final = logging.getLogger("clonos")
 LEASE_S: Final = 10.0
 """A lock may be taken from a holder that has not beaten for this long ..."""
 GONE_S: Final = 1.0
-"""... or for so long, if it has no session any more: one whose server was started again has."""
+"""... or for this long, if it has no session any more. (After a restart of the server, its holder
+connects again.)"""
 BEAT_S: Final = 0.3
 """Time from one beat to the next."""
 WATCH_S: Final = 0.1
@@ -47,7 +48,7 @@ CONNECT_S: Final = 5
 SILENCE_MS: Final = 5_000
 """Either side gives the other up after this long without an answer from its kernel."""
 PART_BYTES: Final = 64 << 20
-"""Larger contents are cut: a value has to fit into the server's memory several times."""
+"""Larger contents are cut into parts: a value must fit into the server's memory several times."""
 
 _FILES: Final = """
 create table if not exists clonos_files (
@@ -63,12 +64,13 @@ _TIMEOUTS: Final = [
     f"{what}_timeout"
     for what in ("idle_session", "idle_in_transaction_session", "lock", "statement", "transaction")
 ]
-"""Administrators set them for sessions that were forgotten; a journal may have nothing to say."""
+"""Administrators set these to end forgotten sessions; but a journal may be idle for long."""
 _OWN_SETTINGS: Final = (
     "select set_config(name, '0', false) from pg_settings where name = any(%s) "
     "union all select set_config('default_transaction_isolation', 'read committed', false)"
 )
-"""Not each version knows all of these. Whether a fence is ours is asked of the newest row."""
+"""Not every version knows all of these timeouts. Read committed: a check of our fence must see the
+newest row."""
 _FOLDER: Final = -1
 """The part number of a folder, which has one row."""
 
@@ -86,7 +88,7 @@ class PostgresDisk:
     Raises
     ------
     UnusableStore
-        The server cannot be reached, or refuses; or there is a connection pool before it.
+        The server cannot be reached or refuses us, or there is a connection pool before it.
 
     Examples
     --------
@@ -108,9 +110,9 @@ class PostgresDisk:
         self._held: _Held | None = None
         try:
             with self._change() as cursor:
-                # Several drivers may start at once: "if not exists" is no help against that.
+                # Several drivers may start at once, and "if not exists" is no help against a race.
                 cursor.execute("select pg_advisory_xact_lock(hashtext('clonos_files'))")
-                # "If not exists" asks for the right to make tables, even if they are there.
+                # "If not exists" demands the right to create tables, even if they exist.
                 for name, table in (("clonos_files", _FILES), ("clonos_locks", _LOCKS)):
                     cursor.execute("select to_regclass(%s) is null", (name,))
                     if cursor.fetchone()[0]:
@@ -125,7 +127,7 @@ class PostgresDisk:
 
     @property
     def place(self) -> str:
-        """Which server, without the password."""
+        """The server, without the password."""
         try:
             known = self._psycopg.conninfo.conninfo_to_dict(self._dsn)
         except self._psycopg.Error:
@@ -155,10 +157,10 @@ class PostgresDisk:
         return found
 
     def _require_direct(self, connection: Any) -> None:
-        """Our settings decide what is durable, and have to be in force for each of our statements:
-        a pool may give us another session for each transaction, with the settings of others."""
+        """Our settings decide what is durable, so they must apply to each of our statements. A pool
+        may give us another session for each transaction, with the settings of others."""
         (pid,) = connection.execute("select pg_backend_pid()").fetchone()
-        if pid != connection.info.backend_pid:  # who has greeted us is not who answers
+        if pid != connection.info.backend_pid:  # the greeting came from another process
             raise UnusableStore(
                 "there is a connection pool, such as PgBouncer, before the database",
                 where=self.place,
@@ -239,10 +241,10 @@ class PostgresDisk:
                 cursor.execute(_INSERT, (path, part, bytes(held)))
 
     def sync(self, path: str) -> None:
-        """What a statement has done is durable."""
+        """Nothing to do: each statement is durable."""
 
     def sync_folder(self, path: str) -> None:
-        """What a statement has done is durable."""
+        """Nothing to do: each statement is durable."""
 
     def make_folder(self, path: str) -> None:
         with self._change() as cursor:
@@ -253,7 +255,7 @@ class PostgresDisk:
                 if kind is None:
                     cursor.execute(
                         f"{_INSERT} on conflict do nothing", (around, _FOLDER, b"")
-                    )  # another one may make it now
+                    )  # another driver may make it now
                 elif kind != _FOLDER:
                     raise NotADirectoryError(errno.ENOTDIR, "it is a file", around)
 
@@ -270,7 +272,7 @@ class PostgresDisk:
                 is_free = self._kind(cursor, new) is None
                 if is_free:
                     self._rename(cursor, path, new)
-        except FileExistsError:  # another one has been faster
+        except FileExistsError:  # another driver was faster
             is_free = False
         if not is_free:
             self.delete(path)
@@ -437,25 +439,25 @@ def _missing(path: str) -> FileNotFoundError:
 
 
 class _Tail:
-    """A file that grows by a row at a time."""
+    """A file that grows by one row at a time."""
 
     def __init__(self, disk: PostgresDisk, path: str, part: int) -> None:
         self._disk, self._path, self._part = disk, path, part
 
     def write(self, data: bytes) -> None:
-        # A number is not used again: what became of a failed statement is not known.
+        # A number is never reused: the outcome of a failed statement is unknown.
         part, self._part = self._part, self._part + 1
         self._disk.add(self._path, part, data)
 
     def sync(self) -> None:
-        """What a statement has done is durable."""
+        """Nothing to do: each statement is durable."""
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 class _Held:
-    """A lock whose beats come from a thread with a connection of its own."""
+    """A lock whose beats come from a thread with its own connection."""
 
     def __init__(self, disk: PostgresDisk, path: str, fence: int, pause_s: float) -> None:
         self.key: Final = (path, fence)
@@ -473,8 +475,8 @@ class _Held:
                 found = connection.execute(_BEAT, self.key)
                 if not found.rowcount:
                     _LOG.warning("another driver has taken the lock of %s", self.key[0])
-                    break  # the next change is refused, and says so
-            except Exception as error:  # noqa: BLE001 - the server is away: whoever writes says so
+                    break  # the next change fails, and tells
+            except Exception as error:  # noqa: BLE001 - the server is away: the next write tells
                 _LOG.debug("no beat of the lock of %s: %s", self.key[0], type(error).__name__)
                 if connection is not None:
                     connection.close()

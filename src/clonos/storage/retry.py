@@ -1,4 +1,4 @@
-"""What fails for a while is tried again, for ever, with growing pauses."""
+"""Retries what fails for a while, for ever, with growing pauses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from clonos.errors import ClonosError
 FIRST_PAUSE_S: Final = 0.1
 """Time between the first two attempts; doubled each time ..."""
 PAUSE_MAX_S: Final = 10.0
-"""... up to this: how long a store that is back may go unnoticed."""
+"""... up to this, which is how long the return of a store may go unnoticed."""
 
 _LOG: Final = logging.getLogger("clonos")
 _T = TypeVar("_T")
 
 
 class StoreAway(ClonosError):
-    """A store cannot be reached, or takes nothing, for the moment: it may be tried again.
+    """A store cannot be reached, or takes nothing, for the moment. It may be tried again.
 
-    ``after_s``: not before so many seconds, if the store has said so.
+    ``after_s``: only after this many seconds, if the store has said so.
     """
 
     after_s: float = 0.0
@@ -37,7 +37,7 @@ _WRONG: Final = (
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether it may help to wait: not for what is wrong with a place.
+    """Whether waiting may help. It does not if something is wrong with the place.
 
     Examples
     --------
@@ -52,15 +52,15 @@ def may_pass(error: Exception) -> bool:
 class Retry:
     """Tries something that may raise :class:`StoreAway` until it does not.
 
-    An outage is worth one warning, however long it lasts, and a word when it is over.
+    An outage causes one warning, however long it lasts, and a message when it is over.
 
     Parameters
     ----------
     what
-        What waits meanwhile, for the warning.
+        The name for the warning of what waits meanwhile.
     wait
-        Waits that many seconds; True: give up, nobody needs it any more. Such is
-        :meth:`threading.Event.wait`.
+        Waits a number of seconds; True: give up, because nobody needs the result any more. For
+        example :meth:`threading.Event.wait`.
     warn
         Called with a text.
 

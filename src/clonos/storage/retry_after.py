@@ -1,4 +1,4 @@
-"""How long a service wants to be left alone: ``Retry-After``, as HTTP's answers have it."""
+"""How long a service asks to wait: ``Retry-After``, as in HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 RETRY_AFTER_MAX_S: Final = 300.0
-"""A service that wants more time is asked earlier."""
+"""A longer wait than this is cut short."""
 
 
 def retry_after_s(said: str | None) -> float:
@@ -51,7 +51,7 @@ def asked_to_wait_s(error: BaseException) -> float:
             if said is None and headers is not None:
                 said = headers.get("Retry-After")
         return _seconds(said)
-    except Exception:  # noqa: BLE001 - attributes of somebody's exception may do anything
+    except Exception:  # noqa: BLE001 - attributes of a foreign exception may do anything
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""The pieces of a table: where they stand, and what is known of each."""
+"""The segments of a table: their positions, and what is known of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 class Position(NamedTuple):
     """How far a task's output goes; compared in this order.
 
-    Of a query, it is the number of the batch, and that of the file in it.
+    For a query, the numbers are those of the batch and of the file in it.
     """
 
     generation: int
@@ -44,5 +44,5 @@ class Segment(NamedTuple):
 
 
 def newest(segments: Iterable[Segment]) -> dict[int, Position]:
-    """By task, the position of its last segment; each task's are in order."""
+    """By task, the position of its last segment; the segments of each task must be in order."""
     return {segment.task: segment.position for segment in segments}

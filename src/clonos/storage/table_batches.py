@@ -5,9 +5,9 @@
     _rows/<batch>/<partition>-<random>.arrow     files that any number of attempts wrote
     _batches/<block>/<batch>.json                which of them are the batch: a *manifest*
 
-A file that no manifest names does not exist for anybody. A manifest is put only if there is none of
-this number. So that is the one moment at which a batch is taken, whatever dies before or after it,
-and a batch that is offered again changes nothing.
+A file that no manifest names does not exist for readers. A manifest is created only if there is
+none with this number. So that is the moment at which a batch is taken, whatever dies before or
+after it, and a batch that is offered again changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clonos.storage.folder import Folder
 from clonos.storage.segments import START, Position, Segment
 
 FILE_BYTES: Final = 4 << 20
-"""A file of this size is closed: either end holds one of them in memory."""
+"""A file of this size is closed, because writer and reader each hold one file in memory."""
 MANIFESTS: Final = "_batches"
 ROWS: Final = "_rows"
 TASK: Final = 0
@@ -39,8 +39,8 @@ _MANIFEST: Final = re.compile(r"(\d{12})\.json")
 
 
 class OtherQuery(ClonosError):
-    """Rows were taken from another streaming query, or this one has forgotten what it handed over:
-    nobody can tell which rows are new."""
+    """Rows were taken from another streaming query, or this one has forgotten what it handed over,
+    so nobody can tell which rows are new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Manifest:
     batch
         Spark's number. Batches without rows have no manifest.
     extent
-        What is equal if, and only if, Spark takes it for the very same rows; empty: not known.
+        Equal if and only if Spark takes the batches to have the very same rows; empty: unknown.
     """
 
     batch: int
@@ -80,7 +80,7 @@ class Manifest:
 
 
 def by_file(rows: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """What goes into one file each, in order; nothing of it is empty."""
+    """The rows of each file, in order; no file is empty."""
     gathered: list[pa.RecordBatch] = []
     nbytes = 0
     for piece in rows:
@@ -96,8 +96,8 @@ def by_file(rows: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 
 
 def forgotten(newest: int, newest_extent: str, batch: int, extent: str) -> str:
-    """What a query has forgotten that offers this batch; empty: nothing. Spark offers at most its
-    last batch again, and then as it was before.
+    """What the query that offers this batch has forgotten; empty: nothing. Spark offers only its
+    last batch again, and then unchanged.
 
     Examples
     --------
@@ -140,12 +140,12 @@ class Batches:
         return StagedFile(name, sum(batch.num_rows for batch in batches), content.size)
 
     def take(self, batch: int, files: Sequence[StagedFile], extent: str = "") -> bool:
-        """Take a batch: from when this returns, its rows are safe.
+        """Take a batch: when this returns, its rows are safe.
 
         Returns
         -------
         bool
-            False if it was taken before; the files that are offered now are deleted then.
+            False if it was taken before; then the files offered now are deleted.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class Batches:
         if before is not None:
             self._require_same(before, batch, extent)
             if before.batch == batch:
-                # Whoever has put it may have died, or failed, before it was durable.
+                # Its writer may have died, or failed, before it was durable.
                 self._folder.keep(_path(batch), before.encode(), lambda _: True)
                 self.discard(batch, files)
                 return False
@@ -164,15 +164,15 @@ class Batches:
             return True
         manifest = Manifest(batch, extent, tuple(files))
         if not self._folder.create(_path(batch), manifest.encode()):
-            self.discard(batch, files)  # another driver of the query has just taken it
+            self.discard(batch, files)  # another driver of the query has taken it just now
             return False
         for done in filter(None, [before, manifest]):
             self._sweep(done)
         return True
 
     def discard(self, batch: int, files: Iterable[StagedFile]) -> None:
-        """Delete files of an attempt, unless they are the batch: Spark also aborts what it has
-        committed, if it has not heard so."""
+        """Delete files of an attempt, unless they are in the batch: Spark also aborts a commit of
+        whose success it has not heard."""
         found = self._read(_path(batch)) if self._folder.has(_path(batch)) else None
         kept = {file.name for file in found.files} if found is not None else set()
         self._folder.delete(f"{ROWS}/{file.name}" for file in files if file.name not in kept)
@@ -189,7 +189,7 @@ class Batches:
             )
 
     def _sweep(self, manifest: Manifest) -> None:
-        """Delete what attempts that came to nothing have left of a batch."""
+        """Delete files of a batch that failed attempts have left."""
         kept = {file.name for file in manifest.files}
         found = self._folder.entries(f"{ROWS}/{manifest.batch:012d}")
         names = [f"{manifest.batch:012d}/{info.name}" for info in found]
@@ -206,7 +206,7 @@ class Batches:
         return None
 
     def behind(self, position: Position) -> Iterator[Segment]:
-        """The files behind a position, in order."""
+        """The files after a position, in order."""
         for info in self._manifests(position):
             manifest = self._read(info.path)
             if manifest is None:
@@ -218,8 +218,8 @@ class Batches:
                     yield Segment(TASK, at, file.rows, file.nbytes, info.mtime_s, path)
 
     def forget(self, until: Position) -> None:
-        """Delete manifests whose files are all gone: up to a position. The newest one stays: it
-        says which batch was the last."""
+        """Delete manifests whose files are all gone, up to a position. The newest one stays,
+        because it says which batch was the last."""
         for info in self._manifests(START)[:-1]:
             manifest = self._read(info.path)
             if manifest is None or Position(manifest.batch, len(manifest.files) - 1) > until:

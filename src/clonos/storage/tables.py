@@ -1,7 +1,7 @@
-"""A growing table of Arrow files: what a sink, or a query of Spark's, leaves for its readers.
+"""A growing table of Arrow files, written by a sink or by one of Spark's queries.
 
-Each output of a sink task is one file, a *segment*. It appears whole, never changes, and its place
-is its key, so that writing it again is no work and a list of names is all that a reader needs::
+Each output of a sink task is one file, a *segment*. It appears whole and never changes. Its key is
+in its path, so writing it again is no work, and a reader needs only a list of names::
 
     <path>/_table.json                                        columns, which table this is, whose
     <path>/<task>/<generation>-<block>/<seq>-<rows>.arrow     rows, as any Arrow reader reads them
@@ -9,12 +9,12 @@ is its key, so that writing it again is no work and a list of names is all that 
     <path>/_readers/<reader>/<which>.json                     up to where a job has read for good
     <path>/_ended                                             this is all
 
-The segments of a task appear in order, so a reader's offset is, for each task, the position of
-the newest segment that it has. Segments are kept in blocks: whoever follows the table lists only
+The segments of a task appear in order, so a reader's offset is, for each task, the position of the
+newest segment that it has. Segments are kept in blocks: a reader that follows the table lists only
 the newest block, however long the job has run.
 
-A streaming query has no such keys: a batch that is done again may have other files. Its batches are
-taken by manifests (:mod:`~clonos.storage.table_batches`), and count as the rows of one task.
+A streaming query has no such keys: a repeated batch may have other files. Its batches are taken by
+manifests (:mod:`~clonos.storage.table_batches`), and count as the rows of one task.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REMOVED: Final = re.compile(r"_removed(-[0-9a-f]+)?\.json")
 _ENDED: Final = "_ended"
 _READERS: Final = "_readers"
 OF_QUERY: Final = "query "
-"""What the owner begins with if that is a query; its id follows."""
+"""How the owner begins if it is a query; the query's id follows."""
 _TASK: Final = re.compile(r"\d{5}")
 _BLOCK_NAME: Final = re.compile(r"(\d{4})-(\d{10})")
 _SEGMENT: Final = re.compile(r"(\d{12})-(\d+)\.arrow")
@@ -59,7 +59,7 @@ class RowsRemoved(ClonosError):
 
 
 class OtherTable(ClonosError):
-    """A reader's offset is of another table than the one that is there now."""
+    """A reader's offset belongs to another table than the one that is there now."""
 
 
 class UnreadableTable(ClonosError):
@@ -74,8 +74,8 @@ class Table:
     path
         A local path or a URI.
     durability
-        ``"fsync"``: what is written survives the machine (on local disks; elsewhere it is the
-        file system's business).
+        ``"fsync"``: what is written survives a crash of the machine (on local disks; other file
+        systems are durable by themselves).
 
     Examples
     --------
@@ -99,18 +99,18 @@ class Table:
     # --- what the job does ----------------------------------------------------------------------
 
     def create(self, schema: pa.Schema, owner: str = "") -> None:
-        """Begin a table in a folder that has none, or an empty one; only `owner` writes it."""
+        """Begin a table, unless the folder has one; only `owner` writes it."""
         columns = base64.b64encode(schema.serialize().to_pybytes()).decode()
         about = {"id": secrets.token_hex(8), "owner": owner, "schema": columns}
         self._folder.create(_ABOUT, json.dumps(about).encode())
 
     def withdraw(self) -> None:
-        """Let the folder be nobody's again: nothing has been written to it."""
+        """Give up a table that is still empty."""
         self._folder.delete([_ABOUT])
 
     @property
     def about_path(self) -> str:
-        """Where it is written down which table this is, and whose."""
+        """The path of the file that says which table this is, and its owner."""
         return self._folder.path(_ABOUT)
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
@@ -135,7 +135,7 @@ class Table:
     def stage(
         self, batch: int, partition: int, rows: Iterable[pa.RecordBatch], schema: pa.Schema
     ) -> Iterator[StagedFile]:
-        """Write rows of a query's partition; they are not there before their batch is taken."""
+        """Write rows of a query's partition; they count only when their batch is taken."""
         return self._batches.stage(batch, partition, rows, schema)
 
     def take(self, batch: int, files: Sequence[StagedFile], extent: str = "") -> bool:
@@ -143,11 +143,11 @@ class Table:
         return self._batches.take(batch, files, extent)
 
     def discard(self, batch: int, files: Iterable[StagedFile]) -> None:
-        """An attempt has come to nothing; see :meth:`Batches.discard`."""
+        """An attempt has failed; see :meth:`Batches.discard`."""
         self._batches.discard(batch, files)
 
     def end(self) -> None:
-        """Nothing comes any more; what killed writers left is swept away."""
+        """The table is complete; files that killed writers have left are deleted."""
         self._folder.delete(
             info.path for info in self._folder.unfinished(recursive=True) if ".arrow." in info.name
         )
@@ -172,7 +172,7 @@ class Table:
 
     @property
     def owner(self) -> str:
-        """The sink, of which job, that writes it; empty if nobody has said so."""
+        """The job and sink, or the query, that writes it; empty if unknown."""
         return self._about.get("owner", "")
 
     @property
@@ -192,13 +192,13 @@ class Table:
 
     @property
     def removed(self) -> dict[int, Position]:
-        """Up to where each task's rows have been removed."""
+        """By task, up to where rows have been removed."""
         return self._removals()[0]
 
     def segments(self, after: Positions | None = None) -> list[Segment]:
-        """The segments behind these positions, task by task, in order.
+        """The segments after these positions, task by task, in order.
 
-        Those that are to be removed do not count, though they may still be there.
+        Removed segments do not count, even if their files are still there.
         """
         behind = self.removed
         for task, position in (after or {}).items():
@@ -221,21 +221,21 @@ class Table:
     # --- who reads it ---------------------------------------------------------------------------
 
     def note_reader(self, reader: str, passed: Positions) -> None:
-        """A reader will not ask for what is up to these positions again, whatever happens."""
+        """A reader will never ask again for rows up to these positions, whatever happens."""
         folder = f"{_READERS}/{folder_name(reader)}"
         before = self._folder.entries(folder)
         self._write_json(f"{folder}/{secrets.token_hex(8)}.json", _said(passed))
         self._folder.delete(info.path for info in before)
 
     def forget_reader(self, reader: str) -> None:
-        """A reader has ended, for good."""
+        """A reader has ended for good."""
         folder = f"{_READERS}/{folder_name(reader)}"
         self._folder.delete(info.path for info in self._folder.entries(folder))
-        with suppress(OSError):  # another note has just come
+        with suppress(OSError):  # another note has come just now
             self._folder.files.delete_folder(self._folder.path(folder))
 
     def readers(self) -> dict[str, dict[int, Position]]:
-        """By reader, up to where it will not ask again."""
+        """By reader, the positions up to which it will never ask again."""
         found: dict[str, dict[int, Position]] = {}
         for info in self._folder.entries(_READERS):
             passed, notes = self._noted(
@@ -250,14 +250,15 @@ class Table:
     def remove(self, older_than_s: float) -> int:
         """Remove segments older than a given age, and return their number.
 
-        Per task, the oldest ones up to the first that is younger, and the rest of interrupted
-        removals. The extent is recorded first, so that readers notice what they missed.
+        Per task, these are the oldest ones up to the first that is younger, and those left by
+        interrupted removals. The positions are recorded first, so that readers notice what they
+        have missed.
         """
         until_s = time.time() - older_than_s
         return self._remove(lambda segment: segment.mtime_s <= until_s)
 
     def remove_read(self) -> int:
-        """The same for what all readers have passed that are noted; nothing without readers."""
+        """Remove segments that all noted readers have passed; nothing if there are no readers."""
         readers = list(self.readers().values())
         if not readers:
             return 0
@@ -283,7 +284,7 @@ class Table:
             self._folder.delete(notes)
         gone = 0
         for path in files:
-            with suppress(FileNotFoundError):  # somebody else removes, too
+            with suppress(FileNotFoundError):  # another process removes, too
                 self._folder.files.delete(path)
                 gone += 1
         self._delete_folders(files)
@@ -291,7 +292,7 @@ class Table:
         return gone
 
     def _delete_folders(self, files: Iterable[str]) -> None:
-        """The folders of these files that are empty now, but for the newest ones."""
+        """Delete the folders of these files that are empty now, except the newest ones."""
         for folder in dict.fromkeys(path.rpartition("/")[0] for path in files):
             newest = folder.rpartition("/")[0]
             blocks = sorted(info.path for info in self._list(newest))
@@ -300,16 +301,16 @@ class Table:
                     self._folder.files.delete_folder(folder)
 
     def take_back(self, generation: int, kept: Mapping[int, int]) -> None:
-        """Delete what earlier generations have beyond these numbers, by task: the job that writes
-        here went back in time. Who has read it, has read it."""
+        """Delete segments of earlier generations beyond these numbers, by task: the job that writes
+        here was rewound. Readers may have read them already."""
         for segment in self._behind({}):
             position = segment.position
-            until = kept.get(segment.task, position.seq)  # of an earlier graph, all stays
+            until = kept.get(segment.task, position.seq)  # tasks of an earlier graph keep all
             if position.generation < generation and position.seq > until:
                 self._folder.files.delete(segment.path)
 
     def _removals(self) -> tuple[dict[int, Position], list[str]]:
-        """What was removed according to all notes of it, and where these are."""
+        """What was removed according to all notes, and the paths of these notes."""
         return self._noted(
             lambda: [i.path for i in self._folder.entries() if _REMOVED.fullmatch(i.name)]
         )
@@ -317,8 +318,8 @@ class Table:
     def _noted(self, look: Callable[[], list[str]]) -> tuple[dict[int, Position], list[str]]:
         """The furthest positions of some notes.
 
-        A note is never changed, as not every file system can do that without a moment in which
-        there is none. Whoever has written a new one deletes those that he has taken up into it.
+        A note is never changed, because not every file system can replace a file without a moment
+        in which there is none. The writer of a new note deletes the notes that it includes.
         """
         while True:
             notes = look()

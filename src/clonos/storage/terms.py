@@ -1,15 +1,14 @@
 """Which driver a checkpoint belongs to: one term after the other, each a file that one driver made.
 
-A journal's lock keeps other drivers off that journal, and off nothing else: with a journal of its
-own, a second driver would write into the same folders. So each start makes the file of the next
-*term*, by a call that fails if it is there, and says in it which checkpoint it goes on with and how
-far its journal has come. Whoever finds another checkpoint named there, or a journal that has come
-further, has the wrong journal or an old copy of it. Whoever finds a newer term is no driver any
-more.
+A journal's lock only keeps other drivers off that journal: with another journal, a second driver
+would write into the same folders. So each start creates the file of the next *term*, by a call that
+fails if the file exists. The file says which checkpoint the driver continues, and how far its
+journal has come. A driver that finds another checkpoint there, or a journal that has come further,
+has the wrong journal or an old copy of it. A driver that finds a newer term has to end.
 
 ::
 
-    terms/000000000007      who drives since: a line of JSON
+    terms/000000000007      the driver of this term: a line of JSON
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from clonos.errors import ClonosError
 from clonos.storage.folder import Folder
 
 _KEPT: Final = 2
-"""Terms whose files are kept: it is useful to know who the previous driver was."""
+"""How many terms' files are kept: it is useful to know the previous driver."""
 
 
 class OtherJournal(ClonosError):
-    """A checkpoint has been continued with another journal, or by a later state of this one."""
+    """A checkpoint has been continued with another journal, or with a later state of this one."""
 
 
 class Superseded(ClonosError):
@@ -39,23 +38,23 @@ class CannotFence(ClonosError):
 
 
 class UnreadableTerm(ClonosError):
-    """Nobody can tell who drives a checkpoint."""
+    """It cannot be told which driver a checkpoint belongs to."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A driver's time.
+    """The term of one driver.
 
     Attributes
     ----------
     checkpoint
-        A random name, of the first start of the job: the same in all its terms.
+        A random name from the first start of the job, the same in all its terms.
     journal, machine
         Where that driver's journal is.
     position
         How many records had been written to it when the term began.
     nonce
-        Of this start: two that have the same number differ in it.
+        A random value, by which two starts with the same number differ.
     """
 
     number: int
@@ -75,10 +74,10 @@ class Terms:
     Parameters
     ----------
     folder
-        Only they are in it.
+        It has nothing but these terms.
     is_vouched
-        The user sees to it that no two drivers start at once: then a file system will do that
-        cannot refuse one of them.
+        Whether the user makes sure that no two drivers start at once. Then the file system need not
+        be able to refuse one of them.
 
     Examples
     --------
@@ -118,7 +117,7 @@ class Terms:
         Superseded
             Another driver has begun a term at the same moment.
         CannotFence
-            The file system could not refuse one of us, and nobody vouches for us.
+            The file system cannot refuse one of two drivers, and the user does not rule them out.
         """
         if not (self._folder.files.refuses or self._is_vouched):
             raise CannotFence(
@@ -158,10 +157,10 @@ class Terms:
             )
 
     def rival(self, mine: Term) -> Term | None:
-        """Whoever has begun a later term, or has taken this one: then it is over with us.
+        """The driver that has begun a later term, or has taken this one: then our term is over.
 
-        A driver asks now and then. What fails, as the file system may be out of reach, raises
-        `OSError`: then it does not know.
+        A driver asks now and then. If the file system cannot be reached, this raises `OSError`, and
+        the driver does not know.
         """
         newest = self.newest()
         is_later = newest is not None and newest.number >= mine.number
@@ -177,7 +176,7 @@ class Terms:
             return Term(**json.loads(self._folder.read(name).to_pybytes()))
         except (ValueError, TypeError) as error:
             raise UnreadableTerm(
-                f"who drives this job cannot be read: {error}",
+                f"the file that names this job's driver cannot be read: {error}",
                 where=self._folder.path(name),
                 remedy="if no driver of this job is running, delete the file",
             ) from error
@@ -187,7 +186,7 @@ class Terms:
 
 
 def superseded(rival: Term, where: str) -> Superseded:
-    """What to say when another one drives."""
+    """The error if another driver has a later term."""
     return Superseded(
         f"another driver goes on with this job: {rival}",
         where=where,
@@ -196,7 +195,7 @@ def superseded(rival: Term, where: str) -> Superseded:
 
 
 def taken_over(where: str) -> Superseded:
-    """What to say when another one has the journal."""
+    """The error if another driver has the journal."""
     return Superseded(
         "another driver has taken over this job's journal",
         where=where,

@@ -1,7 +1,7 @@
 """The certificates of one job, made where its driver runs.
 
-The authority lives in the driver's memory and nobody else trusts it: its certificates are
-worthless outside the job and after it. So no revocation list is needed. They must not expire
+The authority is only in the driver's memory, and nobody outside the job trusts it: its certificates
+are worthless elsewhere and later. So no revocation list is needed. Certificates must not expire,
 either: a task may be recovered, with new handshakes, after a year.
 """
 
@@ -44,7 +44,7 @@ class Authority:
                 "streams that leave this machine are encrypted, and the certificates for that "
                 f"cannot be made: {error}",
                 remedy="install clonos[tls] where the driver runs (executors need nothing), or "
-                "say tls=False if that network is trusted",
+                "pass tls=False if that network is trusted",
             ) from error
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job_id[:64])])
         self._key = ec.generate_private_key(ec.SECP256R1())

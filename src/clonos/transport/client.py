@@ -1,8 +1,8 @@
 """The client's end of requests and replies, for threads that block.
 
 A process with a loop has a plane; a Python worker of Spark has none, and asks now and then from
-whatever thread runs there. A :class:`Client` is the same stream (greeting, secret, TLS, frames)
-without a loop: a thread that waits for its reply reads what comes, for the others, too.
+whatever thread runs there. A :class:`Client` has the same stream (greeting, secret, TLS, frames)
+without a loop: a thread that waits for its own reply also reads those of other threads.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _NOBODY: Final = Incarnation(0, 0)
 
 
 class Client:
-    """Asks a plane that serves clients. For any number of threads, whose requests do not wait for
-    one another, and for the children of a fork, each of which has a stream of its own.
+    """Asks a plane that serves clients. Any number of threads may use it, and their requests do not
+    wait for each other. After a fork, each child has its own stream.
 
-    A request is a message whose last field is its *ticket*; the reply has the same. Connects with
-    the first request. A stream that breaks fails the requests under way and no others: the next
-    one opens another stream.
+    A request is a message whose last field is its *ticket*; its reply has the same ticket. The
+    first request connects. If the stream breaks, only the requests under way fail: the next one
+    opens another stream.
 
     Parameters
     ----------
     address, job_id, secret
-        Of the plane.
+        Those of the plane.
     codec
-        What is said; the one that the plane has for its clients.
+        The plane's codec for its clients.
     identity
         This client's certificate, if the plane encrypts its streams.
     reply_s
-        How long a reply is waited for.
+        How long to wait for a reply.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Client:
         self._why: ClonosError | None = None  # the stream has ended
         self._awaited: set[int] = set()
         self._replies: dict[int, Any] = {}
-        self._is_read = False  # a thread waits for what comes
+        self._is_read = False  # a thread waits for replies
 
     def ask(self, kind: Callable[..., Any], *fields: Any) -> Any:
         """Send ``kind(*fields, ticket)``; return the reply.
@@ -99,7 +99,7 @@ class Client:
             No reply: the peer, or the network between, is gone or too slow. Whether the request
             arrived is unknown.
         AuthenticationFailed
-            What listens there does not belong to this job.
+            The process that listens there does not belong to this job.
         """
         if os.getpid() != self._pid:
             self._leave_to_parent()
@@ -127,7 +127,7 @@ class Client:
     def _leave_to_parent(self) -> None:
         """Drop what a fork inherited: the stream and its locks are the parent's."""
         if self._stream is not None:
-            self._stream.connection.close()  # this process's number for it, nothing else
+            self._stream.connection.close()  # closes only this process's descriptor
         self._begin()
 
     def _current(self) -> Outgoing:
@@ -146,7 +146,7 @@ class Client:
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.connect_ex((host, peer.port))  # what comes of it, reading tells
+        connection.connect_ex((host, peer.port))  # reading tells the outcome
         greeting = Greeting(
             self._job_id, self.address, Purpose.REQUESTS, 0, _NOBODY, _NOBODY, schema=b""
         )
@@ -213,7 +213,7 @@ class Client:
             return
         self._why = why
         with contextlib.suppress(OSError):
-            stream.connection.shutdown(socket.SHUT_RDWR)  # wakes whoever waits there
+            stream.connection.shutdown(socket.SHUT_RDWR)  # wakes threads that wait on it
         stream.end(None)
         self._changed.notify_all()
 
@@ -227,7 +227,7 @@ class Client:
 
 
 class _Alone:
-    """The host of a stream without a plane: whoever uses the stream flushes it."""
+    """The host of a stream without a plane: its users flush it."""
 
     def changed(self, stream: Stream) -> None:
         """See :class:`~clonos.transport.streams.Host`."""

@@ -1,7 +1,7 @@
 """What the transport reports to its process's loop.
 
-Two forms: one of the events below, or a pair ``(conn_id, message)`` for every
-message that a peer sent. A connection's messages come between its opening and its closing event.
+A report is one of the events below or, for every message of a peer, a pair ``(conn_id, message)``.
+A connection's messages come between its opening and its closing event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Connection(Protocol):
 
     @property
     def stood(self) -> bool:
-        """Whether anything that was sent has left: there was somebody at the other end."""
+        """Whether any sent message has left, so that there was a process at the other end."""
 
     def send(self, message: Any) -> None:
         """Queue a message; never blocks. Lost if the connection is over."""
@@ -34,12 +34,12 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A slot to the coordinator, first of all: which process it is and what it runs on.
+    """A slot to the coordinator, as its first message: which process it is and its versions.
 
-    ``attempt`` is Spark's task attempt id and ``nonce`` random: an attempt that runs twice is
-    two slots. ``jvm_pid`` is the executor's process on ``host``, for anti-affinity.
-    ``versions`` must be equal everywhere (:mod:`clonos.runtime.versions`). ``disk``: where it keeps
-    layers, a name that is the same for all slots with this disk.
+    ``attempt`` is Spark's task attempt id and ``nonce`` random: an attempt that runs twice is two
+    slots. ``jvm_pid`` is the executor's process on ``host``, for anti-affinity. ``versions`` must
+    be equal everywhere (:mod:`clonos.runtime.versions`). ``disk``: the name of the disk on which it
+    keeps layers, the same for all slots with this disk.
     """
 
     slot: int
@@ -58,8 +58,8 @@ class Register:
 class Heartbeat:
     """A slot to the coordinator: alive, `progress` steps done.
 
-    ``nonce`` is that of the slot's registration. ``long_ms``: for how long a step has been under
-    way, if that is long; ``task``: whose; ``lines``: where it is in the user's code.
+    ``nonce`` is that of the slot's registration. ``long_ms``: how long a step has been under way,
+    if that is long; ``task``: the task of that step; ``lines``: where it is in the user's code.
     """
 
     nonce: str
@@ -80,7 +80,7 @@ class TaskStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The last message on a stream whose peer made a mistake: which one."""
+    """The last message on a stream, which tells the peer its mistake."""
 
     error: str
     message: str

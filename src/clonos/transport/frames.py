@@ -1,8 +1,8 @@
 """The wire format of messages and batches.
 
 A *frame* is one message: the lengths of its two parts (little-endian, 32 bits each), the message
-(msgpack), and the batch that belongs to it as Arrow's IPC format has it, or nothing. The schema is
-not repeated: both ends have pinned it before the stream was opened.
+(msgpack), and its batch, if any, in Arrow's IPC format. The schema is not repeated: both ends have
+pinned it before the stream was opened.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ALIGNMENT: Final = 64
 """Alignment of a batch's bytes in memory."""
 
 IN_PLACE_BYTES: Final = 64 << 10
-"""The columns of a larger batch are sent from where they lie; those of a smaller one are cheaper
-to copy than to handle one by one."""
+"""The columns of larger batches are sent from where they are; those of smaller ones are cheaper to
+copy than to handle one by one."""
 
 Frame = tuple[bytes, pa.Buffer | None]
 Piece: TypeAlias = bytes | pa.Buffer
@@ -45,9 +45,10 @@ class FrameReader:
     Attributes
     ----------
     limit
-        A longer message is a mistake, or an attack. It is small until the peer has shown who it is.
+        A longer message is a mistake or an attack. The limit is low until the peer is
+        authenticated.
     body_limit
-        The same of batches.
+        The same for batches.
     """
 
     def __init__(self, limit: int = MESSAGE_BYTES_MAX, body_limit: int = BODY_BYTES_MAX) -> None:
@@ -95,7 +96,7 @@ class FrameReader:
                     at = end
                 break
             at = middle + body_size
-            # Its own copy: a slice would keep all that came with it alive.
+            # A copy: a slice would keep all bytes of this read alive.
             body = pa.py_buffer(came[middle:at]) if body_size else None
             frames.append((came[start:middle], body))
         self._rest = came[at:]
@@ -106,7 +107,7 @@ class _Apart:
     """A large frame, received in place."""
 
     def __init__(self, message_size: int, body_size: int, first: bytes) -> None:
-        # Arrow wants the body aligned, so the message begins where that makes it begin.
+        # Arrow wants the body aligned, so the message begins at an offset.
         self._middle = -(-message_size // ALIGNMENT) * ALIGNMENT
         self._start = self._middle - message_size
         self._buffer = pa.allocate_buffer(self._middle + body_size)
@@ -140,7 +141,7 @@ class Bodies:
     def encode(self, batch: pa.RecordBatch, nbytes: int) -> Sequence[Piece]:
         """Return `batch` as one IPC message (or a whole IPC stream, if it has dictionaries).
 
-        What follows one another in memory is a piece. A large batch stays where it is.
+        Bytes that are contiguous in memory are one piece. A large batch is not copied.
         """
         if self._has_dictionaries:
             sink = pa.BufferOutputStream()
@@ -154,7 +155,7 @@ class Bodies:
         return self._in_place.encode(batch)
 
     def decode(self, body: pa.Buffer) -> pa.RecordBatch:
-        """Return the batch; its columns lie in `body`.
+        """Return the batch, whose columns are in `body`.
 
         Raises
         ------
@@ -178,13 +179,13 @@ class Bodies:
 class _InPlace:
     """Batches of one schema as IPC messages whose columns are not copied.
 
-    Arrow hands a stream in Python references to a batch's buffers, as the pieces of what it writes.
+    Arrow writes to a Python stream piece by piece, and passes references to a batch's buffers.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._pieces = _Pieces()
         self._writer = ipc.new_stream(pa.PythonFile(self._pieces, mode="w"), schema)
-        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema))  # the schema goes before
+        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema))  # writes the schema
 
     def encode(self, batch: pa.RecordBatch) -> Sequence[Piece]:
         self._pieces.written = []
@@ -215,7 +216,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def fingerprint(schema: pa.Schema | None) -> bytes:
-    """Return what two ends compare to know that they mean the same schema."""
+    """Return the digest by which two ends find out whether they have the same schema."""
     if schema is None:
         return b""
     text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)

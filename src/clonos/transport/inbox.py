@@ -36,7 +36,7 @@ class Inbox:
     def ring(self) -> None:
         """Wake the loop."""
         self._asleep = False
-        with contextlib.suppress(OSError):  # full: it is ringing already; closed: nobody listens
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody listens
             self._bell.send(b"!")
 
     def take(self) -> list[Any]:
@@ -47,11 +47,11 @@ class Inbox:
         return things
 
     def fileno(self) -> int:
-        """Becomes readable when somebody rings."""
+        """The descriptor that becomes readable when the bell rings."""
         return self._ear.fileno()
 
     def may_sleep(self) -> bool:
-        """Announce a sleep: whoever puts something from now on rings. False if there is work."""
+        """Announce a sleep, so that :meth:`put` rings from now on. False if there is work."""
         self._asleep = True
         return not self._things
 

@@ -1,9 +1,9 @@
-"""A process's place in the job's network: one listening socket, and streams to other ones.
+"""A process's endpoint in the job's network: one listening socket, and streams to other processes.
 
 A data channel is opened by its *sender*; a control stream by the *slot*. One loop owns the plane:
 :meth:`Plane.poll` sleeps until something comes (from a stream, or from another thread through the
-inbox), and returns it. There are no threads behind it; what a message costs is one system call on
-each side.
+inbox), and returns it. There are no threads behind it; a message costs one system call on each
+side.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ from clonos.transport.streams import Incoming, Outgoing, Stream, Thing, wrong_sc
 from clonos.transport.tls import CLIENT_NAME, Identity, Keys, slot_name
 
 HEARTBEAT_S: Final = 0.1
-"""A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
+"""A slot that hangs is noticed after a few of these; one that dies is noticed at once by its
+stream."""
 
 LINGER_S: Final = 5.0
 """Grace period for the other side of a closed stream to read the rest, and to close, too."""
@@ -66,16 +67,18 @@ STRANGER_S: Final = 10.0
 """Time to authenticate; after that a connection makes room if others wait."""
 
 CONNECT_S: Final = 2.0
-"""Connect timeout: a machine silent for this long will not answer, or something blocks it."""
+"""Connect timeout: a machine that is silent for this long will not answer, or something blocks
+it."""
 
 LOOK_S: Final = 0.5
-"""How often the kernel is asked who has fallen silent."""
+"""How often the kernel is asked which peers have fallen silent."""
 
 OPEN_S: Final = 60.0
-"""A process silent for this long is asked anew. Not an error: it may be in a long call."""
+"""A process that is silent for this long is dialled anew. That is no error: it may be in a long
+call."""
 
 PAUSE_MAX_S: Final = 1.0
-"""A longer time between two looks is this process's own delay, not its peers'."""
+"""A longer time between two looks is this process's own delay, not that of its peers."""
 
 SHUTDOWN_S: Final = 3.0
 """Grace period for peers to leave at shutdown, before it hangs up."""
@@ -86,7 +89,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Plane:
-    """The listening socket of one process and all its streams; not for several threads.
+    """The listening socket of one process and all its streams; for one thread at a time.
 
     Parameters
     ----------
@@ -97,29 +100,31 @@ class Plane:
     job_id
         Streams of other jobs are refused.
     inbox
-        What other threads put there, :meth:`poll` returns, too.
+        :meth:`poll` also returns what other threads put there.
     identity
-        This process's certificate: all its streams are encrypted, and with processes that have
-        one of the same authority. Without one, streams are authenticated but not encrypted.
+        This process's certificate: all its streams are encrypted, and only with processes whose
+        certificates have the same authority. Without one, streams are authenticated but not
+        encrypted.
     allow_plaintext
-        Needed for an address that is not a loopback one, if there is no `identity`.
+        Must be true for an address that is not a loopback one if there is no `identity`.
     clients
-        What clients say (:class:`~clonos.transport.client.Client`); without it they are refused.
+        The codec for clients (:class:`~clonos.transport.client.Client`); without it they are
+        refused.
     sockets
-        The operating system's, but in simulations.
+        The operating system's, except in simulations.
 
     Attributes
     ----------
     listened_s
-        For how long the plane has been looking for what comes: by this clock it is patient, for
-        while a step keeps its loop busy nobody can be late.
+        How long the plane has listened. Its timeouts use this clock: while a step keeps the loop
+        busy, no peer is late.
     strangers_refused
-        How many clients did not hold the job's secret, or no certificate of the job.
+        How many connections were refused because they had no secret or no certificate of the job.
 
     Raises
     ------
     PlaintextRefused
-        `host` is not a loopback address, and there is neither of these.
+        `host` is not a loopback address, and there is neither `identity` nor `allow_plaintext`.
     OSError
         This process cannot listen there.
 
@@ -169,8 +174,8 @@ class Plane:
         }
         self._streams: set[Stream] = set()
         self._to_flush: deque[Stream] = deque()
-        self._strangers: dict[Stream, float] = {}  # since when; the oldest one first
-        self._deadlines: dict[Stream, float] = {}  # of those that are leaving
+        self._strangers: dict[Stream, float] = {}  # since when; the oldest first
+        self._deadlines: dict[Stream, float] = {}  # of streams that are leaving
         self._opening: dict[Outgoing, float] = {}  # since when
         self.strangers_refused = 0
         self.listened_s = 0.0
@@ -184,8 +189,8 @@ class Plane:
 
     @property
     def address(self) -> str:
-        """Where peers connect, and whom they expect there: the name in our certificate, and which
-        of the processes that may have listened at this port one after the other."""
+        """Where peers connect, and which process they expect: the name in our certificate, and a
+        random part, because other processes may have listened at this port before."""
         return f"{self._name}:{self._listener.getsockname()[1]}/{self._life}"
 
     @property
@@ -223,10 +228,10 @@ class Plane:
             if mask & _READ and stream.state is not State.ENDED:
                 self._things += stream.read()
                 if self._opening:
-                    self._opening.pop(stream, None)  # it lives
+                    self._opening.pop(stream, None)  # it answers
             if mask & _WRITE:
                 self.changed(stream)
-        self.flush()  # handshakes do not wait for the steps to come
+        self.flush()  # handshakes do not wait for the next steps
         if self._deadlines or self._opening:
             self._enforce_deadlines()
         if self.listened_s >= self._look_at:
@@ -267,7 +272,7 @@ class Plane:
         self._selector.unregister(stream.connection)
 
     def _end_silent(self) -> None:
-        """End streams on which nobody answers: TCP itself would take a quarter of an hour."""
+        """End streams whose peers do not answer: TCP itself would take a quarter of an hour."""
         for stream in [s for s in self._streams if is_silent(s.connection)]:
             self._things += stream.end(
                 CannotConnect(
@@ -298,7 +303,8 @@ class Plane:
     # --- opening streams ----------------------------------------------------------------------
 
     def pin(self, channel: int, schema: pa.Schema) -> None:
-        """`channel` carries `schema`. Others are neither accepted nor opened."""
+        """`channel` carries `schema`. Channels that are not pinned are neither accepted nor
+        opened."""
         self._schemas[channel] = schema
 
     def connect(
@@ -341,7 +347,7 @@ class Plane:
         register
             Sent first.
         progress
-            Called by a thread of its own for the fields of every Heartbeat.
+            Called in the pulse's thread for the fields of every Heartbeat.
         """
 
         def greet(purpose: Purpose) -> Greeting:
@@ -405,17 +411,18 @@ class Plane:
         self._selector.register(stream.connection, _READ, stream)
 
     def _check_address(self, host: str) -> None:
-        """Plaintext leaves the machine only if asked for by name."""
+        """Raise if plaintext would leave the machine without the user's explicit consent."""
         if not (is_loopback(host) or self._keys or self._allow_plaintext):
             raise PlaintextRefused(
                 f"streams with {host} would leave this machine unencrypted",
-                remedy="leave tls on, or say tls=False if that network is trusted",
+                remedy="leave tls on, or pass tls=False if that network is trusted",
             )
 
     # --- serving streams ----------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        """Whether there is room for one more stranger; drops the oldest if its time is up."""
+        """Whether there is room for one more unauthenticated connection; drops the oldest if its
+        time is up."""
         if len(self._strangers) < STRANGERS_MAX:
             return True
         oldest, since = next(iter(self._strangers.items()))
@@ -428,7 +435,7 @@ class Plane:
         while self._has_room():
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # all of them are in, or the one has gone again
+            except OSError:  # all are accepted, or the client has gone again
                 return
             connection.setblocking(False)
             peer = f"tcp://{address[0]}:{address[1]}"
@@ -438,8 +445,8 @@ class Plane:
             )
             self._add(stranger)
             self._strangers[stranger] = self.listened_s
-            self._things += stranger.read()  # it may have waited for a step to end
-        self._lets_in = False  # who comes now waits in the system's queue
+            self._things += stranger.read()  # it may have sent something while a step ran
+        self._lets_in = False  # further ones wait in the system's queue
         self._selector.unregister(self._listener)
 
     def _refused(self) -> None:
@@ -506,7 +513,7 @@ class Plane:
             return [(control.conn_id, message)] if control is not None else []
 
         def over(_: ClonosError | None) -> list[Thing]:
-            if self._pulses.get(whose) is not incoming:  # it beats on another connection by now
+            if self._pulses.get(whose) is not incoming:  # it beats on a newer connection
                 return []
             del self._pulses[whose]
             control = self._registered.get(whose)

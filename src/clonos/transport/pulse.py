@@ -1,16 +1,16 @@
-"""A slot's pulse: what tells the coordinator that it lives, and at once when it does not.
+"""A slot's pulse: it tells the coordinator that the slot lives, and at once when it does not.
 
-Heartbeats come from a thread with a connection of its own, so that a long step is not a death.
-The thread also has a *table of open files* of its own (``unshare(CLONE_FILES)``), with nothing in
-it but this connection. When a process is killed, its threads end one by one; the last one to let
-go frees the memory, which takes long if there is much, and before it has done so the files it
-has open stay open. There are two tables and only one last thread: either the control stream or
-the pulse ends at once, whatever the size of the state. It also ends if a child of the process has
-inherited the other files and lives on.
+Heartbeats come from a thread with its own connection, so that a long step does not look like a
+death. The thread also has its own *table of open files* (``unshare(CLONE_FILES)``), with only this
+connection in it. When a process is killed, its threads end one by one. The last one frees the
+memory, which takes long if there is much, and its files stay open until then. As there are two
+tables and only one last thread, either the control stream or the pulse ends at once, whatever the
+size of the state. The pulse also ends if a child of the process has inherited the other files and
+lives on.
 
-Python's cycle collector runs in whatever thread allocates, so now and then in this one, where a
-finalizer closes a number that is not its file's. The connection lies at a high number, which no
-such file has; what remains is that a file that somebody left to the collector may stay open.
+Python's cycle collector runs in whatever thread allocates, so now and then in this one. There a
+finalizer closes a descriptor number that means something else. So the connection has a high number,
+which no such file has. It remains that a file that was left to the collector may stay open.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONNECT_S: Final = 5.0
 """A coordinator that does not answer within this time is asked again."""
 
 _CLONE_FILES: Final = 0x400
-_FIRST_FILE: Final = 3  # behind standard input, output and error
+_FIRST_FILE: Final = 3  # after standard input, output and error
 _FILES_MAX: Final = 1 << 20
 _FAR_MAX: Final = 1 << 14  # the system's table of files is as long as the highest number in it
 
@@ -49,7 +49,7 @@ class Pulse:
     Parameters
     ----------
     nonce
-        Of the slot's registration, which the beats belong to.
+        The nonce of the slot's registration, to which the beats belong.
     progress
         Called (from the thread) for the other fields of every Heartbeat.
     keys
@@ -113,12 +113,14 @@ class Pulse:
 
 
 def _leave_files() -> bool:
-    """Give this thread an empty table of open files; whether it has one.
+    """Give this thread an empty table of open files. Return whether it has one.
 
-    From here on a number of a file means something else in this thread than in the others: nothing
-    opened there may be used or closed here, and the other way round.
+    From here on a descriptor means something else in this thread than in the others: files opened
+    there must not be used or closed here, and the other way round.
     """
-    with contextlib.suppress(AttributeError, OSError):  # not Linux: a pulse, if not so quick
+    with contextlib.suppress(
+        AttributeError, OSError
+    ):  # not Linux: the pulse works, but is not as quick
         if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FILES) == 0:
             os.closerange(_FIRST_FILE, _FILES_MAX)
             return True
@@ -126,7 +128,8 @@ def _leave_files() -> bool:
 
 
 def _moved_far(connection: socket.socket) -> socket.socket:
-    """Return the same connection, at a number that is the last one other threads would reach."""
+    """Return the same connection at a high descriptor number, which other threads would reach
+    last."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = min(limit if limit > 0 else _FAR_MAX, _FAR_MAX) - 1
     with connection:

@@ -1,11 +1,10 @@
 """The job's secret, and the greeting that starts every stream.
 
-The secret itself never travels: the client signs a :class:`Greeting` with it and the server
-answers with a signature of its own, so that neither a stranger who reaches the port nor one who
-took over the port of a dead slot takes part. A greeting names the one life of the one server that
-it is meant for, and carries a nonce that this server accepts once: it opens nothing for somebody
-who has overheard it, once that server has heard it. Only TLS keeps out whoever can also hold up
-what is said.
+The secret itself never travels: the client signs a :class:`Greeting` with it and the server answers
+with a signature of its own, so that neither a stranger who reaches the port nor a process that took
+over the port of a dead slot can take part. A greeting names one server in one of its lives, and
+carries a nonce that this server accepts only once: a greeting that was overheard is useless once
+the server has received it. Only TLS keeps out an attacker who can also hold back messages.
 """
 
 from __future__ import annotations
@@ -43,10 +42,11 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who opens a stream to whom: ``id`` is a channel or a slot, by ``purpose``; clients have none.
+    """Who opens a stream to whom. ``id``: the channel or slot, depending on ``purpose``; 0 for
+    clients.
 
     ``sender`` and ``receiver`` are the incarnations of the tasks at both ends of a channel,
-    ``schema`` is the fingerprint of what it carries.
+    ``schema`` is the fingerprint of the channel's schema.
     """
 
     job: str
@@ -92,7 +92,7 @@ class JobSecret:
         return hmac.digest(self.key, side + message, "sha256")
 
     def seal(self, greeting: Greeting) -> bytes:
-        """Return the signed greeting, as the first thing a client says."""
+        """Return the signed greeting, the first message of a client."""
         body = _GREETING.encode(greeting)
         sealed: bytes = msgpack.packb((body, self._mac(_CLIENT, body)))
         return sealed
@@ -103,10 +103,10 @@ class JobSecret:
         Raises
         ------
         AuthenticationFailed
-            It is not; why is not said, for the other side may be a stranger.
+            It is not. The error does not say why, because the other side may be a stranger.
         """
         with contextlib.suppress(ValueError, TypeError, MalformedMessage):
-            # Nothing of it is read before its signature is known to be right.
+            # Nothing is decoded before the signature is known to be right.
             body, mac = msgpack.unpackb(sealed[:GREETING_BYTES_MAX], use_list=False)
             if hmac.compare_digest(mac, self._mac(_CLIENT, body)):
                 greeting: Greeting = _GREETING.decode(body)
@@ -123,7 +123,7 @@ class JobSecret:
 
 
 def refused() -> AuthenticationFailed:
-    """Return the only error that a peer without the secret gets to see."""
+    """Return the only error that a peer without the secret gets."""
     return AuthenticationFailed(
         "the peer does not hold this job's secret",
         remedy="check that no process of an earlier job still uses this address",

@@ -1,9 +1,8 @@
 """What the kernel knows about a connection: whether the other machine still answers.
 
-The kernel of a machine acknowledges what arrives even while the process there computes or is
-stopped. So silence at this level says something about the network (or the machine), never about a
-slow process, and it is known within two seconds instead of the quarter of an hour after which TCP
-itself gives up.
+A kernel acknowledges what arrives even while its process computes or is stopped. So silence at this
+level points to the network or the machine, never to a slow process. It is noticed within two
+seconds, instead of the quarter of an hour after which TCP itself gives up.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def watch(connection: socket.socket) -> None:
 def is_silent(connection: socket.socket) -> bool:
     """Whether the other machine has stopped acknowledging, retransmissions included.
 
-    Where the kernel does not tell (only Linux does), nobody is silent: TCP's own limits hold.
+    Only Linux tells. Elsewhere no peer counts as silent, and TCP's own limits apply.
     """
     try:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)

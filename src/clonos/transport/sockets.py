@@ -1,8 +1,8 @@
 """What a plane needs of the operating system: sockets, a selector, a clock.
 
-Everything else in this folder is the same in production and in the simulator, which has sockets of
-its own (:mod:`clonos.simulator.world.sockets`): they split and delay what is sent, fill up, break,
-and fall silent.
+Everything else in this folder is the same in production and in the simulator, which has its own
+sockets (:mod:`clonos.simulator.world.sockets`): these split and delay data, fill up, break, and
+fall silent.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ BACKLOG: Final = 1024
 
 
 class Sockets(Protocol):
-    """Where a plane has its sockets from; all of them are non-blocking."""
+    """Makes a plane's sockets, all of them non-blocking."""
 
     def listen(self, host: str) -> socket.socket:
         """A socket that accepts connections at some free port of this interface."""
 
     def connect(self, host: str, port: int) -> tuple[socket.socket, int]:
-        """A socket that is being connected, and what the system says of that (an ``errno``)."""
+        """A socket that is being connected, and the system's answer (an ``errno``)."""
 
     def selector(self) -> selectors.BaseSelector:
-        """What sleeps on such sockets."""
+        """A selector for such sockets."""
 
     def now_s(self) -> float:
         """Monotonic seconds."""
 
 
 class SystemSockets:
-    """Those of the operating system."""
+    """The sockets of the operating system."""
 
     def listen(self, host: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,4 +1,4 @@
-"""The states of a stream, and what leads from one to the other."""
+"""The states of a stream, and its transitions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from clonos.core.machine import Table
 
 
 class State(Enum):
-    """Of one end of a stream."""
+    """The states of one end of a stream."""
 
-    OPENING = "opening"  # the one side is not sure of the other yet
-    PARTING = "parting"  # the same, and leaves once it is and has said what it has to
+    OPENING = "opening"  # the peer is not authenticated yet
+    PARTING = "parting"  # the same, but leaves once it is and the queue is written
     OPEN = "open"
-    LEAVING = "leaving"  # writes what is queued, hears nothing more
-    LEFT = "left"  # has written all, and waits for the other side to close
+    LEAVING = "leaving"  # writes its queue, reads nothing more
+    LEFT = "left"  # has written everything, and waits for the peer to close
     ENDED = "ended"
 
 
 class Change(Enum):
-    """What happens to it."""
+    """What happens to a stream."""
 
     PROVE = "proved"
     PART = "close, with something to say"
@@ -51,4 +51,4 @@ STREAM: Final = Table(
 LEAVERS: Final = frozenset((State.PARTING, State.LEAVING, State.LEFT))
 """States of a stream that was told to close."""
 DEAF: Final = frozenset((State.LEAVING, State.LEFT, State.ENDED))
-"""States of a stream that hears nothing more."""
+"""States of a stream that reads nothing more."""

@@ -1,8 +1,8 @@
 """The two ends of one authenticated stream. Neither ever blocks.
 
-What is sent waits in the stream until its plane flushes it; what does not fit into the socket
-then goes out when there is room. Whatever arrives is turned into the plane's events at once. So a
-stream costs no thread, and a peer that does not read blocks nobody.
+Sent messages wait in the stream until its plane flushes it; what does not fit into the socket then
+is written when there is room. Whatever arrives becomes an event of the plane at once. So a stream
+costs no thread, and a peer that does not read blocks nobody.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stream:
     Attributes
     ----------
     state
-        That of its machine: it is looked at for every message.
+        The state of its machine, copied because it is read for every message.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class Stream:
         self._machine = STREAM.machine(f"the stream with {peer}")
         self.state = self._machine.state
         self.wants_to_write = False
-        self.is_listed = False  # by the plane, as one to flush
+        self.is_listed = False  # in the plane's list of streams to flush
         self.is_watched = False  # by the plane, for room to write
-        self.stood = False  # something of what was sent has gone
+        self.stood = False  # something was written
         self._host = host
         self._codec = WIRE
         self._bodies: Bodies | None = None
         self._reader = FrameReader()
         self._out: deque[Any] = deque()
         self._unsent_bytes = 0
-        self._said_so = False  # that it is over
+        self._said_so = False  # the closing event was emitted
 
     def _on(self, change: Change) -> None:
         self.state = self._machine.on(change)
 
     def story(self) -> str:
-        """What has become of it, oldest first."""
+        """The last transitions of the stream, oldest first."""
         return self._machine.story()
 
     @property
@@ -149,7 +149,7 @@ class Stream:
             self.wants_to_write = False
         except BlockingIOError:
             self.wants_to_write = True
-        except OSError:  # why, the reading side gets to know
+        except OSError:  # reading tells why
             self._forget_unsent()
         if self.state is State.LEAVING and not out:
             self._shut()
@@ -189,13 +189,14 @@ class Stream:
         return things
 
     def _receive_sealed(self, tls: Tls) -> list[Frame] | None:
-        """Read once; return all of it: what stayed in OpenSSL's buffer would not wake the loop."""
+        """Read once, and return all frames: data that stays in OpenSSL's buffer would not wake the
+        loop."""
         came = self.connection.recv(RECEIVE_BYTES)
         if not came or self.state in DEAF:
             return [] if came else None
         was_open, frames = tls.is_open, []
         tls.arrived(came)
-        said = tls.said()  # of a handshake
+        said = tls.said()  # output of a handshake
         if said:
             self._append(said)
         if tls.is_open:
@@ -212,7 +213,8 @@ class Stream:
         """The handshake is over."""
 
     def _not_trusted(self, failure: ssl.SSLError) -> list[Thing]:
-        """The peer has no certificate of this job, or thinks so of us: tell it why, and leave."""
+        """The peer's certificate is not trusted, or ours is not by the peer: tell it why, and
+        leave."""
         if self.tls is not None and (alert := self.tls.said()):
             self._append(alert)
         Stream.close(self)
@@ -252,7 +254,7 @@ class Stream:
             self._host.changed(self)
 
     def _shut(self) -> None:
-        # Not close(): the system would throw away, here and there, what was not read yet.
+        # Not close(): the system would discard, at both ends, what was not read yet.
         self._on(Change.FLUSH)
         try:
             self.connection.shutdown(socket.SHUT_WR)
@@ -262,7 +264,7 @@ class Stream:
     def _wrong(self, error: ClonosError) -> list[Thing]:
         """The peer broke the protocol: tell it, and close."""
         self._put_frame(WIRE.encode(Refused(type(error).__name__, error.what)))
-        Stream.close(self)  # now, whatever is held back
+        Stream.close(self)  # now, even if messages are held back
         return self._say_so(error)
 
     def end(self, error: ClonosError | None) -> list[Thing]:
@@ -287,10 +289,10 @@ class Stream:
 
 
 class Outgoing(Stream):
-    """The client's end: sends data (or reports), hears what the peer answers.
+    """The client's end: sends data (or reports), and reads the peer's answers.
 
-    Made by :class:`~clonos.transport.plane.Plane`. What is sent goes out once the peer has shown
-    that it holds the job's secret.
+    Made by :class:`~clonos.transport.plane.Plane`. Messages are sent once the peer has proved that
+    it holds the job's secret.
     """
 
     def __init__(
@@ -377,15 +379,15 @@ class Outgoing(Stream):
 
 
 class Incoming(Stream):
-    """The server's end: hears data (or reports), answers.
+    """The server's end: reads data (or reports), and answers.
 
     Parameters
     ----------
     admit
-        Called with this stream and the first thing a client says; returns what the loop is told,
-        and makes the stream know its part (:meth:`admitted`).
+        Called with this stream and the first message of a client; calls :meth:`admitted`, and
+        returns the events for the loop.
     refused
-        Called if it is none of the job's.
+        Called if the client is not of this job.
     """
 
     def __init__(
@@ -439,7 +441,7 @@ class Incoming(Stream):
         return []
 
     def _over(self, error: ClonosError | None) -> list[Thing]:
-        # That a client leaves is no error.
+        # A client that leaves is no error.
         return self._on_over(None if type(error) is PeerUnreachable else error)
 
 
@@ -452,7 +454,7 @@ def _as_refusal(encoded: bytes) -> Refused | None:
 
 
 def wrong_schema(where: str, pinned: pa.Schema | None, seen: pa.Schema | None) -> SchemaMismatch:
-    """Return the error of a batch (or a stream: `seen` is None) that is not what was agreed."""
+    """Return the error of a batch (or of a stream, if `seen` is None) with the wrong schema."""
 
     def short(schema: pa.Schema | None) -> str:
         return "something else" if schema is None else str(schema).replace("\n", ", ")[:300]

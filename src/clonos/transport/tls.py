@@ -1,8 +1,8 @@
 """TLS for one stream: encrypts and decrypts, and does no I/O of its own.
 
-OpenSSL works on two buffers in memory, so the plane's loop stays the only one that waits, and a
-stream's queue holds what travels, encrypted or not: nothing else of it changes. Both sides present
-a certificate of the job's own authority (see :mod:`clonos.transport.certificates`).
+OpenSSL works on two buffers in memory, so only the plane's loop waits, and a stream's queue holds
+what travels, encrypted or not; nothing else in a stream differs. Both sides present a certificate
+of the job's own authority (see :mod:`clonos.transport.certificates`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def slot_name(slot: int) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Identity:
-    """Who a process is in its job: a certificate that says so, and its key; all in PEM.
+    """The identity of a process in its job: a certificate and its key, in PEM.
 
     Parameters
     ----------
     name
-        In the certificate, and what a client that connects expects to find there.
+        The name in the certificate, which a connecting client expects there.
     authority
         The certificate of the job's own authority. No other is trusted.
     """
@@ -49,7 +49,7 @@ class Identity:
 
 
 class Keys:
-    """An identity, ready to open and to accept streams."""
+    """An identity that can open and accept streams."""
 
     def __init__(self, identity: Identity) -> None:
         self.name = identity.name
@@ -67,7 +67,7 @@ class Keys:
         return Tls(lambda i, o: self._server.wrap_bio(i, o, server_side=True))
 
     def wrap(self, connection: socket.socket, peer_name: str) -> ssl.SSLSocket:
-        """For a thread that waits: the same as :meth:`client`, on a socket of its own."""
+        """Like :meth:`client`, for a thread that blocks on its own socket."""
         return self._client.wrap_socket(connection, server_hostname=peer_name)
 
 
@@ -102,7 +102,7 @@ class Tls:
         Raises
         ------
         ssl.SSLError
-            The peer is nobody of this job, or does not speak TLS at all.
+            The peer is not of this job, or does not speak TLS.
         """
         self._came.write(came)
         if not self.is_open:
@@ -138,7 +138,7 @@ class Tls:
     def recv_into(self, place: memoryview) -> int:
         """Like :meth:`recv`, but into `place`; return the number of bytes."""
         try:
-            # It gives the number if it has a place; the stubs know only the other form.
+            # With a buffer it returns the number; the stubs know only the other form.
             return self._object.read(len(place), place)  # type: ignore[return-value]
         except ssl.SSLWantReadError:
             raise BlockingIOError from None

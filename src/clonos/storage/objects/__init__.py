@@ -1,9 +1,9 @@
 """A journal where there are only objects: on object stores, HDFS, and mounts of several machines.
 
-* :mod:`~clonos.storage.objects.stores`: what is asked of such a place, and who does it;
+* :mod:`~clonos.storage.objects.stores`: what such a place must offer, and its adapters;
 * :mod:`~clonos.storage.objects.tree`: files and folders, and changes to them;
-* :mod:`~clonos.storage.objects.chain`: the changes in their order, an object each;
-* :mod:`~clonos.storage.objects.disk`: all of that as a :class:`~clonos.storage.files.Disk`, with a
+* :mod:`~clonos.storage.objects.chain`: the changes in order, one object each;
+* :mod:`~clonos.storage.objects.disk`: all of this as a :class:`~clonos.storage.files.Disk`, with a
   lock.
 """
 

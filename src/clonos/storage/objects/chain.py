@@ -1,27 +1,25 @@
-"""Changes in one order for all, where the only help is that a name can be given once.
+"""Changes in one order for all writers, in a store that only promises that a name is created once.
 
-Each change is an object of the next number, created only if nobody has: so of two writers one has
-it, and the other looks again. Whoever begins to write creates a *fence* first, a change like any
-other. A writer that was frozen meanwhile wants a number that is taken, for its next change is the
-number at which somebody has put a fence; it finds that there, and has lost. No clock is asked, and
-nothing that arrives late does harm. (Elsewhere: a log of compare-and-swap, an epoch or fencing
-token.)
+Each change is an object with the next number, created only if no object has that number: so of two
+writers one succeeds, and the other reads again. A writer first creates a *fence*, which is a change
+like any other. If a writer was frozen while another one began, the number of its next change is
+that of the other's fence: it finds the fence there, and stops. No clocks are compared, and nothing
+that arrives late does harm. (Elsewhere: a compare-and-swap log; an epoch or fencing token.)
 
-What was changed long ago is put together in a *base*, and the changes in it are deleted, but never
-a fence: its number would be free again for the writer whom it has stopped. Nor is the change before
-a fence: that writer may not have heard yet that it was made, and try that number again. Other
-numbers are free again, for somebody who has not looked for a long time and wants to begin. So a
-fence counts only if there is no base yet that goes as far, which its writer looks for after it has
-put it.
+Old changes are merged into a *base* and deleted, but never a fence, because its number would be
+free again for the writer that it has stopped. Nor is the change before a fence deleted: its writer
+may not have heard that it was made, and may try that number again. All other old numbers are free
+again for a writer that has not looked for a long time and wants to begin. So a fence counts only if
+no base goes as far as its number; its writer checks this after creating the fence.
 
 ::
 
     changes/000000000000042     a change or a fence
     bases/000000000000040       all that the changes up to this number have made
-    beat                        of whoever writes; see clonos.storage.objects.disk
+    beat                        that of the writer; see clonos.storage.objects.disk
 
-Needed of the store: a create that fails if the name is taken, and lists and reads that show what
-was written before they began. S3, Google's and Azure's storage promise both.
+The store must offer a create that fails if the name is taken, and lists and reads that show
+everything written before they began. S3, Google's and Azure's storage promise both.
 """
 
 from __future__ import annotations
@@ -43,7 +41,8 @@ _FENCE: Final = "fence"
 _FREE: Final = "free"
 _DIGEST_BYTES: Final = 8
 _LOADS_MAX: Final = 10
-"""Others may put changes together while we read them; more often than this in a row is damage."""
+"""Others may merge changes while we read them; if that seems to happen more often than this in a
+row, the chain is damaged."""
 
 
 class UnreadableObjects(ClonosError):
@@ -52,7 +51,8 @@ class UnreadableObjects(ClonosError):
 
 @dataclass(frozen=True)
 class Fence:
-    """Who may write: since which number, under what name, and whether it has given that up."""
+    """Which writer may write, since which number, for which holder, and whether it has given that
+    up."""
 
     number: int
     writer: str
@@ -61,23 +61,23 @@ class Fence:
 
 
 class Chain:
-    """The changes, as far as they were read, and what they make.
+    """The changes, as far as they were read, and their result.
 
     For one thread at a time.
 
     Parameters
     ----------
     objects
-        Only the chain is there.
+        The place of the objects; nothing but the chain may be in it.
 
     Attributes
     ----------
     last
         The number of the last change that was read.
     tree
-        What the changes up to there have made.
+        The files and folders that the changes up to there have made.
     fence
-        Of whoever may write; None: nobody has ever.
+        The fence of the writer that may write; None: nobody has ever begun.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -92,20 +92,20 @@ class Chain:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is us who may write."""
+        """Whether we are the writer that may write."""
         return self.fence is not None and self.fence.writer == self._writer
 
     # --- reading ---------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Read what has come since the last time.
+        """Read the changes since the last time.
 
         Raises
         ------
         OSError
             The store is away.
         UnreadableObjects
-            Something is missing, or is not what was written.
+            An object is missing or damaged.
         """
         for _ in range(_LOADS_MAX):
             try:
@@ -113,7 +113,7 @@ class Chain:
                     self._load()
                 if self._follow():
                     return
-            except FileNotFoundError:  # it was put together and deleted while we read
+            except FileNotFoundError:  # merged and deleted while we read
                 pass
             self._start(0, Tree(), None, [])
         raise self._unreadable("changes are missing")
@@ -128,10 +128,10 @@ class Chain:
             self._start(number, Tree.of(tree), known, list(fences))
 
     def _follow(self) -> bool:
-        """Apply what comes next; False: some of it is in a base by now.
+        """Apply the next changes; False: some of them are in a base by now.
 
-        Nothing is applied before that is known: under numbers that are free again may be what
-        somebody has put too late.
+        This is checked before any change is applied: a number that is free again may have been used
+        by a writer that came too late.
         """
         names = self._objects.names(_CHANGES, after=_name(self.last))
         contents = self._objects.read_all(names)
@@ -175,12 +175,12 @@ class Chain:
     # --- writing ---------------------------------------------------------------------------------
 
     def add(self, change: Change) -> bool:
-        """Let this be the next change; False: another one has been faster, and was read.
+        """Make this the next change; False: another writer was faster, and its change was read.
 
         Raises
         ------
         OSError
-            Nobody knows whether it is there, or comes to be; if so, the next one finds it there.
+            Nobody knows whether the change is there, or will be; if so, the next attempt finds it.
         """
         content = self._create(change)
         if content is None:
@@ -190,37 +190,39 @@ class Chain:
         return True
 
     def _create(self, change: Change) -> bytes | None:
-        """What was put under the next number; None: it was taken."""
+        """Create the object with the next number and return its content; None: the number was
+        taken."""
         name = _name(self.last + 1)
         content = _encoded((self._writer, secrets.token_bytes(8), change))
-        # What is found there may be ours: a client tries again if it has not heard of a success.
+        # The object there may be ours: a client retries if it has not heard of its success.
         is_there = self._objects.create(name, content) or self._objects.read(name) == content
         return content if is_there else None
 
     def begin(self, holder: str) -> bool:
-        """Put a fence: from then on only we may write. False: something has come before it."""
+        """Create a fence: from then on only we may write. False: another change came first."""
         content = self._create((_FENCE, holder))
-        if content is None or self._newest_base() > self.last:  # that number was used, long ago
+        if content is None or self._newest_base() > self.last:  # that number was used long ago
             self.refresh()
             return False
         self._take(content)
         return True
 
     def end(self) -> bool:
-        """Give that up."""
+        """Give up the right to write."""
         return self.add((_FREE,))
 
     # --- old changes -----------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[int, bytes, list[int]]:
-        """What a base is made of: its number, its content, and which changes are fences."""
+        """The number of a base as of now, its content, and the numbers of all fences."""
         fence = self.fence
         known = fence and (fence.number, fence.writer, fence.holder, fence.is_free)
         fences = list(self._fences)
         return self.last, _encoded((self.tree.value(), known, fences)), fences
 
     def put_together(self, number: int, content: bytes, fences: list[int]) -> None:
-        """Write a base, and delete what is in it. Any thread may, and anybody: it is the same."""
+        """Write a base, and delete the changes in it. Any thread of any process may do so: the
+        result is the same."""
         self._objects.put(_name(number, _BASES), content)
         kept = {number for fence in fences for number in (fence - 1, fence)}
         old = [name for name in self._objects.names(_CHANGES) if _number(name) <= number]
@@ -236,8 +238,8 @@ class Chain:
         return UnreadableObjects(
             f"the journal's objects cannot be read: {why}",
             where=self._objects.place,
-            remedy="see who else writes there; restore them from a copy, or start the job afresh "
-            "with another journal",
+            remedy="find out who else writes there; restore them from a copy, or start the job "
+            "afresh with another journal",
         )
 
 

@@ -1,13 +1,13 @@
 """Files and a lock in a place that has only objects: a journal there outlives the driver's machine.
 
 All changes are in a :class:`~clonos.storage.objects.chain.Chain`, so a group of the journal is one
-object. Whoever changes something has put a fence before, so a driver that was frozen, or cut off,
-writes nothing after another one took over.
+object. A writer creates a fence first, so a driver that was frozen or cut off writes nothing after
+another one took over.
 
-The lock is a lease. Its holder *beats*: a thread writes a count into an object. Whoever wants the
-lock watches the count, and the chain, and takes the lock when neither has changed for
-:data:`LEASE_S`, by its own stopwatch; nobody compares clocks. If that is wrong, because the holder
-was only slow, the fence stops the holder, and nothing is lost.
+The lock is a lease. Its holder *beats*: a thread writes a count into an object. A process that
+wants the lock watches the count and the chain, and takes the lock when neither has changed for
+:data:`LEASE_S` by its own stopwatch; no clocks are compared. If the holder was only slow, the fence
+stops it, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from clonos.storage.terms import taken_over
 _LOG: Final = logging.getLogger("clonos")
 
 LEASE_S: Final = 12.0
-"""The lock may be taken from a holder of whom nothing has been seen for this long."""
+"""The lock may be taken from a holder that has shown no sign of life for this long."""
 BEAT_S: Final = 3.0
 """Time from one beat to the next."""
 WATCH_S: Final = 0.5
 """Time from one look to the next."""
 CHANGES_MAX: Final = 200
-"""After so many changes they are put together ..."""
+"""After this many changes they are merged into a base ..."""
 WASTE: Final = 3
-"""... or when they take so many times the bytes of what they made, and are more than ..."""
+"""... or when they have this many times the size of all files, and more than ..."""
 WASTE_BYTES: Final = 4 << 20
-"""... these."""
+"""... this many bytes."""
 _NOBODY: Final = ""
 _BEAT: Final = "beat"
 
@@ -49,13 +49,13 @@ _BEAT: Final = "beat"
 class ObjectDisk:
     """A :class:`~clonos.storage.files.Disk` of objects, for several threads.
 
-    It has one lock, whatever that is called. What is in its files is in memory, too: a journal's
-    segment, and little else.
+    It has only one lock, whatever its name. The content of its files is also in memory: a segment
+    of the journal, and little else.
 
     Parameters
     ----------
     objects
-        Of one job.
+        The objects of one job.
     lease_s, beat_s
         See :data:`LEASE_S` and :data:`BEAT_S`.
 
@@ -91,7 +91,7 @@ class ObjectDisk:
     # --- changes ---------------------------------------------------------------------------------
 
     def _change(self, make: Callable[[Tree], Change | None]) -> None:
-        """Let what `make` says be the next change; it is asked again if another one was faster."""
+        """Add the change that `make` returns; it is called again if another writer was faster."""
         with self._mutex:
             while True:
                 tree = self._now()
@@ -100,20 +100,21 @@ class ObjectDisk:
                     return
 
     def _now(self) -> Tree:
-        """What there is now: nobody else changes it as long as we may."""
+        """The files and folders as of now. While we may write, nobody else changes them."""
         if not self._chain.is_ours:
             self._chain.refresh()
         self._require_ours()
         return self._chain.tree
 
     def _may_write(self) -> bool:
-        """Begin to, if nobody has the lock; False: look again."""
+        """Whether we may write. If nobody has the lock, get the right to write; False: look
+        again."""
         if self._has_begun and self._chain.is_ours:
             return True
         fence = self._chain.fence
         if _is_held(fence):
             raise PermissionError(f"{self.place} is in use: {fence.holder}")
-        # Whoever writes without the lock gives that right up at once: the next one may take it.
+        # A writer without the lock gives that right up at once, so that the next one may take it.
         self._has_begun = self._chain.begin(_NOBODY) and self._chain.end()
         return False
 
@@ -140,10 +141,10 @@ class ObjectDisk:
         self._change(lambda tree: tree.write(path, whole, time.time()))
 
     def sync(self, path: str) -> None:
-        """What was changed is durable."""
+        """Nothing to do: each change is durable."""
 
     def sync_folder(self, path: str) -> None:
-        """What was changed is durable."""
+        """Nothing to do: each change is durable."""
 
     def make_folder(self, path: str) -> None:
         self._change(lambda tree: tree.make_folder(path))
@@ -179,11 +180,11 @@ class ObjectDisk:
 
     def append(self, path: str) -> Tail:
         with self._mutex:
-            self._seen().read(path)  # it is there
+            self._seen().read(path)  # it must exist
         return _Tail(self, path)
 
     def add(self, path: str, data: bytes) -> None:
-        """Append to a file: an object."""
+        """Append to a file; each call is one object."""
         self._change(lambda tree: tree.append(path, data, time.time()))
 
     def truncate(self, path: str, nbytes: int) -> None:
@@ -211,7 +212,7 @@ class ObjectDisk:
             time.sleep(min(WATCH_S, self._beat_s))
 
     def _signs(self) -> tuple[Any, ...]:
-        """Of life: they change as long as a holder lives."""
+        """Signs of life: they change as long as a holder lives."""
         with self._mutex:
             self._chain.refresh()
             last, fence = self._chain.last, self._chain.fence
@@ -222,7 +223,7 @@ class ObjectDisk:
         return last, fence, beat
 
     def beat(self, count: int) -> bool:
-        """Say that we live, and see to old changes; False: another one has the lock."""
+        """Show that we live, and merge old changes; False: another driver has the lock."""
         chain = self._chain
         with self._mutex:
             chain.refresh()
@@ -251,12 +252,13 @@ class ObjectDisk:
 
 
 def _is_held(fence: Fence | None) -> TypeGuard[Fence]:
-    """Whether somebody has the lock. Who writes without it may have died before giving that up."""
+    """Whether somebody has the lock. (A writer without it may have died before giving up its
+    right.)"""
     return fence is not None and not fence.is_free and fence.holder != _NOBODY
 
 
 class _Tail:
-    """A file that grows by an object at a time."""
+    """A file that grows by one object at a time."""
 
     def __init__(self, disk: ObjectDisk, path: str) -> None:
         self._disk, self._path = disk, path
@@ -265,7 +267,7 @@ class _Tail:
         self._disk.add(self._path, data)
 
     def sync(self) -> None:
-        """What was changed is durable."""
+        """Nothing to do: each change is durable."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -287,8 +289,8 @@ class _Held:
             try:
                 if not self._disk.beat(count):
                     _LOG.warning("another driver has taken the lock of %s", self._disk.place)
-                    return  # the next change is refused, and says so
-            except OSError as error:  # the store is away: whoever writes says so
+                    return  # the next change fails, and tells
+            except OSError as error:  # the store is away: the next write tells
                 _LOG.debug("no beat of the lock of %s: %s", self._disk.place, error)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a place that has only objects, and the adapters that do it."""
+"""The port for a place that has only objects, and its adapters."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from clonos.storage.files import UnusableStore, files_of
 from clonos.storage.folder import Folder
 
 REMOTE: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
-"""Schemes of URIs that an object store answers to."""
+"""URI schemes of object stores."""
 FOLDERS: Final = ("file", "hdfs", "viewfs")
-"""Schemes of file systems that refuse the second of two files of one name."""
+"""URI schemes of file systems that refuse the second of two files with one name."""
 
 _RETRIES: Final = 2
 _SILENCE_S: Final = 10
 _FEW: Final = 4
 _AT_ONCE: Final = 16
-"""So many are read at the same time, if there are more than a few."""
+"""How many objects are read at the same time, if there are more than a few."""
 _DELETED: Final = 500
-"""So many objects are deleted at a time."""
+"""How many objects are deleted at a time."""
 
 
 class Objects(Protocol):
-    """Named contents. What has been written is durable, and seen by all who look from then on.
+    """Named contents. What was written is durable, and seen by all later reads and lists.
 
-    Whatever fails raises `OSError`; what is not there, `FileNotFoundError`. Names have slashes.
+    Any failure raises `OSError`; a missing object raises `FileNotFoundError`. Names have slashes.
     """
 
     place: str
-    """Where they are, without secrets."""
+    """Where the objects are, without secrets."""
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object unless the name is taken: then False. After an error nobody knows whether
-        it is there, or comes to be."""
+        it is there, or will be."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Write an object; what had the name is gone."""
+        """Write an object. An earlier object of this name is gone."""
 
     def read(self, name: str) -> bytes:
-        """What is in an object."""
+        """The content of an object."""
 
     def read_all(self, names: Sequence[str]) -> list[bytes]:
-        """What is in several."""
+        """The contents of several objects."""
 
     def names(self, folder: str, after: str = "") -> list[str]:
-        """What is in a folder, sorted; only names behind this one."""
+        """The names in a folder, sorted; only those after `after`."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete these; some may be gone already."""
@@ -66,7 +66,7 @@ class FolderObjects:
     Raises
     ------
     UnusableStore
-        There is no such file system, or it cannot refuse the second of two files of one name.
+        There is no such file system, or it cannot refuse the second of two files with one name.
     """
 
     def __init__(self, uri: str) -> None:
@@ -77,7 +77,7 @@ class FolderObjects:
                 remedy="give a mount, hdfs://, s3://, gs:// or az://, or a database",
             )
         self.place = masked(uri)
-        # There may be secrets in what is kept.
+        # The content may have secrets.
         self._folder = Folder(files, root, "fsync", 0o600)
 
     def create(self, name: str, content: bytes) -> bool:
@@ -115,14 +115,14 @@ def _arrow_errors() -> Iterator[None]:
 
 
 class RemoteObjects:
-    """Objects of S3, Google's or Azure's storage, or of what speaks like them.
+    """Objects of S3, of Google's or Azure's storage, or of a compatible store.
 
     Keys, regions and endpoints come from the environment, as each store's own tools read them.
 
     Parameters
     ----------
     options
-        For ``obstore.store.from_url``, beside these.
+        Further options for ``obstore.store.from_url``.
 
     Raises
     ------
@@ -139,7 +139,7 @@ class RemoteObjects:
         settings = {
             "client_options": {
                 "timeout": timedelta(seconds=_SILENCE_S),
-                # Of the settings in the environment the only one that this would hide.
+                # The only setting in the environment that client_options would hide.
                 "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"},
             },
             "retry_config": {
@@ -193,7 +193,7 @@ class RemoteObjects:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Errors of the store as those of a file system, in a line."""
+        """Turn errors of the store into `OSError`, in one line."""
         try:
             yield
         except self._errors.BaseError as error:

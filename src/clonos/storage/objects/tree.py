@@ -1,6 +1,6 @@
 """Files and folders in memory, and changes to them as data.
 
-A change is checked when it is proposed, and then applied wherever the chain is read: the same
+A change is checked when it is proposed, and then applied by every reader of the chain: the same
 changes in the same order make the same tree.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from clonos.storage.files import Info
 
 Change = tuple[Any, ...]
-"""A word, and what it is about: ``("write", path, content, time)``, ``("append", path, content,
+"""A word and its arguments: ``("write", path, content, time)``, ``("append", path, content,
 time)``, ``("rename", path, new)``, ``("delete", path)``, ``("folder", path)``, ``("no folder",
 path)``."""
 
@@ -33,7 +33,7 @@ class _File:
 
 @dataclass
 class Tree:
-    """What there is now. All paths are absolute; the root is always there."""
+    """The files and folders as of now. All paths are absolute; the root always exists."""
 
     files: dict[str, _File] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Tree:
     # --- changes ---------------------------------------------------------------------------------
 
     def write(self, path: str, content: bytes, now_s: float) -> Change:
-        """Write a file, whatever was in it."""
+        """Write a file, replacing its content."""
         self._require_folder(path.rpartition("/")[0])
         if path in self.folders:
             raise IsADirectoryError(errno.EISDIR, "a folder has that name", path)
@@ -53,7 +53,7 @@ class Tree:
         return ("append", path, content, now_s)
 
     def rename(self, path: str, new: str) -> Change:
-        """Give a file another name; whoever had that is gone."""
+        """Give a file another name. A file that had that name is gone."""
         self._file(path)
         self._require_folder(new.rpartition("/")[0])
         return ("rename", path, new)
@@ -64,7 +64,7 @@ class Tree:
         return ("delete", path)
 
     def make_folder(self, path: str) -> Change | None:
-        """Make a folder and those around it; None: it is there."""
+        """Make a folder and its parents; None: it exists."""
         for folder in _around(path):
             if folder in self.files:
                 raise NotADirectoryError(errno.ENOTDIR, "it is a file", folder)
@@ -78,7 +78,8 @@ class Tree:
         return ("no folder", path)
 
     def apply(self, change: Change) -> None:
-        """Do it: it was checked when it was proposed, and nothing has come between."""
+        """Apply a change, which was checked when it was proposed, with no other change in
+        between."""
         kind, path, *rest = change
         if kind == "write":
             self.files[path] = _File([rest[0]], rest[1])
@@ -98,28 +99,28 @@ class Tree:
     # --- what there is ---------------------------------------------------------------------------
 
     def read(self, path: str) -> pa.Buffer:
-        """What is in a file."""
+        """The content of a file."""
         file = self._file(path)
         if len(file.chunks) > 1:
             file.chunks = [b"".join(file.chunks)]
         return pa.py_buffer(file.chunks[0])
 
     def info(self, path: str) -> Info | None:
-        """What is there; None: nothing."""
+        """The file or folder at a path; None: there is none."""
         if path in self.folders:
             return Info(path, 0, 0.0, is_folder=True)
         file = self.files.get(path)
         return None if file is None else Info(path, file.nbytes, file.modified_s, is_folder=False)
 
     def entries(self, folder: str, *, recursive: bool) -> list[Info]:
-        """What is in a folder, sorted by path."""
+        """The entries of a folder, sorted by path."""
         start = len(folder) + 1
         below = (info for info in self._all() if info.path.startswith(f"{folder}/"))
         return sorted(info for info in below if recursive or "/" not in info.path[start:])
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return sum(file.nbytes for file in self.files.values())
 
     def _all(self) -> Iterator[Info]:
@@ -140,20 +141,20 @@ class Tree:
     # --- as a value ------------------------------------------------------------------------------
 
     def value(self) -> Any:
-        """All of it, of which nothing changes."""
+        """The whole tree as an immutable value."""
         files = {path: (tuple(f.chunks), f.modified_s) for path, f in self.files.items()}
         return (files, tuple(sorted(self.folders)))
 
     @classmethod
     def of(cls, value: Any) -> Tree:
-        """The inverse."""
+        """Inverse of :meth:`value`."""
         files, folders = value
         made = {path: _File([b"".join(chunks)], s) for path, (chunks, s) in files.items()}
         return cls(made, set(folders))
 
 
 def _around(path: str) -> list[str]:
-    """A folder and those around it.
+    """A folder and its parents.
 
     Examples
     --------
