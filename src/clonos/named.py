@@ -1,8 +1,10 @@
-"""What users name on a command line, such as ``my_package.fraud:job``."""
+"""What users give on a command line: names such as ``my_package.fraud:job``, and numbers."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -62,8 +64,46 @@ def named_job(name: str) -> Any:
         what = f"there is no job {name!r}: {in_short(error)}"
         raise NotFound(what, remedy=REMEDY, trace=users_traceback(error)) from None
     if not hasattr(job, "compile"):
-        what = f"{name!r} is a {type(job).__name__}, not a job"
+        what = f"{name!r} is not a job, but of type {type(job).__name__}"
         raise NotFound(
             what, remedy="name a clonos.Job, or a function without parameters that returns one"
         )
     return job
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """A type for ``argparse``: a whole number of at least `low`.
+
+    Examples
+    --------
+    >>> whole(1)("3")
+    3
+    """
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if number < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return number
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """A type for ``argparse``: a number above 0.
+
+    Examples
+    --------
+    >>> positive("0.5")
+    0.5
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number

@@ -141,6 +141,24 @@ def test_a_row_is_given_when_it_is_due_and_not_before(tmp_path, monkeypatch):
     assert sorted(ids) == list(range(501))
 
 
+def test_a_batch_is_collected_for_as_long_as_the_job_lets_it_wait(tmp_path, monkeypatch):
+    (tmp_path / "begin").write_text("100.0")
+    now = [100.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s + 1e-6))
+    dense = jobs.PacedReader(jobs.Schedule(20_000.0, 0, str(tmp_path)), None, 0, 2)
+    dense.open(0)
+    batches = [dense.read(8192, 0.01) for _ in range(10)]
+    assert [batch.num_rows for batch in batches if batch is not None] == [101] * 10
+    now[0] = 100.0
+    sparse = jobs.PacedReader(jobs.Schedule(40.0, 0, str(tmp_path)), None, 1, 2)
+    sparse.open(0)
+    first = sparse.read(8192, 0.01)
+    assert first is not None
+    assert first.num_rows == 1
+    assert now[0] == pytest.approx(100.0 + 1 / 40.0, abs=1e-4)  # nothing comes for which to wait
+
+
 def test_a_source_waits_for_who_begins_and_ends_when_told(tmp_path):
     schedule = jobs.Schedule(1000.0, 0, str(tmp_path), waits=True)
     reader = jobs.PacedReader(schedule, None, 0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -136,6 +137,48 @@ def test_outputs_that_cannot_be_put_into_files_yet_are_kept(tmp_path, inbox, mon
     assert not inbox.take(), "the job waits"
     assert outputs.flush() is None
     assert [row.batch.to_pydict() for row in store.read("out")] == [{"n": [7]}]
+
+
+def test_files_of_outputs_are_begun_before_the_end(tmp_path, inbox):
+    """What a driver has delivered is in files when it is asked to end, but for the last of it."""
+    job = compiled([])
+    sinks = {name: sink for name, (sink, _) in job.sinks.items()}
+    store = DeliveredStore(tmp_path, "process")
+    consumers = Consumers(job.plan, sinks)
+    with ThreadPoolExecutor(1) as pool:
+        outputs = DeliveredOutputs(job.plan, store, consumers, inbox.put, each=pool.map)
+        for seq, number in enumerate((7, 8, 9), 1):
+            outputs.take(output(job.plan, seq, number))
+            if seq < 3:
+                outputs.begin_flush()
+                pool.submit(int).result()  # it has been written
+                assert [file.last_seq for file in store.files("out")] == list(range(1, seq + 1))
+                assert outputs.nbytes > 0, "until somebody has looked whether that went well"
+        assert outputs.flush() is None
+    assert outputs.nbytes == 0
+    assert [row.batch.to_pydict() for row in store.read("out")] == [{"n": [n]} for n in (7, 8, 9)]
+
+
+def test_what_was_begun_and_failed_is_written_again_in_order(tmp_path, inbox, monkeypatch):
+    job = compiled([])
+    sinks = {name: sink for name, (sink, _) in job.sinks.items()}
+    store = DeliveredStore(tmp_path / "delivered", "process")
+    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
+    outputs.take(output(job.plan, 1, 7))
+    outputs.begin_flush()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "write", refuse)
+        outputs.take(output(job.plan, 2, 8))
+        outputs.begin_flush()
+        assert not inbox.take(), "the job waits"
+    outputs.take(output(job.plan, 3, 9))
+    assert outputs.flush() is None
+    assert outputs.nbytes == 0
+    assert [row.batch.to_pydict() for row in store.read("out")] == [{"n": [n]} for n in (7, 8, 9)]
 
 
 @pytest.mark.parametrize("how", ["other content", "no folder"])

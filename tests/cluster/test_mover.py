@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from clonos.cluster.audience import Observer
-from clonos.cluster.moves import Decommissions, Mover
+from clonos.cluster.moves import AGAIN_S, RENEWALS_MAX, SETTLED_S, Executors, Mover
 from clonos.core.decisions import Leaving, MoveAsked, Note
 from clonos.errors import CannotMove, UnknownTask
+from clonos.nodes.events import RenewalAsked
+from clonos.nodes.views import SlotView
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 
 STAGES = (
@@ -80,23 +82,113 @@ def test_an_executor_is_drained():
         World(None).mover.drain("2", 0.0)
 
 
+class Watched:
+    """A job of three cells, and what its driver is told of its executors."""
+
+    def __init__(self, *slots: tuple[str, str, str], room: str = "", bound: int | None = None):
+        """Of each slot: executor, the tasks that it runs, those that it keeps."""
+        plan: Any = SimpleNamespace(
+            tasks=[SimpleNamespace(name=name) for name in "abc"],
+            cells=[(0,), (1,), (2,)],
+            causal_log=True,
+        )
+        self.phase, self.going = "live", set[str]()
+        self.told: list[Any] = []
+        self.put(*slots)
+
+        def state(executor: str) -> Any:
+            return SimpleNamespace(isDefined=lambda: executor in self.going)
+
+        scheduler = SimpleNamespace(getExecutorDecommissionState=state)
+        context = SimpleNamespace(taskScheduler=lambda: scheduler)
+        spark = SimpleNamespace(
+            sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: context), master="yarn")
+        )
+        inbox: Any = SimpleNamespace(put=self.told.append)
+        bounds = () if bound is None else (bound,)
+        self.executors = Executors(spark, plan, self.look, inbox, bounds, lambda: set(room))
+
+    def put(self, *slots: tuple[str, str, str]) -> None:
+        self.slots = [
+            SlotView(place, 100 + place, executor, 1, tuple(runs), tuple(keeps))
+            for place, (executor, runs, keeps) in enumerate(slots)
+        ]
+
+    def look(self) -> Any:
+        return SimpleNamespace(
+            slots=self.slots, tasks=[SimpleNamespace(phase=self.phase) for _ in "abc"]
+        )
+
+    def told_by(self, now_s: float) -> list[Any]:
+        self.executors.look_who_is_crowded(now_s)
+        return self.told
+
+
 def test_each_decommissioned_executor_is_told_once():
-    going = {"2"}
+    watch = Watched(("1", "a", ""), ("2", "b", ""))
+    watch.going.add("2")
+    for _ in range(2):
+        watch.executors.look_who_leaves()
+    assert watch.told == [Leaving("2", ends=True)]
+    watch.going.add("1")
+    watch.executors.look_who_leaves()
+    assert watch.told == [Leaving("2", ends=True), Leaving("1", ends=True)]
 
-    def state(executor: str) -> Any:
-        return SimpleNamespace(isDefined=lambda: executor in going)
 
-    scheduler = SimpleNamespace(getExecutorDecommissionState=state)
-    context = SimpleNamespace(taskScheduler=lambda: scheduler)
-    spark = SimpleNamespace(
-        sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: context), master="yarn")
-    )
-    told: list[Any] = []
-    inbox: Any = SimpleNamespace(put=told.append)
-    watch = Decommissions(spark, lambda: {"1", "2"}, inbox)
-    watch.look()
-    watch.look()
-    assert told == [Leaving("2", ends=True)]
-    going.add("1")
-    watch.look()
-    assert told == [Leaving("2", ends=True), Leaving("1", ends=True)]
+CROWDED = (("1", "a", ""), ("1", "", "ab"), ("1", "", "c"), ("2", "b", ""), ("2", "c", ""))
+
+
+def test_a_cell_makes_room_for_the_standbys_of_others():
+    watch = Watched(*CROWDED)
+    assert not watch.told_by(10.0)
+    assert not watch.told_by(10.0 + SETTLED_S / 2)
+    assert watch.told_by(10.0 + SETTLED_S) == [MoveAsked(2)]
+    assert len(watch.told_by(9.0 + SETTLED_S + AGAIN_S)) == 1  # it may have to wait for its calls
+    assert len(watch.told_by(11.0 + SETTLED_S + AGAIN_S)) == 2
+    watch.put(("1", "a", ""), ("1", "c", ""), ("1", "", "b"), ("2", "b", ""), ("2", "", "ac"))
+    assert len(watch.told_by(1000.0)) == len(watch.told_by(2000.0)) == 2
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        (("1", "a", ""), ("1", "", "abc"), ("2", "b", ""), ("2", "c", "")),  # the only free slot
+        (("1", "a", ""), ("1", "", "ab"), ("2", "", "c"), ("2", "b", ""), ("2", "c", "")),
+        (("1", "", "abc"), ("1", "", ""), ("2", "a", ""), ("2", "b", ""), ("2", "c", "")),
+        (("1", "a", ""), ("1", "", "ab"), ("1", "", "c"), ("2", "b", "")),  # one has no slot
+    ],
+)
+def test_no_cell_moves_if_that_helps_nobody(slots):
+    watch = Watched(*slots)
+    assert not watch.told_by(10.0)
+    assert not watch.told_by(1000.0)
+
+
+def test_while_a_task_recovers_no_cell_moves():
+    watch = Watched(*CROWDED)
+    watch.told_by(10.0)
+    watch.phase = "replaying"
+    watch.told_by(10.0 + SETTLED_S)
+    watch.phase = "live"
+    assert not watch.told_by(11.0 + SETTLED_S)
+    assert watch.told_by(11.0 + 2 * SETTLED_S) == [MoveAsked(2)]
+
+
+def test_slots_bound_to_a_task_are_left_where_they_are():
+    assert not Watched(*CROWDED, bound=2).told_by(10.0)
+    watch = Watched(*CROWDED, bound=2)  # its standby's slot is no slot for others
+    watch.told_by(10.0)
+    assert not watch.told_by(1000.0)
+
+
+def test_if_all_are_on_one_executor_a_free_slot_is_started_anew():
+    here = (("1", "a", ""), ("1", "b", ""), ("1", "c", ""), ("1", "", "abc"), ("1", "", ""))
+    alone = Watched(*here, room="1")
+    alone.told_by(10.0)
+    assert not alone.told_by(1000.0)
+    watch = Watched(*here, room="12")
+    watch.told_by(10.0)
+    assert watch.told_by(10.0 + SETTLED_S) == [RenewalAsked(104)]
+    for second in range(20, 100):  # Spark puts it where it was, each time
+        watch.told_by(float(second))
+    assert watch.told == [RenewalAsked(104)] * RENEWALS_MAX

@@ -8,6 +8,7 @@ import pytest
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.determinants import Source, encode_record
 from clonos.core.life import Phase
 from clonos.core.messages import Dependency, Item, Kind, Run
@@ -190,3 +191,39 @@ def test_a_marker_is_aligned_with_when_its_step_ends():
     attempt(job)
     sealed = [a for a in task.end() if isinstance(a, ev.StoreLayer)]
     assert [a.layer.ins[TO_MIDDLE][0] for a in sealed] == [1]
+
+
+class Paying(Asking):
+    """Asks a call with this name, whatever comes."""
+
+    makes_calls = True
+    is_full = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None)
+        self.name = name
+
+    def open_calls(self) -> dict[CallId, Request]:
+        return {}
+
+    def on_batches(self, step: Any, *_: Any) -> None:
+        step.ask(CallId(0, 1), Request(None, (), 7, self.name))
+
+    def on_outcomes(self, *_: Any) -> None:
+        """The row goes on."""
+
+
+@pytest.mark.parametrize("name", ["", "pay"])
+def test_what_leads_to_an_effect_and_an_answer_leave_at_once(name):
+    task = middle(Paying(name))
+    give(task, batch(1))
+    made = [a.calls for a in task.step() or () if isinstance(a, ev.MakeCalls)]
+    assert len(made) == (0 if name else 1), "of an effect nobody hears before its log is safe"
+    assert task.is_urgent == bool(name)
+    task.flush()
+    assert not task.is_urgent
+    task.handle(ev.CallsOver((Outcome(0, 1, 7, ok=True, answer=b""),)))
+    task.step()
+    assert task.is_urgent
+    task.flush()
+    assert not task.is_urgent

@@ -67,6 +67,9 @@ class Outputs:
     def take(self, output: Any) -> None:
         raise AssertionError("groups are let out by the driver")
 
+    def begin_flush(self) -> None:
+        raise AssertionError("whoever is told that the end is near does that")
+
     def flush(self) -> ClonosError | None:
         self.tries += 1
         if self.error is None:

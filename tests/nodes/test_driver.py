@@ -79,7 +79,7 @@ class World:
         self.is_slow = self.is_broken = False
         self.in_the_way: ClonosError | None = None
         self.nbytes = 0  # of the journal, and of outputs without a file
-        self.rotations = 0
+        self.rotations = self.begun = 0
         self.outputs: list[Deliver] = []
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
@@ -132,6 +132,9 @@ class World:
     # outputs
     def take(self, output: Deliver) -> None:
         self.outputs.append(output)
+
+    def begin_flush(self) -> None:
+        self.begun += 1
 
     def flush(self) -> ClonosError | None:
         return self.in_the_way
@@ -398,6 +401,13 @@ def throttled(link: Link) -> bool:
     """Whether the source was told to wait."""
     commands = [told.command for told in link.sent if isinstance(told, msg.ToTask)]
     return msg.Throttle(closed=True) in commands
+
+
+def test_a_driver_that_will_end_soon_begins_to_put_outputs_into_files(world):
+    world.begin()
+    world.turn(events.EndIsNear())
+    assert world.begun == 1
+    assert world.node.phase is Phase.RUNNING
 
 
 def test_a_job_settles_before_it_ends(world):

@@ -212,7 +212,7 @@ def test_an_error_is_raised_again_as_it_was(mine):
 def test_without_a_checkpoint(tmp_path):
     job = clonos.Job("job")
     job.source(clonos.sources.from_batches([[(1,)]], "n long")).sink(clonos.sinks.collect())
-    with pytest.raises(NothingToReplay, match="nobody says where"):
+    with pytest.raises(NothingToReplay, match="has no checkpoint_dir"):
         Replay(job)
     with pytest.raises(NothingToReplay, match="there is no journal"):
         Replay(job, str(tmp_path))

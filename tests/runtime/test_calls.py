@@ -10,9 +10,11 @@ import time
 
 import pytest
 
+from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import CallError, WrongLength
-from clonos.operators.service import Service
+from clonos.operators.effects import effect
+from clonos.operators.service import Service, policy_of
 from clonos.runtime import call_threads
 from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
 from clonos.runtime.calls import CallRunner
@@ -130,6 +132,24 @@ def test_where_a_coroutine_was_when_its_time_was_over_is_said(slot):
     assert "await asyncio.sleep(LIMIT_S)" in trace
     assert "TimeoutError: no answer within 0.05 s" in trace
     assert "runtime/calls.py" not in trace
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout tells what it ended")
+@pytest.mark.parametrize("key", ["", "key7"])
+def test_where_a_thread_is_when_its_time_is_over_is_said(slot, key):
+    may_end = threading.Event()
+
+    def ask():
+        may_end.wait(LIMIT_S)
+
+    made = effect(ask, check_for="50 ms") if key else ask
+    asked = policy_of(made, "ask", in_flight=9, timeout="50 ms", backoff=("1 ms", "2 ms"))
+    slot.runner.make(LIFE, [(CallId(2, 1), Request(asked, (), 1, key))])
+    trace = slot.outcomes(1)[0].trace
+    may_end.set()
+    assert "Your code, which goes on:" in trace
+    assert "may_end.wait(LIMIT_S)" in trace
+    assert "runtime/call_threads.py" not in trace
 
 
 def test_a_timeout_of_the_users_own(slot):

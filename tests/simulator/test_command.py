@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from clonos import named
+from clonos.cli import main
 from clonos.simulator import command
 from clonos.simulator.runs.seeds import simulate
+from tests.simulator import users_jobs
 
 
 def test_an_interrupted_run_says_how_far_it_came(monkeypatch, capsys):
@@ -13,3 +20,52 @@ def test_an_interrupted_run_says_how_far_it_came(monkeypatch, capsys):
     monkeypatch.setattr(command, "simulate", until_the_third)
     assert command.main(100) == 130
     assert "2 seeds in" in capsys.readouterr().out
+
+
+def refused(capsys, *words):
+    """What a command says that does not accept its arguments."""
+    code: Any
+    try:
+        code = main(words)
+    except SystemExit as end:  # argparse
+        code = end.code
+    assert code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seeds", "-1"), "argument --seeds: '-1' is not a whole number of at least 1"),
+        (("--seeds", "0"), "argument --seeds: '0' is not a whole number of at least 1"),
+        (("--seeds", "many"), "argument --seeds: 'many' is not a whole number of at least 1"),
+        (("--seed", "-1"), "argument --seed: '-1' is not a whole number of at least 0"),
+        (("--seconds", "-1"), "argument --seconds: '-1' is not a number above 0"),
+        (("--jobs", "0"), "argument --jobs: '0' is not a whole number of at least 1"),
+        (("--trace",), "--trace without --seed. To do: give both"),
+        (("--write", "seeds.json"), "--write without --mutations. To do: give both"),
+        (("--rows", "x.csv", "--same-rows"), "--rows, --same-rows without a job. To do: name it"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, words, said):
+    assert said in refused(capsys, "sim", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seeds", "0"), "argument --seeds: '0' is not a whole number of at least 1"),
+        (("--loops", "--jobs", "2"), "--loops, --jobs is for random jobs only"),
+        (("--faults", ""), "no fault is called ''. To do: there are"),
+        (("--write-test", "none/test.py"), "--write-test none/test.py: there is no such folder"),
+        (("--answers", "none/a.jsonl"), "recorded answers cannot be kept in none/a.jsonl"),
+        (("--answers", "broken.jsonl"), "broken.jsonl is not a file of recorded answers"),
+    ],
+)
+def test_what_makes_no_sense_for_a_users_job_is_refused(capsys, monkeypatch, tmp_path, words, said):
+    (tmp_path / "broken.jsonl").write_text('{"function": 1}\n')
+    (tmp_path / "rows.jsonl").write_text('{"user": "ann", "cents": 3}\n')
+    monkeypatch.chdir(tmp_path)
+    name = "tests.simulator.users_jobs:totals"
+    monkeypatch.setattr(named, "import_module", lambda _: users_jobs)
+    assert said in refused(capsys, "sim", name, "--rows", "rows.jsonl", *words)

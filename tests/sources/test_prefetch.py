@@ -129,6 +129,26 @@ def test_a_replay_reads_a_few_small_cuts_ahead_only():
     assert AHEAD_BATCHES <= source.most_held <= AHEAD_BATCHES + 1
 
 
+def test_a_reader_that_is_ahead_is_woken_when_half_is_used_up(monkeypatch):
+    """Before, for each batch: two threads that take turns wait for a busy machine each time."""
+    fed = Fed(LongReader(row_bytes=1))
+    fed.prefetch.advance(0)
+    fed.prefetch.ask([(1, b"")] * 3 * AHEAD_BATCHES)
+    for _ in range(AHEAD_BATCHES):
+        fed.woken.get(timeout=5)
+    notify, notified = fed.prefetch._changed.notify, list[None]()
+    waking = lambda *n: notify(*n) if n else notified.append(notify())  # noqa: E731
+    monkeypatch.setattr(fed.prefetch._changed, "notify", waking)
+    for _ in range(AHEAD_BATCHES // 2):
+        assert fed.prefetch.taken() is not None
+    assert not notified
+    assert fed.prefetch.taken() is not None
+    assert len(notified) == 1
+    for _ in range(AHEAD_BATCHES // 2 + 1):
+        fed.woken.get(timeout=5)
+    fed.prefetch.close()
+
+
 def test_what_reading_raises_reaches_the_task():
     fed = Fed(reader(2))
     fed.prefetch.advance(5)

@@ -90,3 +90,12 @@ def test_executors_of_other_profiles_do_not_count():
     resources = made()
     executors = [Executor(2, 2, 1), Executor(8, 8, 5, profile=7)]
     assert room(resources, executors, (1, "1")) == (2, 1)
+
+
+def test_which_executors_have_room_for_a_slot():
+    resources, driver, other = made(), Executor(0, 0, 0), Executor(8, 8, 5, profile=7)
+    few = [driver, Executor(2, 2, 1), Executor(2, 2, 2), other]
+    assert [resources.fits(each) for each in few] == [False, True, False, False]
+    large = made(profile(2), spark_task_cpus="1")
+    few = [driver, Executor(4, 4, 1), Executor(4, 4, 2), other]
+    assert [large.fits(each) for each in few] == [False, True, False, False]

@@ -264,3 +264,31 @@ def test_speculation_by_duration_is_refused(
 def test_spark_connect_is_refused_with_a_word() -> None:
     with pytest.raises(SparkSetup, match=r"Spark Connect.*clonos\.causal works"):
         require_driver(object())
+
+
+def test_a_query_goes_on_whoever_has_written_its_checkpoint(spark, tmp_path):
+    """In our sessions that is another class than in others: the files are the same."""
+    key = "spark.sql.streaming.checkpointFileManagerClass"
+    ours = spark.conf.get(key)
+    assert ours.endswith(".FileSystemBasedCheckpointFileManager")
+    usual = ours.replace("FileSystemBased", "FileContextBased")
+    (tmp_path / "in").mkdir()
+    seen: list[list[str]] = []
+
+    def take(frame: Any, _: int) -> None:
+        seen.append([row.value for row in frame.collect()])
+
+    lines = spark.readStream.schema("value string").text(str(tmp_path / "in"))
+    writer = lines.writeStream.foreachBatch(take).trigger(availableNow=True)
+    try:
+        for number, manager in enumerate((usual, ours, usual)):
+            spark.conf.set(key, manager)
+            (tmp_path / "in" / str(number)).write_text(str(number))
+            assert (
+                writer.option("checkpointLocation", str(tmp_path / "q"))
+                .start()
+                .awaitTermination(60)
+            )
+    finally:
+        spark.conf.set(key, ours)
+    assert seen == [["0"], ["1"], ["2"]]

@@ -24,7 +24,7 @@ from clonos.core.layer import (
 from clonos.core.messages import Credit, Dependency, Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
-from clonos.storage.files import UnusableStore
+from clonos.storage.files import LocalFiles, UnusableStore
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 
@@ -50,6 +50,22 @@ layers = st.builds(
     source_ended=st.booleans(),
     delta=st.binary(max_size=200),
 )
+
+
+def test_the_folders_around_a_store_are_made_durable_once(tmp_path, monkeypatch):
+    """Before, for the first layer of each task, which all the pause of a switch waited for."""
+    synced: list[str] = []
+    monkeypatch.setattr(LocalFiles, "sync_folder", lambda _, path: synced.append(path))
+    store = LayerStore(tmp_path / "store")
+    store.put("1/a", b"state")
+    assert str(tmp_path) in synced
+    synced.clear()
+    store.put("2/a", b"state")
+    assert synced == [str(tmp_path / "store"), str(tmp_path / "store" / "2")]
+    store.make_room(["3/a"])
+    synced.clear()
+    store.put("3/a", b"state")
+    assert synced == [str(tmp_path / "store" / "3")]
 
 
 def test_keys_in_uris_are_nobodys_business(tmp_path):

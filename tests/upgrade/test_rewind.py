@@ -81,7 +81,7 @@ def job() -> clonos.Job:
 
 
 def test_where_nothing_was_nobody_goes_back(tmp_path):
-    with pytest.raises(NothingToReplay, match="nobody says where"):
+    with pytest.raises(NothingToReplay, match="has no checkpoint_dir"):
         job().rewind(at="oldest")
     with pytest.raises(NothingToReplay, match="ever been started"):
         job().rewind(at="oldest", checkpoint_dir=str(tmp_path / "none"))

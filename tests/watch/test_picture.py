@@ -86,6 +86,28 @@ def test_what_calls_have_cost_is_shown_where_there_were_any():
     assert "7,103 calls answered, cost: score 14.20" in out.getvalue()
 
 
+def test_the_past_and_what_is_tried_on_it_are_shown():
+    job = jobs.recovering()
+    assert "points of its past" not in picture(job)
+    assert "Branches" not in picture(job)
+    assert "past since" not in written(job)
+    job["past"] = {"points": 37, "since": "1999-05-04T08:00:12.000+00:00", "nbytes": 310_700}
+    said = ["8 steps followed", NASTY]
+    job["trials"] = [
+        {"what": f"canary of {NASTY}", "is_running": True, "said": said},
+        {"what": "branch of score", "is_running": False, "said": []},
+    ]
+    tags = Tags(picture(job))
+    assert "script" not in tags.seen
+    for shown in ("37", "points of its past", "8 steps followed", NASTY, "runs", "is over"):
+        assert shown in tags.texts, shown
+    assert any(text.startswith("since 1999-05-0") for text in tags.texts)
+    lines = written(job)
+    assert "past since 1999-05-0" in lines
+    assert f"canary of {NASTY} runs" in lines
+    assert "branch of score is over" in lines
+
+
 def test_parts_of_a_recovery_add_up():
     finished, *_, going_on = jobs.recovering()["recoveries"]
     assert finished["is_over"]

@@ -155,3 +155,9 @@ def test_the_command_follows_a_job_to_its_end(tmp_path, capsys, monkeypatch):
     assert main(["watch", str(tmp_path)]) == 0
     assert "the job has ended" in capsys.readouterr().out
     shown.close()
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1/x", "http://driver:1/x"])
+def test_a_url_that_is_no_page_of_a_job_is_refused(capsys, url):
+    assert main(["watch", url]) == 2
+    assert f"http://{HOST}:PORT/..., but this URL is not" in capsys.readouterr().err

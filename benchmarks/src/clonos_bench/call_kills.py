@@ -149,8 +149,10 @@ def _kind(arguments: argparse.Namespace, made: Callable[[str, float], Any]) -> F
             outs = call_jobs.Outs()
             started.consumers.watch(outs.delivered)
             blows: list[Blow] = []
-            for _ in range(arguments.kills):
-                blows.append(_strike(started, watch, folder, arguments.open, blows))
+            for n in range(arguments.kills):
+                # Calls that were asked together are answered together: not always between them.
+                pause_s = call_s * (1 + (n + 0.5) / arguments.kills)
+                blows.append(_strike(started, watch, folder, arguments.open, blows, pause_s))
             run.until(started, watch, lambda: run.all_live(started), FILL_S, "all is live")
             time.sleep(call_s)
             schedule.stop.touch()
@@ -167,8 +169,15 @@ def _kind(arguments: argparse.Namespace, made: Callable[[str, float], Any]) -> F
         return found
 
 
-def _strike(job: RunningJob, watch: Watch, folder: str, wanted: int, before: list[Blow]) -> Blow:
-    """Kill all processes that ask, as soon as others do than before and enough calls are open."""
+def _strike(
+    job: RunningJob,
+    watch: Watch,
+    folder: str,
+    wanted: int,
+    before: list[Blow],
+    pause_s: float,
+) -> Blow:
+    """Kill all processes that ask, so long after others do and enough calls are open."""
     tasks = [task.name for task in job.plan.tasks if not task.is_source]
 
     def pids() -> tuple[int, ...]:
@@ -181,6 +190,7 @@ def _strike(job: RunningJob, watch: Watch, folder: str, wanted: int, before: lis
         return len(_open(call_jobs.events(folder), now)) >= wanted
 
     run.until(job, watch, full, FILL_S, f"{wanted} calls are open")
+    time.sleep(pause_s)
     victims = pids()
     kill_workers(job, tasks)
     return time.time(), victims

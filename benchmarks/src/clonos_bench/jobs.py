@@ -26,6 +26,8 @@ _PIECE_ROWS: Final = 1024
 _NAP_S: Final = 0.01
 _NEVER_MS: Final = 4_000_000_000_000
 _MOMENT_MS: Final = 20
+_LOOK_S: Final = 0.05
+"""How often the source looks whether it shall stop."""
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -76,7 +78,9 @@ class PacedReader(BaseReader):
             return None
         first, rate = self._number(self._next) - self._schedule.at_once, self._schedule.rate
         # A batch that is worth its cost, but not older than the job lets it become.
-        time.sleep(max(0.0, min(self._began_s + first / rate - time.time(), 0.05, max_wait_s)))
+        more = int(max_wait_s * rate / self._parallelism) * self._parallelism
+        full_s = self._began_s + (first + more) / rate
+        time.sleep(max(0.0, min(full_s - time.time(), _LOOK_S)))
         due = 1 + int((time.time() - self._began_s) * rate) - first
         due = -(-due // self._parallelism)  # of these rows, one in so many is ours
         return self.read_exactly(min(due, wanted, _PIECE_ROWS)) if due > 0 else None

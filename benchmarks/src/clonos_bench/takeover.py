@@ -33,6 +33,9 @@ QUIET_S: Final = 3.0
 WAIT_S: Final = 180.0
 GROUPS: Final = 500
 TAKEOVER: Final = Aim(2.0)
+TAKEOVER_OBJECTS: Final = Aim(20.0)
+"""A store of objects knows nothing of connections: only the lease says that a driver is gone."""
+DISK, POSTGRES, OBJECTS = STORES = ("disk", "PostgreSQL", "objects")
 _STANDBY, _AGAIN = "a standby driver", "the same command again"
 
 
@@ -43,31 +46,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--markdown", action="store_true", help="print tables as Markdown")
     add("--dsn", default="", help="a server; without it one is started in a folder of its own")
     add("--rounds", type=int, default=5, help="kills of each kind")
+    add("--stores", nargs="+", choices=STORES, default=list(STORES), help="where the journal is")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Kill drivers in turn, with the journal on the disk and in a database; then time commits."""
+    """Kill drivers in turn, with the journal in each of its stores; then time commits."""
     columns = ["seconds from the kill to ...", "kills", "min", "median", "max", "aim"]
     report = Report("takeover", "A driver is killed", columns)
     with contextlib.ExitStack() as stack:
         dsn = arguments.dsn or stack.enter_context(server())
         taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        journals = {DISK: "", POSTGRES: dsn, OBJECTS: OBJECTS}
         for _ in range(arguments.rounds):
-            for journal in ("", dsn):
+            for where in arguments.stores:
                 for who in (_STANDBY, _AGAIN):
-                    key = (who, "PostgreSQL" if journal else "disk")
-                    taken.setdefault(key, []).append(
-                        kill_driver(journal, is_standby=who == _STANDBY)
-                    )
-        for (who, where), times in taken.items():
-            lives, rows = zip(*times, strict=True)
+                    times = kill_driver(journals[where], is_standby=who == _STANDBY)
+                    taken.setdefault((who, where), []).append(times)
+        for (who, where), all_times in taken.items():
+            lives, rows = zip(*all_times, strict=True)
             for what, values in (("all tasks live", lives), ("new output", rows)):
                 three = min(values), summarize(values).p50, max(values)
+                aim = TAKEOVER_OBJECTS if where == OBJECTS else TAKEOVER
                 report.add(
                     f"{what}: {who}, journal on {where}",
                     str(len(values)),
                     *(f"{x:.2f}" for x in three),
-                    f"{TAKEOVER}: {TAKEOVER.judge(three[1])}" if who == _STANDBY else "",
+                    f"{aim}: {aim.judge(three[1])}" if who == _STANDBY else "",
                 )
         report.data = {f"{who}, {where}": times for (who, where), times in taken.items()}
         report.parts = [_commits(dsn)]
@@ -173,6 +177,8 @@ def kill_driver(journal: str, *, is_standby: bool) -> tuple[float, float]:
     """Kill the driver; return seconds until all tasks live again, and until there is new output."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clonos-bench-")))
+        if journal == OBJECTS:
+            journal = (folder / "journals").as_uri()
         first = stack.enter_context(_driver(folder, journal, "first"))
         first.moment("row", 0)
         if is_standby:

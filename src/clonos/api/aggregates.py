@@ -18,7 +18,16 @@ def count(column: str | None = None) -> Aggregate:
 
 def sum(column: str) -> Aggregate:  # noqa: A001 - as in PySpark's functions
     """The sum of a numeric column: a bigint for integers, a double for floats, and for decimals a
-    decimal with ten more digits. A sum that does not fit fails the job, as in Spark's ANSI mode."""
+    decimal with ten more digits. A sum that does not fit fails the job, as in Spark's ANSI mode.
+
+    Examples
+    --------
+    >>> import clonos
+    >>> paid = clonos.Job().source(clonos.sources.from_batches([], "user string, cents long"))
+    >>> day = paid.key_by("user").window(clonos.tumbling("1 day"))
+    >>> day.agg(total=clonos.sum("cents"), n=clonos.count()).schema.names
+    ['user', 'window_start', 'window_end', 'total', 'n']
+    """
     return Aggregate("sum", column)
 
 

@@ -12,6 +12,8 @@ from clonos.api.settings import (
     MORE_ROOM,
     SAID_RARELY,
     depth_of,
+    flag_of,
+    folder_of,
     keep_of,
     limit_of,
     name_of,
@@ -175,7 +177,7 @@ class Job:
         require_needed(log, guarantee, on_orphan, history)
         one_of("inflight", inflight, "spill", "memory")
         one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
-        self.name = name
+        self.name = name_of("name", name)
         self.parallelism = number_of("parallelism", parallelism, 1)
         self._frames: dict[Stream, str] = {}  # streams that were made DataFrames, and their sinks
         self._graph = LogicalGraph(
@@ -188,7 +190,7 @@ class Job:
                 standbys=number_of("standbys", standbys, 0),
                 checkpoints=checkpoints,
                 checkpoint_interval_ms=parse_duration(checkpoint_interval),
-                checkpoint_dir=checkpoint_dir,
+                checkpoint_dir=folder_of("checkpoint_dir", checkpoint_dir),
                 guarantee=guarantee,
                 on_orphan=on_orphan,
                 lineage=None if lineage is None else name_of("lineage", lineage),
@@ -196,13 +198,13 @@ class Job:
                 inflight=inflight,
                 inflight_bytes=size_of("inflight_bytes", inflight_bytes, SAID_RARELY),
                 log_bytes=size_of("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
-                speculation=speculation,
+                speculation=flag_of("speculation", speculation),
                 log=log,
                 state_memory=size_of("state_memory", state_memory, MORE_ROOM),
                 bundle_bytes=limit_of("bundle_bytes", bundle_bytes),
                 bundle_redact=bundle_redact,
                 persistence=persistence,
-                local_dir=local_dir,
+                local_dir=folder_of("local_dir", local_dir),
             ),
         )
 
@@ -399,6 +401,8 @@ class Job:
 
         Raises
         ------
+        WrongType
+            An option is unknown, or has a wrong value.
         NotInSpark
             With "spark": Spark has no plan for an operation that gives the rows that tasks give.
         """
@@ -447,7 +451,8 @@ class Job:
             return run_plans(self._graph, self.plans(spark))
         from clonos.cluster.driver import run_job
 
-        return run_job(self.compile(), spark, timeout_s=timeout_s, **for_tasks(options))
+        how = for_tasks(options, timeout_s)
+        return run_job(self.compile(), spark, timeout_s=timeout_s, **how)
 
     def explain(self, spark: Any = None) -> str:
         """Where each operation runs: in tasks and as Spark's plan, or why it has no plan.

@@ -217,11 +217,36 @@ class KeyedStream(Stream):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Run your own logic, with state and timers per key; see :class:`clonos.Process`.
+        """Run your own logic, with state and timers per key.
 
-        ``in_flight``: how many calls of its services may be open in a task; calls beyond that
-        wait, and so does the task's input. ``effects``: some of its services are effects
-        (:func:`clonos.effect`).
+        Parameters
+        ----------
+        process
+            An object of a class of yours, derived from :class:`clonos.Process`.
+        schema
+            The columns of the rows that it gives out.
+        in_flight
+            How many calls of its services may be open in a task; calls beyond that wait, and so
+            does the task's input.
+        effects
+            Whether some of its services are effects (:func:`clonos.effect`).
+
+        Examples
+        --------
+        >>> import clonos
+        >>> class Total(clonos.Process):
+        ...     def on_row(self, row, ctx):
+        ...         total = ctx.state("total", "long")
+        ...         total.set(total.get(0) + row.cents)
+        ...         yield row.user, total.get()
+        >>> job = clonos.Job()
+        >>> batches = [[("ann", 3), ("bob", 1), ("ann", 4)]]
+        >>> paid = job.source(clonos.sources.from_batches(batches, "user string, cents long"))
+        >>> totals = paid.key_by("user").process(Total(), "user string, total long")
+        >>> totals.sink(clonos.sinks.collect(), name="out")
+        >>> from clonos.testing import InMemoryRun
+        >>> InMemoryRun(job.compile()).run()["out"].column("total").to_pylist()
+        [3, 1, 7]
         """
         if not isinstance(process, Process):
             raise WrongType(

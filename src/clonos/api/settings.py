@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from clonos.columns.durations import parse_duration
@@ -145,6 +146,22 @@ def name_of(name: str, value: Any) -> str:
     """A text that is not empty."""
     if not (isinstance(value, str) and value):
         raise WrongType(f"{name}={value!r}", remedy="give a text that is not empty")
+    return value
+
+
+def folder_of(name: str, value: Any) -> str | None:
+    """A folder or a URI, if there is one."""
+    if value is None:
+        return None
+    if not (isinstance(value, str | Path) and str(value)):
+        raise WrongType(f"{name}={value!r}", remedy="give a folder or a URI, or leave it out")
+    return str(value)
+
+
+def flag_of(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise WrongType(f"{name}={value!r}", remedy="give True or False")
     return value
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
+from clonos.api.settings import number_of, one_of
 from clonos.errors import WrongType
 
 if TYPE_CHECKING:
@@ -47,25 +49,90 @@ class StartOptions(TypedDict, total=False):
 
 TRIGGERS: Final = ("processing_time", "available_now")
 """Of streaming queries."""
+FLAGS: Final = ("standby", "sole_driver", "upgrade")
+DURABILITIES: Final = ("fsync", "process")
+PORT_MAX: Final = 65_535
 
 
-def for_tasks(options: StartOptions) -> dict[str, Any]:
-    """Raise `WrongType` if there is one that only Spark's queries have."""
-    return _require(
+def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str, Any]:
+    """What tasks are started with.
+
+    Raises
+    ------
+    WrongType
+        There is no such option, only Spark's queries have it, or it has a wrong value.
+    """
+    _require_known(options)
+    given = _require(
         options, [name for name in options if name in TRIGGERS], "tasks have no triggers"
     )
+    for name, value in given.items():
+        _require_value(name, value)
+    if timeout_s is not None:
+        _require_seconds("timeout_s", timeout_s, above=False)
+    return given
 
 
 def for_queries(options: StartOptions) -> dict[str, Any]:
-    """Raise `WrongType` if there is one that only tasks have."""
+    """Raise `WrongType` if there is one that is unknown, or that only tasks have."""
+    _require_known(options)
     others = [name for name in options if name not in TRIGGERS]
     return _require(options, others, 'leave it out: with execution="spark" Spark runs the job')
 
 
 def require_no_options(options: StartOptions, timeout_s: float | None) -> None:
     """Raise `WrongType`, unless there are none: a batch plan takes none."""
+    _require_known(options)
     wrong = [*options, *(["timeout_s"] if timeout_s is not None else [])]
     _require(options, wrong, 'leave it out: with execution="spark" Spark runs the job')
+
+
+def _require_seconds(name: str, value: Any, *, above: bool = True) -> None:
+    """Raise `WrongType` unless it is a number above 0, or at least 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value > 0 if above else value >= 0):
+        limit = "above 0" if above else "that is not negative"
+        raise WrongType(f"{name}={value!r}", where="start", remedy=f"give a number {limit}")
+
+
+def _require_known(options: StartOptions) -> None:
+    known = StartOptions.__annotations__
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise WrongType(f"there is no option {name!r}", where="start", remedy=hint)
+
+
+def _require_value(name: str, value: Any) -> None:
+    """See that an option of tasks may have this value."""
+    if name == "batch_rows_max":
+        number_of(name, value, 1)
+    elif name == "standby_slots" and value is not None:
+        number_of(name, value, 0)
+    elif name == "ui_port" and value is not None:
+        number_of(name, value, 0, PORT_MAX)
+    elif name == "linger_ms":
+        _require_seconds(name, value, above=False)
+    elif name in {"silence_s", "answer_s", "progress_s"}:
+        _require_seconds(name, value)
+    elif name == "durability":
+        one_of(name, value, *DURABILITIES)
+    elif name in FLAGS or (name == "tls" and value is not None):
+        _require_that(isinstance(value, bool), name, value, "give True or False")
+    elif name == "journal" and value is not None:
+        _require_that(isinstance(value, str | Path), name, value, "give a folder or a URI")
+    elif name == "drop_state":
+        is_list = isinstance(value, Collection) and not isinstance(value, str)
+        _require_that(is_list, name, value, "give a list of operators' names")
+    elif name == "listeners":
+        is_list = isinstance(value, Sequence) and all(hasattr(v, "on_progress") for v in value)
+        _require_that(is_list, name, value, "give a list of clonos.Listener objects")
+
+
+def _require_that(is_right: bool, name: str, value: Any, remedy: str) -> None:
+    if not is_right:
+        raise WrongType(f"{name}={value!r}", where="start", remedy=remedy)
 
 
 def _require(options: StartOptions, wrong: list[str], remedy: str) -> dict[str, Any]:

@@ -56,7 +56,27 @@ class Stream(FrameOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(row)`` returns one row: a tuple, a dict, or the value of the only column."""
+        """Make one row of each row.
+
+        Parameters
+        ----------
+        fn
+            ``fn(row)`` or ``fn(row, ctx)`` returns a tuple, a dict, or the value of the one column.
+        schema
+            The columns that it returns, as in PySpark: ``"word string, n long"``.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> from clonos.testing import InMemoryRun
+        >>> job = clonos.Job()
+        >>> words = job.source(clonos.sources.from_batches([[("to",), ("be",)]], "word string"))
+        >>> words.map(lambda row: (row.word, len(row.word)), "word string, n int").sink(
+        ...     clonos.sinks.collect(), name="out"
+        ... )
+        >>> InMemoryRun(job.compile()).run()["out"].to_pylist()
+        [{'word': 'to', 'n': 2}, {'word': 'be', 'n': 2}]
+        """
         takes_context(fn, name or "map")
         parsed = parse_schema(schema)
         operation = op.Map(fn, parsed, deterministic)
@@ -71,7 +91,22 @@ class Stream(FrameOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(row)`` returns an iterable of rows, or None."""
+        """Make any number of rows of each row.
+
+        Parameters
+        ----------
+        fn
+            ``fn(row)`` or ``fn(row, ctx)`` returns an iterable of rows as for :meth:`map`, or None.
+        schema
+            The columns of these rows.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> lines = clonos.Job().source(clonos.sources.from_batches([], "value string"))
+        >>> lines.flat_map(lambda row: row.value.split(), "word string").schema.names
+        ['word']
+        """
         takes_context(fn, name or "flat_map")
         parsed = parse_schema(schema)
         operation = op.FlatMap(fn, parsed, deterministic)
@@ -271,9 +306,22 @@ class Stream(FrameOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(batch)`` takes an Arrow batch and returns an Arrow batch or table, or None.
+        """Make Arrow batches of Arrow batches.
 
-        Without `schema`, the result has the columns of this stream.
+        Parameters
+        ----------
+        fn
+            ``fn(batch)`` or ``fn(batch, ctx)`` takes a ``pyarrow.RecordBatch`` of any length and
+            returns a batch or table, or None.
+        schema
+            The columns that it returns; by default those of this stream.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> numbers = clonos.Job().source(clonos.sources.from_batches([], "n long"))
+        >>> numbers.map_batches(lambda batch: batch.slice(0, 1)).schema.names
+        ['n']
         """
         takes_context(fn, name or "map_batches")
         parsed = self.schema if schema is None else parse_schema(schema)
@@ -376,7 +424,15 @@ class Stream(FrameOperations):
         return WindowedStream(self, (), window)
 
     def key_by(self, *columns: str) -> KeyedStream:
-        """Bring rows with the same values in `columns` to the same task."""
+        """Bring rows with the same values in `columns` to the same task.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> words = clonos.Job().source(clonos.sources.from_batches([], "word string, n long"))
+        >>> words.key_by("word").keys
+        ('word',)
+        """
         if not columns:
             raise WrongType("key_by without a column", remedy='write key_by("word")')
         require_columns(self.schema, columns, "key_by")
@@ -388,7 +444,15 @@ class Stream(FrameOperations):
     def union(
         self, *others: Stream, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """The rows of this and other streams of the same schema, as they come."""
+        """The rows of this and other streams of the same schema, in the order in which they come.
+
+        Raises
+        ------
+        WrongType
+            The schemas differ.
+        BadGraph
+            The streams are of different jobs.
+        """
         for other in others:
             if other._job is not self._job:  # noqa: SLF001 - of the same class
                 raise BadGraph("streams of different jobs cannot be joined", where=name or "union")
@@ -423,7 +487,10 @@ class Stream(FrameOperations):
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None
     ) -> None:
-        """End the stream in one of ``clonos.sinks``; its tasks are those that make the rows."""
+        """End the stream in one of ``clonos.sinks``; its tasks are those that make the rows.
+
+        `name` is the name of the rows in the job's result: ``result.table(name)``.
+        """
         if not isinstance(sink, SinkSpec):
             raise WrongType(
                 f"{type(sink).__name__} is not a sink",

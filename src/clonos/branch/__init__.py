@@ -1,13 +1,13 @@
-"""What would have happened: changed code on the past of a job.
+"""Branches: what changed code would have done on the past of a job.
 
-A branch begins at a point of the past that a job has kept, and goes from there through all that
-happened, twice: with the job's own code, to find out what it did then, and with changed code, on
-the same rows, in the same order, at the same time. The log answers what the changed code asks,
-where the job has asked the same. Both runs deliver into memory, and their difference is a table.
+A branch begins at a point of a job's history and runs through everything that happened since,
+twice: with the job's own code, to find out what it did then, and with changed code, on the same
+rows, in the same order, at the same time. Where the changed code asks the same question as the job,
+the log answers. Both runs deliver into memory, and their difference is a table.
 
-A branch leaves no trace: it never opens a sink, makes no effect, and writes nothing to the job's
-folders but a pin, which keeps a running job from deleting what is read, and goes when the past has
-been read.
+A branch leaves no trace: it never opens a sink, makes no effect, and writes only a pin to the job's
+folders. The pin keeps a running job from deleting files that are being read; it is deleted when the
+past has been read.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ Outputs = dict[str, list[tuple[int, int, pa.RecordBatch]]]
 
 
 class Branch:
-    """Changed code on the past of a job. :meth:`clonos.Job.branch` makes it, and says what the
-    parameters mean.
+    """Changed code on the past of a job. Made by :meth:`clonos.Job.branch`, which explains the
+    parameters.
 
     Attributes
     ----------
     replaces
-        What was changed, for :meth:`clonos.RunningJob.adopt`.
+        The changes, for :meth:`clonos.RunningJob.adopt`.
     bill
-        Who has answered the questions of the changed code: see :data:`BILL`.
+        How the questions of the changed code were answered: see :data:`BILL`.
     calls, cost
-        Calls that were made, and what they cost.
+        The number of calls made, and their cost.
     used_up_at
-        The first call for which a :class:`Budget` was not enough; empty if it was enough.
+        The first call for which the :class:`Budget` did not suffice; empty if it sufficed.
     error
-        Why the job could not go on, if its past ends with a failure. The branch goes on.
+        The error that ended the job, if its past ends with a failure. The branch goes on.
     failed
-        Why the branch could not, if `keeps_errors`; what it had delivered by then counts. Otherwise
+        The error that ended the branch, if `keeps_errors`; output up to there is valid. Otherwise
         the error is raised.
     """
 
@@ -98,19 +98,19 @@ class Branch:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Names of the sinks; of a past of one task, what it sends to others has their names."""
+        """Names of the sinks. If the past is of a single task: also its receivers."""
         return tuple(self._schemas)
 
     def job_rows(self, sink: str | None = None) -> pa.Table:
-        """What the job has delivered to a sink."""
+        """The rows that the job delivered to a sink."""
         return self._table(self._a, self._named(sink))
 
     def rows(self, sink: str | None = None) -> pa.Table:
-        """What the branch delivers to a sink, by task and in order."""
+        """The rows that the branch delivers to a sink, by task and in order."""
         return self._table(self._b, self._named(sink))
 
     def compare(self, sink: str | None = None, keys: Sequence[str] | None = None) -> Comparison:
-        """The difference between what the job has delivered and what the branch delivers.
+        """The difference between the rows of the job and of the branch.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class Branch:
         return pa.Table.from_batches(batches, schema if not batches else batches[0].schema)
 
     def __str__(self) -> str:
-        """How much is different, and who answered at which cost."""
+        """A summary of the differences, the answers and their cost."""
         lines = []
         for sink in self.sinks:
             difference = self.compare(sink)
@@ -178,7 +178,7 @@ def branch(
 
 
 def _original(past: Past, until: At | Point | None, undo: ExitStack) -> Original:
-    """What happened: a bundle knows, and otherwise the job's own code does it again."""
+    """What happened: read from a bundle, or found out by running the job's own code again."""
     bundle = past.held if isinstance(past.held, Bundle) else None
     if bundle is None or (until is None and not bundle.has_original):
         end = None if until is None else end_of(past, until).positions
@@ -200,9 +200,9 @@ def end_of(past: Past, until: At | Point) -> Point:
     Raises
     ------
     CannotReplace
-        It is before the beginning.
+        The end is before the beginning.
     NothingToReplay
-        There is none.
+        There is no such point.
     """
     end = until if isinstance(until, Point) else find(past.keeper.history, until)
     if any(end.positions[task] < begin for task, begin in past.keeper.positions.items()):
@@ -228,7 +228,7 @@ def _run(
                 output = spec.sender, made.step, made.batch.payload
                 outputs.setdefault(leaves[channel], []).append(output)
         elif spec.receiver in tasks and made.step > original.begins.get(channel, 0):
-            tasks[spec.receiver].take(channel, made)  # else the state has it already
+            tasks[spec.receiver].take(channel, made)  # else the initial state includes it
 
     begin_ms = _begin_ms(original)
     for task in past.tasks:

@@ -1,9 +1,8 @@
-"""Who answers the questions of changed code: the log, a stand-in, the service itself, or nobody.
+"""Answers to the questions of changed code: from the log, a stand-in, the service itself, or none.
 
-A question is answered by the log if the job has asked the same one: the same operator, the same
-function, for the same key, with the same arguments. Of several answers the nearest one counts, by
-step, and each only once, unless the function is said to answer the same question with the same
-answer (``reuse``).
+The log answers a question if the job has asked the same one: the same operator, function, key and
+arguments. Of several answers, the one from the nearest step is used, and each only once, unless the
+function is declared to answer equal questions alike (``reuse``).
 """
 
 from __future__ import annotations
@@ -61,32 +60,31 @@ BILL: Final = pa.schema(
         ("cost", pa.float64()),
     ]
 )
-"""``matched``: answered by the log; ``reused``: by an answer that another question has had, too;
-``stubbed``: by the stand-in; ``live``: by the service itself, which took `ms` and cost `cost` in
-all."""
+"""``matched``: answered by the log; ``reused``: by an answer already given to another question;
+``stubbed``: by the stand-in; ``live``: by the service itself, with total time `ms` and `cost`."""
 
 
 @dataclass
 class _Known:
-    """The answers to one question in one task: by step, and those that nobody has had yet."""
+    """The answers to one question in one task, by step; ``free``: those not used yet."""
 
     all: list[tuple[int, int]] = field(default_factory=list)  # position, index
     free: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Answers:
-    """The answers in the log, and who else may be asked.
+    """The answers in the log, and the other ways to answer.
 
     Parameters
     ----------
     asked
-        What the original has asked.
+        The questions of the original.
     calls, stand_in, ask, reuse, cost
         See :class:`~clonos.branch.Branch`.
     remembers
-        How many questions of the original are remembered that nobody has asked again; None: all.
+        How many questions of the original to remember that were not asked again; None: all.
     in_flight
-        How many calls of a task may be open while it goes on.
+        How many calls of a task may stay open while it goes on.
     """
 
     def __init__(
@@ -112,16 +110,16 @@ class Answers:
         self._lines: dict[tuple[str, str], Line] = defaultdict(Line)
         self._spent = Line()
         self.used_up_at: str = ""
-        """The first call for which the budget was not enough."""
+        """The first call for which the budget did not suffice."""
         self._over: SimpleQueue[CallsOver] = SimpleQueue()
         self._runner: CallRunner | None = None
-        self._open: dict[int, dict[CallId, Question]] = defaultdict(dict)  # as they were asked
+        self._open: dict[int, dict[CallId, Question]] = defaultdict(dict)  # questions of open calls
         self._came: dict[tuple[int, CallId], Outcome] = {}
-        self._n_open = 0  # of services, in all
+        self._n_open = 0  # open calls of services, in total
         self.add(asked)
 
     def add(self, asked: Iterable[Asked]) -> None:
-        """The original has asked more."""
+        """Add questions of the original."""
         for one in asked:
             known, place = self._known[one.question, one.task], (one.position, self._heard)
             self._asked[self._heard] = one
@@ -134,7 +132,7 @@ class Answers:
                     self._forget(*self._in_turn.popleft())
 
     def _forget(self, question: Question, task: int, place: tuple[int, int]) -> None:
-        """Nobody gets this answer any more."""
+        """Forget an answer, so that no question gets it any more."""
         known = self._known[question, task]
         for places in (known.all, known.free):
             at = bisect_left(places, place)
@@ -145,7 +143,7 @@ class Answers:
             del self._known[question, task]
 
     def close(self) -> None:
-        """Let go of connections to services."""
+        """Close connections to services."""
         if self._runner is not None:
             for task in self._open:
                 self._runner.withdraw(task)
@@ -154,14 +152,14 @@ class Answers:
     # --- the log --------------------------------------------------------------------------------
 
     def match(self, question: Question, task: int, position: int) -> Asked | None:
-        """The log's answer to a question of a step; it may have come later, or not at all."""
+        """The log's answer to a question of a step; the job may have got it later, or never."""
         known = self._known.get((question, task))
         if known is None:
             return None
         line = self._line(question)
         if (chosen := _nearest(known.free, position)) is not None:
             if not question.arguments and known.free[chosen][0] != position:
-                return None  # whether arguments without a canonical form are equal is not known
+                return None  # arguments without a canonical form cannot be compared
             line.matched += 1
             place = known.free.pop(chosen)
             found = self._asked[place[1]]
@@ -175,7 +173,7 @@ class Answers:
             return self._asked[known.all[chosen][1]]
         return None
 
-    # --- others ---------------------------------------------------------------------------------
+    # --- other answers --------------------------------------------------------------------------
 
     def answer(
         self,
@@ -189,7 +187,7 @@ class Answers:
         Raises
         ------
         Unanswered
-            The function must not be called, and nothing stands in for it.
+            The function must not be called, and it has no stand-in.
         """
         if self._is_live(question, args, is_effect=False):
             began_s = time.monotonic()
@@ -200,15 +198,15 @@ class Answers:
         return self._stand_in_for(question, fn, args, kwargs)
 
     def ask(self, task: int, calls: Iterable[tuple[CallId, Request, Question]]) -> list[Outcome]:
-        """Calls that rows of a task wait for, all of them made at the same time.
+        """Make calls for which rows of a task wait, all at the same time.
 
-        Services are asked as in production: timeouts, attempts and rates are those of the policy.
+        Services are called as in production, with the policy's timeouts, attempts and rates.
 
         Returns
         -------
         list
-            The answers to give now, in the order of the questions: all but those of the newest
-            calls that may stay open.
+            The answers to hand over now, in the order of the questions: all except those of the
+            newest calls, which may stay open.
         """
         live: list[tuple[CallId, Request]] = []
         opened = self._open[task]
@@ -228,9 +226,9 @@ class Answers:
         return self.answered(task, self._in_flight)
 
     def answered(self, task: int, stay_open: int = 0) -> list[Outcome]:
-        """Wait for the oldest open calls of a task, until no more than so many are left.
+        """Wait for the oldest open calls of a task, until at most `stay_open` are left.
 
-        Which ones these are does not depend on how fast anybody answers.
+        So the choice of calls does not depend on the speed of services.
         """
         opened = self._open[task]
         found = []
@@ -246,7 +244,7 @@ class Answers:
         self._n_open -= len(over.outcomes)
         for outcome in over.outcomes:
             self._came[over.life, outcome.id] = outcome
-            if outcome.attempts:  # else a remembered answer has answered it
+            if outcome.attempts:  # else a remembered answer was used
                 question = self._open[over.life][outcome.id]
                 self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
 
@@ -272,7 +270,7 @@ class Answers:
         )
 
     def _is_live(self, question: Question, args: Sequence[Any], *, is_effect: bool) -> bool:
-        """Whether the service itself may be asked."""
+        """Whether the service itself may be called."""
         if self._calls == "stub" or is_effect:
             return False
         if not _is_named(question.function, self._may_ask):
@@ -299,12 +297,12 @@ class Answers:
 
     @property
     def live(self) -> int:
-        """Calls that were made."""
+        """The number of calls made."""
         return self._spent.live
 
     @property
     def cost(self) -> float:
-        """What they have cost."""
+        """The total cost of calls."""
         return self._spent.cost
 
     def bill(self) -> pa.Table:
@@ -317,7 +315,7 @@ class Answers:
 
 
 def _nearest(places: list[tuple[int, int]], position: int) -> int | None:
-    """Index of the place that is nearest to a position; of two, the earlier one.
+    """Index of the place nearest to a position; of two equally near ones, the earlier.
 
     Examples
     --------

@@ -15,7 +15,7 @@ SUMMARY = "put a job's past into one file: to replay it elsewhere, or as a test"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos bundle`` understands."""
+    """The arguments of ``clonos bundle``."""
     add_past(parser)
     parser.add_argument(
         "--from",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if everything that happened is in the file."""
+    """Returns 0 if the file has everything that happened."""
     job = named_job(args.job)
     with closing(read(job.compile(), args.checkpoint, args.journal, args.at)) as past:
         begin_again_with_the_seed_of(past)

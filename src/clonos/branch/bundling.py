@@ -1,4 +1,4 @@
-"""A past in one file, to be looked at anywhere, and to be a test for ever."""
+"""Puts a past into one file, to inspect it anywhere, and to keep it as a test."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _OTHER_VALUES: Final = "replace other columns, or give a function whose values d
 
 
 class BundleTooLarge(ClonosError):
-    """A bundle would be larger than it may be."""
+    """A bundle would exceed its size limit."""
 
 
 @dataclass(frozen=True)
 class Bundled:
-    """A bundle that was made.
+    """The bundle that was made.
 
     Attributes
     ----------
     path, nbytes
         The file, and its size.
     steps
-        How many steps it has of each task.
+        The number of steps of each task.
     error
-        What it ends with, if a step has failed.
+        The error with which it ends, if a step failed.
     lost
-        What is to be said of steps that had failed, and cannot be done again.
+        Messages about failed steps that cannot be repeated.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Bundled:
     lost: tuple[str, ...]
 
     def __str__(self) -> str:
-        """What is in it."""
+        """A summary of its content."""
         steps = [f"{count} steps of {task}" for task, count in self.steps.items()]
         end = "" if self.error is None else f"; it ends with {self.error.where}: {self.error.what}"
         return ", ".join([f"{self.path}: {self.nbytes:,} bytes", *steps]) + end
@@ -60,24 +60,24 @@ class Bundled:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a bundle is to have.
+    """What to put into a bundle.
 
     Attributes
     ----------
     at, until
         Where it begins and ends; see :func:`bundle`.
     task
-        The only one that it is of.
+        The only task to include; None: all.
     redact
         See :func:`bundle`.
     kills
-        What is said of the step that failed, if it kills the process that takes it.
+        A message about the failed step, if it kills the process that takes it.
     replaces
-        A bundle that is there already goes.
+        Whether to replace an existing bundle.
     nbytes
-        How large its layers and its journal may be.
+        The largest size of its layers and its journal.
     tries
-        Whether it is a bundle, too, if what happened does not happen again.
+        Whether to make the bundle even if what happened does not happen again.
     """
 
     at: At | None = None
@@ -103,39 +103,40 @@ def bundle(
 ) -> Bundled:
     """Put a job's past into one file, which can be replayed without its checkpoint.
 
-    The past is done again once, with the job's own code: the file also has the rows of sources and
-    what was delivered. Nothing of the job is changed; it may be running, stopped or failed.
+    The job's own code is run on the past once, because the file also has the rows of sources and
+    the delivered output. The job itself is not changed; it may be running, stopped or failed.
 
     Parameters
     ----------
     job
-        A :class:`clonos.Job` with the graph and the functions that it had then.
+        A :class:`clonos.Job` with the graph and functions that the job had then.
     out
-        The file; it must not exist. ``.clonos`` is a good ending.
+        The file, which must not exist. ``.clonos`` is a good suffix.
     checkpoint_dir, journal
-        Where the past is; by default where the job keeps it.
+        The location of the past; by default the job's own.
     at, until
-        Where it begins and ends, if the job keeps a history: see :class:`clonos.Replay`. By default
-        it ends with the log. With `task`, a number as `until` is the last step.
+        Where the bundle begins and ends, if the job keeps a history: see :class:`clonos.Replay`. By
+        default it ends with the log. With `task`, a number as `until` is the last step.
     task
-        Only this task, such as ``"score[1]"``, with all that it was sent. It is the smallest bundle
-        there is: state and rows of other tasks are not in it.
+        Only this task, such as ``"score[1]"``, with everything that it was sent. This is the
+        smallest bundle, without state and rows of other tasks.
     redact
         Names of columns, and of fields of dicts, whose values are replaced before they are written:
-        in rows, in what a ``Process`` keeps, and in answers. Or a function, which is called with
-        the name and the value of each, and returns the value that is written. The bundle is done
-        again once with the new values; if they lead the job another way, there is none.
+        in rows, in the state of a ``Process``, and in answers. Or a function, which is called with
+        the name and value of each, and returns the value to write. The bundle is then run once with
+        the new values; if the job takes another course with them, no bundle is made.
 
     Raises
     ------
     NothingToReplay
-        There is no past, or its rows can only be read with Spark; or the file exists.
+        There is no past, its rows can only be read with Spark, or the file exists.
     UnknownTask
         There is no such task.
     CannotRedact
-        What is left would be another past; or there is state in which values have no names.
+        The redacted past would take another course, or there is state in which values have no
+        names.
     Divergence
-        The functions are not those that the job had.
+        The functions are not the ones that the job had.
 
     Examples
     --------
@@ -165,7 +166,7 @@ def make(
 
 
 def made_of(past: Past, known: list[bytes], out: Path, wanted: Wanted) -> Bundled:
-    """A bundle of a past that was read; `known`: its journal."""
+    """Make a bundle of a past; `known`: its journal."""
     only = None if wanted.task is None else _number(past.compiled, wanted.task)
     redaction = None if wanted.redact is None else Redaction(wanted.redact)
     until = _until(past, wanted.until, only)
@@ -219,8 +220,8 @@ def made_of(past: Past, known: list[bytes], out: Path, wanted: Wanted) -> Bundle
 def _completed(
     draft: Draft, past: Past, out: Path, kills: str, *, tries: bool, is_redacted: bool
 ) -> Original | None:
-    """Do the bundle again, to write down what happened. None: it does not happen again, or tasks
-    have shared no log, which only a branch needs.
+    """Run the bundle, to record what happened. None: it does not happen again, or some tasks are
+    implied, whose logs only a branch needs.
     """
     if any(task.is_implied for task in past.compiled.plan.tasks):
         return None
@@ -248,15 +249,15 @@ def _completed(
 def _require_same_way(
     past: Past, until: Mapping[int, int] | None, only: int | None, redacted: Original | None
 ) -> None:
-    """See that the job does with new values what it did with its own.
+    """Check that the job takes the same course with the new values.
 
     Raises
     ------
     CannotRedact
-        It ends with another error, or delivers more rows or fewer.
+        It ends with another error, or delivers a different number of rows.
     """
     if redacted is None or only is not None:
-        return  # of one task, the log has checked each step
+        return  # for a single task, the log has checked each step
     with tempfile.TemporaryDirectory(prefix="clonos-bundle-") as rows:
         before = record(past, until, Path(rows))
     delivered, now = (number_of_rows(one.outputs) for one in (before, redacted))

@@ -1,4 +1,4 @@
-"""The process of a canary: it follows the log of a job, and says how it is doing."""
+"""The process of a canary, which follows the log of a job and reports differences."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clonos.graph.compile import CompiledJob
 from clonos.replay.errors import NothingToReplay
 
 ATTEMPTS: Final = 10
-"""The job changes what is read while it is read: that may fail so often, one time after another."""
+"""How many reads in a row may fail because the job changes files while they are read."""
 QUESTIONS_MAX: Final = 100_000
-"""Questions of the job that are remembered until the changed code asks the same."""
+"""How many questions of the job are remembered until the changed code asks the same."""
 
 
 def follow(

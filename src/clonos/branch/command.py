@@ -7,7 +7,7 @@ from typing import Any
 
 from clonos.branch import Branch, Budget
 from clonos.errors import CannotReplace
-from clonos.named import named, named_job
+from clonos.named import named, named_job, whole
 from clonos.replay.command import add_past, begin_again_with_the_seed_of
 from clonos.replay.past import read
 
@@ -15,7 +15,7 @@ SUMMARY = "run changed code on the past of a job: what would have happened?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos branch`` understands."""
+    """The arguments of ``clonos branch``."""
     add_past(parser)
     parser.add_argument(
         "--at",
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FUNCTION",
         help="call this function where the log has no answer; may be repeated",
     )
-    parser.add_argument("--calls", type=int, metavar="N", help="with --ask: make at most N calls")
+    parser.add_argument(
+        "--calls", type=whole(0), metavar="N", help="with --ask: make at most N calls"
+    )
     parser.add_argument(
         "--reuse",
         action="append",
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if the branch delivers what the job delivered, otherwise 1, as ``diff`` does."""
+    """Returns 0 if the branch delivers the same as the job, otherwise 1, like ``diff``."""
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     calls = Budget(calls=args.calls) if args.ask else "stub"

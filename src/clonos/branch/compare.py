@@ -1,4 +1,4 @@
-"""Compares what two runs of a job have delivered to a sink."""
+"""Compares the rows that two runs of a job have delivered to a sink."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Comparison:
     Attributes
     ----------
     sink
-        Its name.
+        The sink's name.
     table
-        A row for each difference. ``change`` is ``"only_a"`` (the job has delivered it, the branch
-        has not), ``"only_b"``, or ``"changed"``; then the keys; then each other column twice, as
-        ``<name>_a`` and ``<name>_b``. Without keys: all columns, once.
+        A row for each difference: ``change``, which is ``"only_a"`` (delivered by the job, but not
+        by the branch), ``"only_b"``, or ``"changed"``; then the keys; then each other column twice,
+        as ``<name>_a`` and ``<name>_b``. Without keys: all columns, once.
     rows_a, rows_b
         How many rows were compared.
     counted
-        How many differences there are of each kind, if the table has only the first of them.
+        The number of differences of each kind, if the table has only the first of them.
     """
 
     sink: str
@@ -71,8 +71,8 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
     Parameters
     ----------
     keys
-        Columns by which a row of `b` is matched with one of `a`; of several with the same key, the
-        first with the first, and so on. None: rows match only if they are equal in all columns.
+        Columns by which a row of `b` is matched with one of `a`. Several rows with the same key are
+        matched in order. None: rows match only if they are equal in all columns.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
     Raises
     ------
     CannotReplace
-        A key is not among the columns, or is nested; or the tables have different columns.
+        A key is not a column, or is nested; or the tables have different columns.
     """
     if a.schema != b.schema:
         raise CannotReplace(
@@ -133,7 +133,7 @@ def table_of_changes(
     keys: Sequence[str],
     others: Sequence[str],
 ) -> pa.Table:
-    """Differences, each with its kind, key, and the rest of both rows, as a table."""
+    """Differences as a table; each has its kind, its key, and the rest of both rows."""
     fields = [pa.field("change", pa.string()), *(schema.field(key) for key in keys)]
     columns: list[list[Any]] = [[one[0] for one in found]]
     columns += [[one[1][i] for one in found] for i in range(len(keys))]
@@ -166,7 +166,7 @@ def _whole_rows(a: pa.Table, b: pa.Table) -> pa.Table:
 def rows_of(
     table: pa.Table, keys: list[str], others: list[str]
 ) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Of each row, its key and the rest."""
+    """The key and the rest of each row."""
 
     def of(names: list[str]) -> list[tuple[Any, ...]]:
         columns = [table.column(name).to_pylist() for name in names]
@@ -176,7 +176,7 @@ def rows_of(
 
 
 def differ(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
-    """NaN is equal to NaN here."""
+    """Whether two rows differ; NaN equals NaN."""
     return one != two and repr(one) != repr(two)
 
 

@@ -1,8 +1,8 @@
-"""Writes bundles: what a past has, or a part of it, as the files that make a bundle.
+"""Writes bundles: a past, or a part of it, as the files of a bundle.
 
-Nothing of the job runs while they are written; only what a single task was sent has to be made
-again, by the tasks before it. So there is a bundle also of a past whose end kills the process that
-does it again.
+No code of the job runs while these are written, except that the items sent to a single task must be
+made again by the tasks upstream. So a past can be bundled even if its last step kills the process
+that repeats it.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Draft:
     Parameters
     ----------
     past
-        What it is of.
+        The past to bundle.
     records
-        The journal that it was read from, as the house-keeper sums it up.
+        The journal from which it was read, as summarised by the house-keeper.
     task
-        The only one that it is of; None: all.
+        The only task to include; None: all.
     ends
-        Up to which step each task goes.
+        The last step of each task.
     is_whole
-        They go to the end of the log.
+        Whether these are the ends of the logs.
     redaction
         Replaces values.
     """
@@ -82,22 +82,22 @@ class Draft:
 
     @property
     def nbytes(self) -> int:
-        """Of its layers and its journal: what would have to be copied first."""
+        """The size of its layers and its journal, before they are copied."""
         refs = [ref for task in self._tasks for ref in self._past.activations[task.id].layers]
         return sum(ref.nbytes for ref in refs) + sum(map(len, self._records))
 
     def write(self, kills: str) -> None:
-        """Write all that it takes to do this past again.
+        """Write everything that is needed to repeat this past.
 
         Parameters
         ----------
         kills
-            What is said of the failed step, if it kills the process that takes it.
+            A message about the failed step, if it kills the process that takes it.
 
         Raises
         ------
         ClonosError
-            Rows cannot be read again, or it cannot be redacted.
+            Rows cannot be read again, or the past cannot be redacted.
         """
         chains = {task.id: self._put_layers(task.id) for task in self._tasks}
         rows = {task.id: self._put_rows(task.id) for task in self._tasks if task.is_source}
@@ -139,11 +139,11 @@ class Draft:
             fields[3] |= {t: [ref.named for ref in chain] for t, chain in chains.items() if chain}
             return _packed(kind, *fields)
         if kind == "world" and not (self._is_whole and self._task is None):
-            return _packed(kind, *fields[:-1], {})  # what it rests on may lie behind the end
+            return _packed(kind, *fields[:-1], {})  # its dependencies may lie beyond the end
         return record
 
     def _entry(self, task: int, position: int, entry: bytes, digests: Mapping[int, int]) -> bytes:
-        """An entry of the log; of other tasks than the only one, no more than what it took."""
+        """A log entry; for tasks that are not included, only the items that it took."""
         if self._task not in {None, task}:
             return encode_record([_in_outline(decode_record(entry)[0])])
         if self._redaction is None:
@@ -163,7 +163,7 @@ class Draft:
         return []
 
     def _put_rows(self, task: int) -> dict[int, int]:
-        """The rows of a source; returns the digest of each step's, if they were redacted."""
+        """Write the rows of a source; returns the digest of each step's rows, if redacted."""
         path, found = rows_path(self.folder, task), dict[int, int]()
         path.parent.mkdir(exist_ok=True)
         rows = Rows(path)
@@ -195,7 +195,7 @@ class Draft:
     # --- the archive ----------------------------------------------------------------------------
 
     def put_about(self, kills: str) -> None:
-        """Write down what a bundle is, of which everything else is there."""
+        """Write the description of the bundle, when everything else is written."""
         past, compiled = self._past, self._past.compiled
         said = {
             "format": FORMAT,
@@ -219,16 +219,16 @@ class Draft:
         )
 
     def pack(self, to: Path, *, replaces: bool = False) -> int:
-        """Make an archive of it, for the user alone; returns its size in bytes.
+        """Pack the files into an archive that only the user can read; returns its size in bytes.
 
         Raises
         ------
         FileExistsError
-            There is something, and it is not to be replaced.
+            The target exists and must not be replaced.
         """
         whole = to.with_name(f".{to.name}.part")
         try:
-            whole.unlink(missing_ok=True)  # of a process that was killed; or somebody else's
+            whole.unlink(missing_ok=True)  # left by a process that was killed, or somebody else's
             descriptor = os.open(whole, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             with (
                 os.fdopen(descriptor, "w+b") as file,
@@ -239,7 +239,7 @@ class Draft:
             if replaces:
                 whole.replace(to)
             else:
-                os.link(whole, to)  # a name that is taken is refused
+                os.link(whole, to)  # fails if the name is taken
         finally:
             whole.unlink(missing_ok=True)
         return to.stat().st_size
@@ -257,7 +257,7 @@ def _in_outline(cause: Determinant) -> Determinant:
 
 
 def given(past: Past, task: int, end: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """What the source of a task has given, by step; it is read again, or in the log."""
+    """The rows of a task's source by step, read again or taken from the log."""
     code, layers, reader = past.codes[task], past.layers(task), None
     for position, record in past.records(task):
         cause = decode_record(record)[0]
@@ -289,13 +289,13 @@ def _opened(code: TaskCode, rows: int, cut: bytes) -> Any:
 
 
 def sent_to(past: Past, task: int, ends: Mapping[int, int]) -> dict[int, list[Item]]:
-    """What a task was sent, by channel: those before it make it again. It does nothing itself."""
+    """The items sent to a task, by channel, made again by the tasks upstream."""
     with Replay(past) as replay:
         others = [one for one in replay if one.machine.id != task]
 
         def goes_on() -> bool:
             for one in reversed(others):
-                is_implied = one.machine.spec.is_implied  # no log says where it ends
+                is_implied = one.machine.spec.is_implied  # no log shows where it ends
                 if is_implied or one.position < ends[one.machine.id]:
                     replay.feed(one)
                     if one.step(beyond=False) is not None:

@@ -1,4 +1,4 @@
-"""What can go wrong in a branch."""
+"""Errors of branches."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from clonos.errors import ClonosError
 
 
 class Unanswered(ClonosError):
-    """A function of a branch asks something that neither the log nor a stand-in answers."""
+    """A function of a branch asks a question that neither the log nor a stand-in can answer."""

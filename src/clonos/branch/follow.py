@@ -1,8 +1,8 @@
-"""Changed code along the live log of a job: what a branch does with its past, as it happens.
+"""Changed code follows the live log of a job: a branch that runs as things happen.
 
-The job's own code takes again each step that the log has meanwhile, and the changed code takes it
-after that. So it is given the same rows in the same order at the same time, and the same answers,
-and both have the state that they have made. What they deliver is compared row by row.
+The job's own code repeats each new step of the log, and then the changed code takes it. So the
+changed code gets the same rows in the same order at the same time, and the same answers, while each
+of the two keeps its own state. Their output is compared row by row.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.past import Past
 
 ANEW_AFTER: Final = 1_000_000
-"""After so many entries of the log the job's own code begins anew at a point: it forgets nothing by
-itself."""
+"""After so many log entries the replay of the job's own code begins anew at a point, because it
+never frees memory by itself."""
 
 
 class Log(Protocol):
-    """What there is to follow."""
+    """The log to follow."""
 
     def begin(self, heard: Mapping[int, int] | None) -> Past:
-        """The job as it was at a point at or before these positions."""
+        """The job's state at a point at or before these positions."""
 
     def more(self, heard: Mapping[int, int]) -> list[Run]:
-        """What has come behind them."""
+        """The entries after these positions."""
 
 
 class Done(NamedTuple):
-    """A step that the job has done: what it was given beyond its log entry, and what it has
-    delivered."""
+    """A step that the job has done: its input beyond the log entry, and its output."""
 
     task: int
     position: int
@@ -61,21 +60,21 @@ class FollowedReplay(RecordedReplay):
 
 
 class _Nowhere:
-    """Rows of sources: each step has its own."""
+    """Discards rows of sources, because each step carries its own."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """See :class:`~clonos.branch.rows.Rows`."""
 
 
 class Followed(Recording):
-    """What the job's own code does, as far as the log has come.
+    """The replay of the job's own code, as far as the log has come.
 
     Parameters
     ----------
     done
-        Steps and questions up to these are known.
+        Positions up to which steps and questions were handled already.
     open_calls
-        Questions that were asked before, and not answered.
+        Earlier questions without an answer.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Followed(Recording):
 
     @property
     def is_partial(self) -> bool:
-        """Whether what was taken before the beginning is still being made again."""
+        """Whether items taken before the beginning are still being made again."""
         return bool(self._to_come)
 
     @property
@@ -103,26 +102,26 @@ class Followed(Recording):
 
     @property
     def open_calls(self) -> dict[tuple[int, CallId], Asked]:
-        """Questions that nobody has answered."""
+        """Questions without an answer."""
         return dict(self._open)
 
     @property
     def left(self) -> int:
-        """Steps that the log knows, and that were not done."""
+        """The number of logged steps that were not repeated yet."""
         return sum(task.log_ends_at - task.position for task in self._tasks.values())
 
     def positions(self) -> dict[int, int]:
-        """How far the log is known."""
+        """The ends of the known logs."""
         return {number: task.log_ends_at for number, task in self._tasks.items()}
 
     def extend(self, runs: Sequence[Run]) -> None:
-        """The log has more."""
+        """Add new log entries."""
         for run in runs:
             self._tasks[run.task].extend(run)
         self._limits = self.positions()
 
     def steps(self) -> Iterator[Done]:
-        """Do all that the log knows; those that are new."""
+        """Repeat all logged steps; yields the new ones."""
         while self._step():
             (number,) = self._found.order
             (note,) = self._found.notes[number]
@@ -139,12 +138,12 @@ class Followed(Recording):
                 yield Done(number, task.position, note, rows, outputs)
 
     def asked(self) -> list[Asked]:
-        """Questions that are new."""
+        """New questions."""
         asked, self._found.asked = self._found.asked, []
         return [one for one in asked if one.position > self._done[one.task]]
 
     def _asked(self, number: int, call: CallId, asked: Asked) -> Asked:
-        """The same object for the same question: somebody may wait for its answer."""
+        """Return the same object for the same question, because its answer may be awaited."""
         return self._known.get((number, call), asked)
 
 
@@ -155,13 +154,13 @@ class Report:
     Attributes
     ----------
     steps
-        Of the job that the changed code has taken.
+        Steps of the job that the changed code has taken.
     behind
-        Steps of the job in the log that it has not taken.
+        Logged steps of the job that it has not taken yet.
     looks
-        How often it has looked what has come.
+        How often it has read the log.
     differences
-        By sink.
+        The differences, by sink.
     bill, calls, cost
         See :class:`~clonos.branch.Branch`.
     """
@@ -175,7 +174,7 @@ class Report:
     cost: float = 0.0
 
     def __str__(self) -> str:
-        """All that there is to say in a few lines."""
+        """A summary in a few lines."""
         lines = [f"{self.steps} steps followed, {self.behind} to follow"]
         lines += [str(one) for one in self.differences.values()]
         if self.calls:
@@ -184,16 +183,16 @@ class Report:
 
 
 class Follower:
-    """Has changed code follow a log.
+    """Makes changed code follow a log.
 
     Parameters
     ----------
     changed
         The job with the changed code.
     answers
-        Who answers its questions.
+        The answers to its questions.
     keys
-        By sink, columns by which rows are matched.
+        By sink, the columns by which rows are matched.
     """
 
     def __init__(
@@ -206,8 +205,8 @@ class Follower:
         self._log, self._changed, self._answers = log, changed, answers
         self._steps = self._looks = self._heard_since = 0
         self.anew_after = ANEW_AFTER
-        self._waiting: deque[Done] = deque()  # what the changed code has not taken
-        # By channel, the sender's step up to which the state that we have begun with has its items.
+        self._waiting: deque[Done] = deque()  # steps that the changed code has not taken
+        # By channel, the sender's step up to which the initial state includes its items.
         self._begins: dict[int, int] | None = None  # not known yet
         self._replay: FollowedReplay | None = None
         with ExitStack() as undo:
@@ -225,7 +224,7 @@ class Follower:
                 self._rows: dict[int, deque[pa.RecordBatch]] = {t.id: deque() for t in past.tasks}
                 self._tasks = {code.task.id: self._task(code, past) for code in changed.codes}
             self.close = undo.pop_all().close
-            """Let go of everything."""
+            """Release all resources."""
 
     def _task(self, code: TaskCode, past: Past) -> BranchedTask:
         number = code.task.id
@@ -259,15 +258,15 @@ class Follower:
         return followed
 
     def go_on(self, *, to_the_end: bool = False) -> Report:
-        """Follow what the log has by now.
+        """Follow the log up to its present end.
 
-        The changed code stays behind by what has come since the last time: of the answers to equal
-        questions the nearest one counts, which may have come a bit later.
+        The changed code does not take the steps that are new in this call: of several answers to
+        equal questions the nearest one is used, and it may come a little later.
 
         Parameters
         ----------
         to_the_end
-            Nothing more comes.
+            The log is complete, so take all steps.
         """
         ready, self._looks = len(self._waiting), self._looks + 1
         self._hear(self._log.more(self._followed.positions()))
@@ -312,7 +311,7 @@ class Follower:
             self._tasks[spec.receiver].take(channel, made)
 
     def report(self) -> Report:
-        """How it is doing."""
+        """The present state of the canary."""
         return Report(
             self._steps,
             len(self._waiting) + self._followed.left,

@@ -1,4 +1,4 @@
-"""What happened, as files: so that changed code can be run on it when the job's own is gone."""
+"""The original as files, so that changed code can run on it when the job's own code is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clonos.replay.bundle import ORIGINAL, rows_path
 
 
 def put(original: Original, folder: Path) -> None:
-    """Write it down. The rows of sources are there."""
+    """Write an original to a folder, which has the rows of sources already."""
     error = original.error
     asked = [
         [*one.question, one.task, one.position, one.came, one.rank, one.ok, one.answer]
@@ -45,7 +45,7 @@ def put(original: Original, folder: Path) -> None:
 
 
 def get(folder: Path) -> Original:
-    """Read it again."""
+    """Read an original from a folder."""
     about = msgpack.unpackb((folder / ORIGINAL).read_bytes(), strict_map_key=False)
     found = Original(begins=about["begins"], ends=about["ends"], order=about["order"])
     for task, notes in about["notes"].items():

@@ -1,4 +1,4 @@
-"""The log of a job that runs, as its journal has it from moment to moment."""
+"""The log of a running job, as its journal has it at the moment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from clonos.replay.past import LiveKeeper, Past, read
 from clonos.storage.layers import LayerStore
 
 WHOLE = 1 << 62
-"""Layers are read as a whole: the job may delete them while somebody stands on them."""
+"""Read layers as a whole, because the job may delete them while they are in use."""
 
 
 class LiveLog:
-    """Entries of the log that can never be cut any more, and points at which to begin.
+    """Log entries that can never be cut any more, and points at which to begin.
 
     Parameters
     ----------
     checkpoint_dir, journal
-        Where the job is; it keeps a history.
+        The location of the job, which must keep a history.
     """
 
     def __init__(self, compiled: CompiledJob, checkpoint_dir: str, journal: str | None) -> None:
@@ -34,22 +34,22 @@ class LiveLog:
         self._version: int | None = None
         self._live = LiveKeeper(compiled, checkpoint_dir, journal)
         self.is_over = False
-        """Whether nothing more will come: the job is complete."""
+        """Whether the job is complete, so that nothing more will come."""
 
     def begin(self, heard: Mapping[int, int] | None) -> Past:
-        """The job as it was at the newest point, without what came then.
+        """The job at its newest point, without the log since.
 
         Parameters
         ----------
         heard
-            The point is not behind these positions.
+            The point must not be after these positions.
 
         Raises
         ------
         NothingToReplay
-            There is none.
+            There is no such point.
         OtherJob
-            The job has another graph now, or other functions.
+            The job's graph or functions have changed.
         """
         keeper, _ = self._now()
         point = newest(keeper.history, heard, self.compiled.name)
@@ -57,7 +57,7 @@ class LiveLog:
         return without_log(past)
 
     def more(self, heard: Mapping[int, int]) -> list[Run]:
-        """The entries behind these positions, of all tasks, in order."""
+        """The entries after these positions, of all tasks, in order."""
         keeper, store = self._now()
         self.is_over = keeper.complete
         return entries_behind(keeper, store, heard, self.compiled.name)
@@ -78,14 +78,14 @@ class LiveLog:
 def entries_behind(
     keeper: HouseKeeper, store: LayerStore, heard: Mapping[int, int], job: str
 ) -> list[Run]:
-    """What a house-keeper knows behind these positions that can never be cut any more.
+    """The entries after these positions that can never be cut any more.
 
     Raises
     ------
     NothingToReplay
         See :func:`newest`.
     """
-    keeper.committed()  # now it knows what is stable
+    keeper.committed()  # now it knows which entries are stable
     runs = since(keeper, newest(keeper.history, heard, job), store)
     return [
         part
@@ -95,12 +95,12 @@ def entries_behind(
 
 
 def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point:
-    """The newest point that is not behind what was heard.
+    """The newest point that is not after the positions `heard`.
 
     Raises
     ------
     NothingToReplay
-        There is none, or no longer.
+        There is no such point (any more).
     """
     found = [
         point
@@ -119,17 +119,17 @@ def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point
 
 
 def without_log(past: Past) -> Past:
-    """The same, as it was when it began, for who is told all the rest.
+    """The past as it was at its beginning, for a follower that gets the log step by step.
 
-    A restart would let nothing in that these lives make from now on. But they go on, and of what
-    they make only that is told that can never be cut: so nothing is fenced.
+    A restart would fence the present lives of tasks. Here they go on, and the follower only gets
+    entries that can never be cut. So nothing is fenced.
     """
     lives = {task: replace(life, log=(), fences=()) for task, life in past.activations.items()}
     return replace(past, activations=lives, failed={}, opened_bytes=WHOLE)
 
 
 def part_of(run: Run, after: int, until: int) -> Run | None:
-    """The entries of a run behind one position, up to another; None: there are none.
+    """The entries of a run after one position and up to another; None: there are none.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Replays the job's own code from a point of its past, and writes down what a branch needs.
+"""Replays the job's own code from a point of its past, and records what a branch needs.
 
-That is more than the log has: which kind of item each step took, when a task wanted to be woken,
-the rows of its sources, and for each call who asked what. It can be seen while the job's own code
-takes the same steps again.
+That is more than the log has: the kind of items that each step took, when a task wanted to be
+woken, the rows of its sources, and the operator and arguments of each call. All this can be
+observed while the job's own code repeats the steps.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ ENDLESS: Final = 1 << 62
 
 
 class Question(NamedTuple):
-    """What makes two questions the same: the operator that asks, the function that it asks, the key
-    and the arguments."""
+    """A question. Two are the same if operator, function, key and arguments are equal."""
 
     operator: str
     function: str
@@ -56,8 +55,8 @@ class Question(NamedTuple):
 class Asked:
     """A question of the original and its answer.
 
-    ``position``: of the step that asked; ``came``: of the step that took the answer (None: none
-    has); ``rank``: which of the answers that step took it was.
+    ``position``: the step that asked; ``came``: the step that took the answer (None: no step);
+    ``rank``: the index of this answer among those that the step took.
     """
 
     question: Question
@@ -70,8 +69,8 @@ class Asked:
 
 
 class Note(NamedTuple):
-    """What a step was, beyond its log entry: the kind of the items that it took, the newest reading
-    of the clock, and when its task wants to be woken next."""
+    """Facts about a step beyond its log entry: the kind of items that it took, the newest clock
+    reading, and when its task wants to be woken next."""
 
     cause: Determinant
     kind: Kind | None
@@ -80,7 +79,7 @@ class Note(NamedTuple):
 
 
 def question_of(program: ChainProgram, call: CallId, request: Request) -> Question:
-    """A call that rows wait for, as a question."""
+    """An asynchronous call as a question."""
     name = list(program.operators)[call.operator]
     return Question(name, function_name(request.service.fn), b"", request.digest)
 
@@ -88,7 +87,7 @@ def question_of(program: ChainProgram, call: CallId, request: Request) -> Questi
 def asked_now(
     program: ChainProgram, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Question:
-    """A call that is made in a step, as a question."""
+    """A blocking call of a step as a question."""
     caller = program.caller
     assert caller is not None
     key = caller.encoded_key if isinstance(caller, ProcessOperator) else b""
@@ -97,7 +96,7 @@ def asked_now(
 
 
 class Listening:
-    """A step that notes the calls made in it."""
+    """A step that records the calls made in it."""
 
     def __init__(self, step: Any, program: Recorded) -> None:
         self._step, self._program = step, program
@@ -106,18 +105,18 @@ class Listening:
         return getattr(self._step, name)
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """A call that the step waits for."""
+        """A blocking call."""
         self._program.called.append(asked_now(self._program.program, fn, args, kwargs))
         return self._step.call(fn, args, kwargs)
 
     def ask(self, call: CallId, request: Request) -> None:
-        """A call that rows wait for."""
+        """An asynchronous call."""
         self._program.asks.append((call, request))
         self._step.ask(call, request)
 
 
 class Recorded(Watched):
-    """A program that notes what its newest step was given and what it asked."""
+    """A program that records the input and the questions of its newest step."""
 
     def __init__(self, program: ChainProgram) -> None:
         super().__init__(program)
@@ -127,11 +126,11 @@ class Recorded(Watched):
         self._kills = ""
 
     def begin(self, kills: str = "") -> None:
-        """Another step; ``kills``: what is said of it, if it would kill this process."""
+        """Begin another step; ``kills``: a message about it, if it would kill this process."""
         self.kind, self.called, self.asks, self._kills = None, [], [], kills
 
     def _listened(self, step: Any) -> Listening:
-        """The step that the program sees, unless it must not see it."""
+        """The step for the program, unless it must not be taken."""
         if self._kills:
             raise OperatorError(self._kills)
         return Listening(step, self)
@@ -167,12 +166,12 @@ class Recorded(Watched):
 
 
 class RecordedReplay(Replay):
-    """A replay that a branch is made from.
+    """A replay that is recorded for a branch.
 
     Raises
     ------
     NothingToReplay
-        Some tasks have shared no log.
+        Some tasks are implied, so their logs are missing.
     """
 
     watch = Recorded
@@ -190,23 +189,23 @@ class RecordedReplay(Replay):
 
 @dataclass
 class Original:
-    """What was written down.
+    """The record of what happened.
 
     Attributes
     ----------
     order
         The tasks, in the order in which their steps were done.
     notes, rows
-        By task: of each step; what its source gave.
+        By task: a note for each step; the rows of its source.
     asked
         All questions.
     outputs
-        Of each sink: what it has delivered, by task and step.
+        For each sink, its output by task and step.
     begins, ends
-        By channel: items that its sender makes up to the step `begins` have been taken before the
-        past begins, and those behind its step `ends` are not taken in it.
+        By channel: items of the sender up to its step `begins` were taken before the past begins;
+        those after its step `ends` are not taken in it.
     error
-        Why the job could not go on, if this past ends with that.
+        The error that ended the job, if this past ends with it.
     """
 
     order: list[int] = field(default_factory=list)
@@ -220,28 +219,28 @@ class Original:
 
 
 def record(past: Past, until: Mapping[int, int] | None, folder: Path) -> Original:
-    """Do the past again, and write it down.
+    """Replay the past, and record it.
 
     Parameters
     ----------
     until
-        The last step of each task; by default all that the log knows.
+        The last step of each task; by default the ends of the logs.
     folder
-        For rows of sources.
+        The folder for rows of sources.
 
     Raises
     ------
     Divergence
-        The job's own code does something else than it did.
+        The job's own code does something else than before.
     NothingToReplay
-        Some tasks have shared no log.
+        Some tasks are implied, so their logs are missing.
     """
     with RecordedReplay(past) as replay:
         return Recording(past, replay, until, folder).run()
 
 
 class Recording:
-    """Has a replay done, and writes down what its steps were."""
+    """Runs a replay, and records its steps."""
 
     def __init__(
         self, past: Past, replay: Replay, until: Mapping[int, int] | None, folder: Path
@@ -261,14 +260,14 @@ class Recording:
             c: end.consumed for t in self._tasks.values() for c, end in t.machine.inputs.items()
         }
         if past.only is not None:
-            taken = {}  # what it was sent is known, and none of it was taken before
+            taken = {}  # its items are in the bundle, and none was taken before
         self._to_come = {c: n for c, n in taken.items() if n > self._made(c)}
 
     def _made(self, channel: int) -> int:
         return self._tasks[self._plan.channels[channel].sender].machine.outputs[channel].log.last
 
     def run(self) -> Original:
-        """Do all of it."""
+        """Run the whole replay."""
         while self._step():
             pass
         self._require_complete()
@@ -282,7 +281,7 @@ class Recording:
         return self._found
 
     def _require_complete(self) -> None:
-        """See that it has come to the end, or to the step that has failed."""
+        """Check that it has reached the end, or the step that failed."""
         for number, task in self._tasks.items():
             if self._found.error is None and task.position < self._limits[number]:
                 raise Divergence(
@@ -290,7 +289,7 @@ class Recording:
                 )
 
     def _step(self) -> bool:
-        """Those who receive go first: nobody makes what nobody waits for."""
+        """Do one step; receivers go first, so that no task works ahead of need."""
         for number in reversed(self._tasks):
             task = self._tasks[number]
             is_over = task.position >= self._limits[number]
@@ -354,7 +353,7 @@ class Recording:
         self._found.asked.append(asked)
 
     def _asked(self, number: int, call: CallId, asked: Asked) -> Asked:
-        """The question, if it was not known already."""
+        """The question; `FollowedReplay` may know it already."""
         del number, call
         return asked
 

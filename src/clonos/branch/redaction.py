@@ -1,8 +1,8 @@
-"""Values that leave no machine: they are replaced before a bundle is written.
+"""Redaction: values are replaced before a bundle is written, so that they leave no machine.
 
-What a replay compares is computed anew from the new values, so a redacted bundle is done again as
-strictly as any other. That it can be is tried when it is made: if the new values lead the job
-another way, there is no bundle.
+Digests are computed anew from the new values, so a redacted bundle is replayed as strictly as any
+other. This is tried when it is made: if the job takes another course with the new values, no bundle
+is made.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from clonos.state.placed import have_rows
 from clonos.state.timers import key_of
 
 Redact = Collection[str] | Callable[[str, Any], Any]
-"""Names of columns and fields whose values are replaced; or a function that is given the name and
-the value of each, and returns what is written in its place, of the same type."""
+"""Names of columns and fields whose values are replaced; or a function that gets the name and value
+of each, and returns the value to write, of the same type."""
 
 ANSWER: Final = "answer"
-"""The name of an answer that is no row and no dict."""
+"""The name of an answer that is neither a row nor a dict."""
 UNKNOWN: Final = 0
-"""In place of the digest of a question: nobody knows what it was, so any is right."""
+"""Stands for a question's digest that is unknown; it matches any."""
 
 T = TypeVar("T")
 
@@ -60,8 +60,8 @@ class Redaction:
     Parameters
     ----------
     redact
-        See :data:`Redact`. Texts under a name become others, equal ones equal; numbers become 0,
-        truth values False, everything else null.
+        See :data:`Redact`. Texts under a name are replaced by others (equal ones by equal ones),
+        numbers by 0, truth values by False, and everything else by null.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Redaction:
         self._fn = redact if callable(redact) else self._hide
         self._secret = secrets.token_bytes(16)
         self._changed: set[str] = set()  # columns
-        self._keyed: dict[str, str] = {}  # by column, the operator that keeps state by it
+        self._keyed: dict[str, str] = {}  # by column, an operator with state by this key
 
     def _hide(self, name: str, value: Any) -> Any:
         if name not in (self.names or ()):
@@ -93,11 +93,11 @@ class Redaction:
         return None
 
     def _whole(self, name: str, fields: T) -> T | None:
-        """What has fields of its own goes as a whole, if its name says so."""
+        """Replace a value with fields as a whole, if its own name is to be redacted."""
         return None if name in (self.names or ()) else fields
 
     def value(self, name: str, value: Any) -> Any:
-        """A value, and what is in it, with fields by their names."""
+        """Redact a value and the fields inside it."""
         if isinstance(value, dict):
             found = {k: self.value(k if isinstance(k, str) else name, v) for k, v in value.items()}
             return self._whole(name, found)
@@ -113,7 +113,7 @@ class Redaction:
     # --- rows -----------------------------------------------------------------------------------
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with other values, of the same types."""
+        """Redact a batch; types stay the same."""
         columns = []
         for number, field in enumerate(batch.schema):
             column = batch.column(number)
@@ -126,7 +126,7 @@ class Redaction:
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
     def _in_column(self, name: str, value: Any, data_type: pa.DataType) -> Any:
-        """The same for a value of a column: the entries of a map are fields, too."""
+        """Redact a value of a column; the entries of a map count as fields."""
         if value is None or not pa.types.is_nested(data_type):
             return self.value(name, value)
         if pa.types.is_map(data_type):
@@ -160,12 +160,12 @@ class Redaction:
         return column
 
     def sealed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-        """The same, with the digest that its step finds."""
+        """Redact a batch; also returns the digest that its step will find."""
         found = self.rows(batch)
         return found, seal(found).digest
 
     def items(self, items: Sequence[Item], before: int) -> list[Item]:
-        """Items of a channel; `before`: the running digest before the first."""
+        """Redact items of a channel; `before`: the running digest before the first."""
         found = []
         for item in items:
             batch = item.batch and seal(self.rows(item.batch.payload))
@@ -177,7 +177,7 @@ class Redaction:
     # --- the log --------------------------------------------------------------------------------
 
     def entry(self, entry: bytes, digest: int | None) -> bytes:
-        """An entry; `digest`: of the new rows of its source."""
+        """Redact a log entry; `digest`: of its source's new rows."""
         return encode_record([self._determinant(one, digest) for one in decode_record(entry)])
 
     def _determinant(self, one: Determinant, digest: int | None) -> Determinant:
@@ -209,12 +209,12 @@ class Redaction:
     # --- state ----------------------------------------------------------------------------------
 
     def layer(self, code: TaskCode, layers: Sequence[Layer]) -> Layer:
-        """All layers of a task as one.
+        """Redact all layers of a task, merged into one.
 
         Raises
         ------
         CannotRedact
-            In some of its state values have no names, or it is kept by what is to be replaced.
+            Some state has values without names, or is kept by a column to be redacted.
         """
         whole = merge_layers(layers, merge_deltas, is_base=True)
         if any(items for _, items in whole.carried.values()):
@@ -256,24 +256,24 @@ class Redaction:
     def _of_process(self, address: bytes, value: bytes, columns: Sequence[str]) -> bytes:
         if not address.startswith(VALUE):
             self._see_key(key_of(address), columns)
-            return value  # a timer: when, and of which key
+            return value  # a timer: a time and a key
         name, key = split(address[len(VALUE) :])
         self._see_key(key, columns)
         return encode(self.value(str(name), decode(value)))
 
     def _see_key(self, encoded: bytes, columns: Sequence[str]) -> None:
-        """State may have keys that no row has since."""
+        """Note keys of the state, because later rows may lack them."""
         for column, part in zip(columns, decode(encoded), strict=True):
             if self.value(column, part) != part:
                 self._changed.add(column)
 
     def require_keys(self) -> None:
-        """See that state is still found by its keys. For the end.
+        """Check, at the end, that state is still found by its keys.
 
         Raises
         ------
         CannotRedact
-            Some is kept by a column that was changed.
+            Some state is kept by a column that was changed.
         """
         if lost := sorted(self._changed & self._keyed.keys()):
             raise CannotRedact(
@@ -295,5 +295,5 @@ class Redaction:
 def number_of_rows(
     outputs: Mapping[str, Sequence[tuple[int, int, pa.RecordBatch]]],
 ) -> dict[str, int]:
-    """Of what was delivered, by sink."""
+    """The number of delivered rows by sink."""
     return {name: sum(batch.num_rows for *_, batch in made) for name, made in outputs.items()}

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 class Rows:
-    """Batches in a file, in order: a source may have too many for the memory."""
+    """Batches in a file, in order, because a source may have too many for memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,12 +23,12 @@ class Rows:
         self._writer.write_batch(batch)
 
     def close(self) -> None:
-        """The last was added; there is no file if there was none."""
+        """The last batch was added; without batches there is no file."""
         if self._writer is not None:
             self._writer.close()
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """All of them, after the last was added."""
+        """All batches; call it after :meth:`close`."""
         self.close()
         if self.path.exists():
             with pa.memory_map(str(self.path)) as file:

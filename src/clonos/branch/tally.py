@@ -1,4 +1,4 @@
-"""Compares what two runs deliver while they go on: what is equal is forgotten at once."""
+"""Compares the output of two runs while they go on; equal rows are forgotten at once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from clonos.branch.compare import Comparison, differ, rows_of, table_of_changes
 from clonos.errors import CannotReplace
 
 KEPT_MAX: Final = 1000
-"""Differences that are kept to be shown, of each kind; all are counted."""
+"""How many differences of each kind are kept to be shown; all are counted."""
 WAITING_MAX: Final = 100_000
-"""Rows of each side that wait for their like; whoever comes after that finds it no more."""
+"""How many rows of each side wait to be matched; older ones are given up."""
 
 Side = Literal["a", "b"]
 _Row = tuple[Any, ...]
 
 
 class Tally:
-    """The difference so far between what a sink is given by two runs.
+    """The difference so far between the rows that two runs deliver to a sink.
 
-    A row of one is matched with the first of the other that has the same key and has not been
-    matched; without keys, with one that is equal. It is looked for among the last
-    :data:`WAITING_MAX` that wait.
+    A row of one run is matched with the first unmatched row of the other that has the same key, or,
+    without keys, that is equal. The last :data:`WAITING_MAX` waiting rows are searched.
 
     Parameters
     ----------
@@ -63,10 +62,10 @@ class Tally:
         self._changed: list[tuple[str, _Row, _Row, _Row]] = []
         self.rows: dict[Side, int] = {"a": 0, "b": 0}
         self._counts = {"changed": 0, "only_a": 0, "only_b": 0}
-        self._many: dict[Side, int] = {"a": 0, "b": 0}  # that wait
+        self._many: dict[Side, int] = {"a": 0, "b": 0}  # numbers of waiting rows
 
     def add(self, side: Side, batch: pa.RecordBatch) -> None:
-        """Rows that one of the two has delivered."""
+        """Add rows that one of the runs has delivered."""
         other: Side = "b" if side == "a" else "a"
         mine, theirs = self._waiting[side], self._waiting[other]
         for key, row in rows_of(pa.Table.from_batches([batch]), self._keys, self._others):
@@ -91,7 +90,7 @@ class Tally:
                     self._changed.append(("changed", key, a, b))
 
     def _give_up(self, side: Side) -> None:
-        """The one that has waited longest."""
+        """Give up the row that has waited longest."""
         mine = self._waiting[side]
         mark, waiting = next(iter(mine.items()))
         one = waiting.popleft()
@@ -102,7 +101,7 @@ class Tally:
             self._given_up[side].append(one)
 
     def comparison(self) -> Comparison:
-        """All differences are counted, the first of them shown."""
+        """The comparison: all differences are counted, the first ones shown."""
         nothing = (None,) * len(self._others)
         found = list(self._changed)
         for side in ("a", "b"):

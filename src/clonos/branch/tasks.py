@@ -1,8 +1,8 @@
-"""A task of a branch: changed code, on what the job's own code was given.
+"""A task of a branch: changed code, with the input of the job's own code.
 
-Step n of a branch is what changed code makes of entry n of the log. An ORDER stands for everything
-that the sender has made up to the step that the log names, whether it is more or less than then. If
-a step makes more than it did, the steps after it keep their numbers.
+In step n of a branch, changed code handles entry n of the log. An ORDER stands for everything that
+the branch's sender has made up to the step that the log names, be it more or less than the job's.
+If a step makes more than it did, later steps keep their numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from clonos.operators.chain import ChainProgram
 
 
 class Refused(BaseException):
-    """A call has no answer. Not an :class:`Exception`, because users' functions catch those."""
+    """A call has no answer. Not an :class:`Exception`, because user functions catch those."""
 
     def __init__(self, error: Unanswered) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Refused(BaseException):
 
 
 class Made(NamedTuple):
-    """What a step has put on a channel: rows, and the watermark behind them; or one of the two."""
+    """The output of a step on a channel: rows, the watermark behind them, or both."""
 
     step: int
     batch: Batch | None
@@ -48,7 +48,7 @@ class Made(NamedTuple):
 
 
 def made_of(item: Item, step: int) -> Made | None:
-    """An item as the branch has it; None: it says nothing there."""
+    """An item in the branch's form; None: it has no meaning there."""
     if item.kind is Kind.BATCH:
         return Made(step, item.batch, item.watermark)
     return Made(step, None, item.value) if item.kind is Kind.WATERMARK else None
@@ -56,7 +56,7 @@ def made_of(item: Item, step: int) -> Made | None:
 
 @dataclass
 class BranchStep:
-    """A step, as its program sees it (:class:`clonos.core.program.Step`)."""
+    """A step as the program sees it (:class:`clonos.core.program.Step`)."""
 
     position: int
     now_ms: int
@@ -68,11 +68,11 @@ class BranchStep:
     wake_ms: int | None = None
 
     def clock_ms(self) -> int:
-        """The reading that the log has for the step, or the last one before."""
+        """The logged reading of this step, or the last one before."""
         return self.now_ms
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The answer, whoever gives it."""
+        """The answer, from the log or elsewhere."""
         try:
             ok, answer = self.asks(fn, args, kwargs)
         except Unanswered as error:
@@ -82,7 +82,7 @@ class BranchStep:
         raise decode_error(answer)
 
     def ask(self, call: CallId, request: Request) -> None:
-        """It is answered in this or a later step."""
+        """Ask; the answer comes in this or a later step."""
         self.asked.append((call, request))
 
     def wake_at(self, due_ms: int | None) -> None:
@@ -104,13 +104,13 @@ class BranchedTask:
     Parameters
     ----------
     layers
-        Where it begins.
+        The state with which it begins.
     begin_ms
-        The time until the first reading of the clock.
+        The time before the first clock reading.
     rows
-        What its source has given.
+        The rows of its source.
     put
-        Takes what it makes, by channel.
+        Takes its output, by channel.
     """
 
     def __init__(
@@ -132,25 +132,25 @@ class BranchedTask:
         self._clock_ms = max(floor.clock_ms if floor else 0, begin_ms)
         self._wake_ms = self._wake_then_ms = floor.wake_ms if floor else None
         self._queues: dict[int, deque[Made]] = {c: deque() for c in code.task.inputs}
-        self._waiting: list[tuple[Asked, CallId, Request]] = []  # for what a later entry brings
+        self._waiting: list[tuple[Asked, CallId, Request]] = []  # for answers in later entries
         for call, request in program.open_calls().items() if program.makes_calls else ():
             self._expect(call, request)
 
     def take(self, channel: int, made: Made) -> None:
-        """Its sender has made this."""
+        """Take output of a sender."""
         self._queues[channel].append(made)
 
     # --- steps ----------------------------------------------------------------------------------
 
     def step(self, note: Note) -> None:
-        """The next entry of the log.
+        """Handle the next entry of the log.
 
         Raises
         ------
         OperatorError
             A function has raised; its own exception is the cause.
         Unanswered
-            It asks what nobody answers.
+            It asks a question without an answer.
         """
         self._fire_before(note)
         self.position += 1
@@ -181,7 +181,7 @@ class BranchedTask:
         self._wake_then_ms = note.wake_ms
 
     def _fire_before(self, note: Note) -> None:
-        """Timers that the job did not have. Of those that it had, the log knows when they came."""
+        """Fire timers that the job did not have. The log has the times of the others."""
         while (
             self._wake_ms is not None
             and self._wake_ms != self._wake_then_ms
@@ -192,21 +192,21 @@ class BranchedTask:
             self._clock_ms = max(self._clock_ms, due_ms)
             self._do(self._program.on_timer, self._clock_ms)
             if self._wake_ms == due_ms:
-                break  # it does not let go of it
+                break  # the program keeps the same timer
 
     def drain(self, ends: Mapping[int, int]) -> None:
-        """Take what the job had nothing to take of: its sender has made more than it did."""
+        """Take output that the senders made beyond the job's."""
         for channel in self._queues:
             self._take_up_to(channel, ends[channel])
         self.settle()
 
     def settle(self) -> None:
-        """Wait for all calls that are open, and for those that are asked then."""
+        """Wait for all open calls, and for calls that these lead to."""
         while over := self._answers.answered(self.id):
             self._do(self._program.on_outcomes, over)
 
     def _take_up_to(self, channel: int, position: int) -> None:
-        """Consecutive batches as one, up to a watermark, as the job does it."""
+        """Take consecutive batches as one, up to a watermark, as the job does."""
         queue, program = self._queues[channel], self._program
         while queue and queue[0].step <= position:
             batches: list[Batch] = []
@@ -225,7 +225,7 @@ class BranchedTask:
                 self._do(program.on_watermark, channel, mark)
 
     def _do(self, handle: Callable[..., None], *given: Any) -> None:
-        """Have the program handle something in a part of a step, then what is answered at once."""
+        """Let the program handle an event in a part of a step, and then immediate answers."""
         while True:
             step = BranchStep(self.position, self._clock_ms, self._asked_now)
             try:
@@ -263,7 +263,7 @@ class BranchedTask:
         return self._answers.answer(question, fn, args, kwargs)
 
     def _expect(self, call: CallId, request: Request) -> Asked | None:
-        """The answer that the log has, or will have, or nobody has."""
+        """The log's answer, now or in a later entry; None: the log has none."""
         question = question_of(self._program, call, request)
         known = self._answers.match(question, self.id, self.position)
         if known is not None and (known.came is None or known.came > self.position):
@@ -271,7 +271,7 @@ class BranchedTask:
         return known
 
     def _answered_at_once(self, step: BranchStep) -> list[Outcome]:
-        """The answers that are no part of a later entry."""
+        """The answers that no later entry brings."""
         over: list[Outcome] = []
         others = []
         for call, request in step.asked:

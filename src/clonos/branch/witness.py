@@ -1,4 +1,4 @@
-"""What the driver of a job has another process do: it makes bundles and branches."""
+"""Work that the driver gives to another process: making bundles and branches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def branch(
     """See :meth:`clonos.RunningJob.branch`."""
     with with_trace():
         made = Branch(read(compiled, checkpoint_dir, journal, at), changes, **how)
-    made.replaces = {}  # who asked for it has it
+    made.replaces = {}  # the caller has them
     _without_causes(made.error, made.failed)
     yield made
 
@@ -56,12 +56,12 @@ def write(
     task: str | None,
     **wanted: Any,
 ) -> Iterator[Bundled]:
-    """A bundle of a job that has failed; if that were too large, of the task that could not go on.
+    """Bundle a failed job; if that is too large, only the task that failed.
 
     Raises
     ------
     BundleTooLarge
-        That, too, is too large.
+        The bundle of the task is too large, too.
     """
     how = Wanted(**wanted, replaces=True, tries=True)
     try:
@@ -76,7 +76,7 @@ def write(
 
 @contextmanager
 def with_trace() -> Iterator[None]:
-    """An error of the user's has its traceback as a text: its exception does not travel."""
+    """Give errors of user code their traceback as text, because the exception is not pickled."""
     try:
         yield
     except OperatorError as error:
@@ -86,7 +86,7 @@ def with_trace() -> Iterator[None]:
 
 
 def _without_causes(*errors: ClonosError | None) -> None:
-    """As they are sent: without the user's own exception, whose class may not be there."""
+    """Remove the user's own exceptions, whose classes may be unknown to the receiver."""
     for error in errors:
         if error is not None:
             error.__cause__ = error.__context__ = None

@@ -1,4 +1,4 @@
-"""Causal services for PySpark jobs that exist already: retried tasks do not change their minds.
+"""Causal services for existing PySpark jobs: retried tasks get the same answers.
 
 .. code-block:: python
 
@@ -12,7 +12,7 @@
 
     df.withColumn("verdict", udf(lambda text: judge(text)["verdict"])("text"))
 
-``causal`` itself may be used as the decorator, too. See ``docs/causal.md`` for what is guaranteed.
+``@causal`` is short for ``@causal.service``. ``docs/causal.md`` describes the guarantees.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ __all__ = [
 
 
 class _Module(ModuleType):
-    """What ``causal`` is: it takes the job's log with it when Spark ships a function that mentions
-    it, and ``@causal`` is short for ``@causal.service``."""
+    """The type of ``causal``: it carries access to the job's log when Spark ships a function that
+    mentions it, and ``@causal`` is short for ``@causal.service``."""
 
     def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         return service(fn, **options)

@@ -1,10 +1,10 @@
 """The book of answers, sans-I/O: a log per task, with owner, floor and budget.
 
-The four verbs are those of any holder. *Fence*: :meth:`AnswerBook.open` gives the log to one
-attempt of the task; an attempt that comes while the owner lives follows it, and takes over when it
-is gone. *Append*: the owner only, so that the log decides between two attempts (first writer wins).
-*Read*: what is durable. *Truncate*: a micro-batch is started only when the one before it is
-committed, so the first task of batch n puts the floor of its query there.
+Like any holder, it has four operations. *Fence*: :meth:`AnswerBook.open` gives the log to one
+attempt of the task. A second attempt follows the log while the owner lives, and takes over when it
+is gone. *Append*: only by the owner, so that the log decides between two attempts (first writer
+wins). *Read*: durable chunks. *Truncate*: a micro-batch starts only when the previous one is
+committed, so the first task of batch n moves the floor of its query to n.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SEED, _CHUNK, _TRUNCATE = range(3)
 
 @dataclass(slots=True)
 class TaskLog:
-    """One task's log; ``durable`` chunks of it may be read by others. ``record`` is the number of
-    its last one."""
+    """One task's log. ``durable``: the number of chunks that others may read; ``record``: the
+    number of its last journal record."""
 
     chunks: list[bytes] = field(default_factory=list)
     executions: list[str] = field(default_factory=list)
@@ -44,8 +44,8 @@ class TaskLog:
 
 @dataclass(slots=True)
 class Scope:
-    """A query or run. ``newest`` is the batch that was begun last: its floor. ``record`` is the
-    number of the last one of the scope itself."""
+    """A query or run. ``newest``: the batch that began last, which is the floor; ``record``: the
+    number of the scope's own last journal record."""
 
     seed: bytes
     newest: int = -1
@@ -55,7 +55,7 @@ class Scope:
 
 @dataclass(slots=True)
 class _Index:
-    """Answers of all partitions of an operator by digest, in the order in which they came."""
+    """Answers of all partitions of an operator by digest, in order of arrival."""
 
     read: dict[int, int] = field(default_factory=dict)
     found: dict[bytes, list[tuple[int, str, Entry]]] = field(default_factory=dict)
@@ -67,15 +67,15 @@ class AnswerBook:
     Parameters
     ----------
     bytes_max
-        More is refused with :class:`~clonos.causal.errors.LogFull`.
+        The largest size; beyond it answers are refused with
+        :class:`~clonos.causal.errors.LogFull`.
     new_seed
-        Draws the seed of a scope's random numbers, once.
+        Draws the seed of a scope's random numbers.
 
     Attributes
     ----------
     made, taken, durable
-        How many records there have been for the journal, how many of them were given to it, and
-        how many are there.
+        The numbers of journal records that were made, handed to the journal, and are durable.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class AnswerBook:
         self._staged: list[TaskLog] = []
         self._written: list[TaskLog] = []
 
-    # --- the verbs ----------------------------------------------------------------------------
+    # --- operations ---------------------------------------------------------------------------
 
     def open(
         self,
@@ -110,10 +110,10 @@ class AnswerBook:
         *,
         take_over: bool = False,
     ) -> tuple[bool, int]:
-        """An attempt begins; says whether it owns the log now, and the log's length.
+        """An attempt begins; returns whether it owns the log now, and the log's length.
 
-        A session that ended is known by then, or not yet: the same process of the same attempt
-        simply goes on.
+        If the same process of the same attempt opens the log again, it simply goes on, even if the
+        end of its earlier session is not known yet.
         """
         scope = self._scope(key)
         log = scope.logs.setdefault(key, TaskLog())
@@ -126,7 +126,7 @@ class AnswerBook:
         return True, len(log.chunks)
 
     def append(self, session: object, key: AnswerKey, execution: str, chunk: bytes) -> None:
-        """Stage a chunk: it counts when what :meth:`take_records` gives is durable."""
+        """Stage a chunk; it counts once the records of :meth:`take_records` are durable."""
         log = self.find(key)
         if log is None or log.owner is not session:
             self._check_floor(key)
@@ -149,7 +149,7 @@ class AnswerBook:
         return 0 if log is None else len(log.chunks)
 
     def owner(self, key: AnswerKey) -> object | None:
-        """Who may append to this log."""
+        """The session that may append to this log."""
         log = self.find(key)
         return None if log is None else log.owner
 
@@ -160,14 +160,14 @@ class AnswerBook:
             log.owner = None
 
     def leave(self, session: object) -> None:
-        """A process is gone, and with it all its attempts."""
+        """A process is gone, with all its attempts."""
         for scope in self._scopes.values():
             for log in scope.logs.values():
                 if log.owner is session:
                     log.owner = None
 
     def truncate(self, scope: str, below: int | None) -> None:
-        """Forget batches that are committed; the whole scope if `below` is None."""
+        """Forget committed batches; the whole scope if `below` is None."""
         record = self._write(_TRUNCATE, scope, below)
         self._truncate(scope, below)
         if scope in self._scopes:
@@ -180,7 +180,7 @@ class AnswerBook:
     # --- answers of other partitions ----------------------------------------------------------
 
     def is_shared(self, key: AnswerKey, execution: str) -> bool:
-        """Whether an earlier execution has asked in other partitions of this operator."""
+        """Whether earlier executions have logged answers in other partitions of this operator."""
         return any(
             other.partition != key.partition
             and other.operator == key.operator
@@ -190,7 +190,7 @@ class AnswerBook:
         )
 
     def lookup(self, key: AnswerKey, execution: str, digest: bytes, rank: int) -> Entry | None:
-        """The `rank`-th answer to a question that other partitions had in earlier executions."""
+        """The `rank`-th answer to a question in other partitions, by earlier executions."""
         index = self._indexes.setdefault((key.scope, key.batch, key.operator), _Index())
         scope = self._scopes.get(key.scope)
         for other, log in scope.logs.items() if scope else ():
@@ -211,12 +211,12 @@ class AnswerBook:
     # --- durability ---------------------------------------------------------------------------
 
     def depends(self, key: AnswerKey) -> int:
-        """The last record that a task which has opened this log depends on."""
+        """The last record on which a task depends that has opened this log."""
         scope = self._scopes[key.scope]
         return max(scope.record, scope.logs[key].record)
 
     def take_records(self) -> list[bytes]:
-        """Return what to write next; :meth:`committed` confirms it."""
+        """The records to write next; :meth:`committed` confirms them."""
         records, self._records = self._records, []
         self._written += self._staged  # a write that failed is repeated
         self._staged = []
@@ -224,14 +224,14 @@ class AnswerBook:
         return records
 
     def committed(self) -> None:
-        """What was taken is durable."""
-        for log in self._written:  # each is there once per chunk
+        """All records taken are durable."""
+        for log in self._written:  # each log occurs once per chunk
             log.durable += 1
         self._written = []
         self.durable = self.taken
 
     def snapshot(self) -> Iterator[bytes]:
-        """Records that stand for everything that is held."""
+        """Records that restore the whole content."""
         for name, scope in self._scopes.items():
             yield msgpack.packb((_SEED, name, scope.seed, scope.newest))
             for key, log in scope.logs.items():
@@ -239,7 +239,7 @@ class AnswerBook:
                     yield msgpack.packb((_CHUNK, tuple(key), execution, chunk))
 
     def recover(self, records: Iterable[bytes]) -> None:
-        """Take up what a journal holds."""
+        """Restore the content from a journal."""
         try:
             for record in records:
                 self._replay(*msgpack.unpackb(record, use_list=False))

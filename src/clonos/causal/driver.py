@@ -1,4 +1,4 @@
-"""The log of a job, as its driver starts it."""
+"""Starts and stops the log of a job, in its driver."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LOOPBACK: Final = "127.0.0.1"
 class Log:
     """The running log of this driver: made by :func:`start`.
 
-    As a context manager it ends the run: without an exception its answers are forgotten, with one
-    they are kept for the next start.
+    As a context manager it ends the run: after success its answers are forgotten, after an
+    exception they are kept for the next start.
     """
 
     def __init__(self, spark_context: Any, server: LogServer | None, access: LogAccess) -> None:
@@ -43,16 +43,16 @@ class Log:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of answers held here; 0 if PostgreSQL holds them."""
+        """Bytes of answers held by this driver; 0 if PostgreSQL holds them."""
         return 0 if self._server is None else self._server.nbytes
 
     @contextmanager
     def batch(self, name: str) -> Iterator[None]:
-        """A part of a batch job, as a micro-batch is one of a streaming query.
+        """A part of a batch job, like a micro-batch of a streaming query.
 
-        What this thread has Spark do meanwhile is asked and kept under this name, and forgotten at
-        the end: the part is done then. If it raises, the next start with this name goes on with
-        the same answers.
+        Answers in Spark jobs that this thread starts in the block are kept under this name. At the
+        end of the block the part is done, and they are forgotten. If the block raises, the next
+        start with this name gets the same answers.
 
         Examples
         --------
@@ -74,15 +74,15 @@ class Log:
         self.forget(run)
 
     def done(self) -> None:
-        """The run is complete: its answers are not needed any more."""
+        """The run is complete: forget its answers."""
         self.forget(self.run)
 
     def forget(self, scope: str) -> None:
-        """Drop all answers of a run, or of a streaming query (by its id)."""
+        """Forget all answers of a run, or of a streaming query (by its id)."""
         self._holder.truncate(scope, None)
 
     def stop(self) -> None:
-        """End the log; what it holds stays in its directory."""
+        """Stop the log; its answers stay in the directory."""
         process.connect(None)
         self._holder.close()
         if self._server is not None:
@@ -114,36 +114,38 @@ def start(
     patience_s: float = PATIENCE_S,
     tls: bool | None = None,
 ) -> Log:
-    """Start the log of this driver. Functions that Spark gets from now on use it.
+    """Start the log of this driver. Functions handed to Spark from now on use it.
 
     Parameters
     ----------
     spark
         The running session.
     directory
-        On a disk that survives the driver. Started again with it, a run or query goes on with the
-        answers that are there.
+        A directory on a disk that survives the driver. If the log is started with it again, a run
+        or query gets the same answers.
     store
         Instead of `directory`: ``"postgresql://..."``. Executors talk to the database directly.
     run
-        What batch jobs' answers are kept under (the application's name). Streaming queries have
-        an id of their own.
+        The name under which batch jobs' answers are kept; by default the application's name.
+        Streaming queries have their own ids.
     host
-        At which executors reach the driver. Loopback for local masters, else the driver's.
+        The address at which executors reach the driver. By default loopback for local masters,
+        otherwise the driver's host.
     bytes_max
-        Of answers that are not committed yet; beyond it calls are refused.
+        The largest size of uncommitted answers; beyond it calls are refused.
     durability
-        ``"fsync"``: answers survive the machine. ``"process"``: the death of processes.
+        ``"fsync"``: answers survive the machine. ``"process"``: only the death of processes.
     patience_s
-        How long a speculative copy of a task waits for another that lives and gets no answers.
+        How long a speculative copy of a task waits for the other attempt if that is alive but gets
+        no answers.
     tls
-        Encrypt what executors say to the log. Default: if `host` is not a loopback address.
+        Encrypt connections to the log. By default, if `host` is not a loopback address.
 
     Raises
     ------
     UnsupportedSession
-        It is no session, or one of Spark Connect (the log is beside the client) without `run` and
-        `host`, or for :meth:`Log.batch`.
+        `spark` is not a session; or it is one of Spark Connect (the log is beside the client)
+        without `run` and `host`, or with :meth:`Log.batch`.
     JournalInUse
         Another driver uses this directory.
 
@@ -175,17 +177,17 @@ def start(
 
 
 class _Queries:
-    """Looks at a streaming query as Spark runs it, at each of its batches."""
+    """Checks streaming queries, at each of their batches."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
         self._executions: dict[str, str] = {}
 
     def __call__(self, scope: str, batch: int) -> None:
-        """Refuse a query whose next batch begins before the commit of the last is durable.
+        """Refuse a query whose next batch may begin before the last one's commit is durable.
 
-        The option is only seen in the class that Spark chooses to execute the query. Tasks may
-        outlive a query that has failed: what it was, they are judged by.
+        The option shows only in the class with which Spark executes the query. Tasks may outlive a
+        failed query, so the class last seen is used for them.
         """
         execution = self._execution(scope) or self._executions.get(scope, "")
         self._executions[scope] = execution
@@ -198,9 +200,9 @@ class _Queries:
             )
 
     def _execution(self, scope: str) -> str:
-        """Name of the class that executes a query; "" if that cannot be known."""
+        """The name of the class that executes a query; "" if unknown."""
         try:
-            query = uuid.UUID(scope)  # else it is the run of a batch job
+            query = uuid.UUID(scope)  # else it is a batch job's run
             active = self._spark._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
             java_id = self._spark._jvm.java.util.UUID.fromString(str(query))  # noqa: SLF001
             return str(active.get(java_id).getClass().getSimpleName())

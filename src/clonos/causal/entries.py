@@ -1,12 +1,11 @@
-"""What is kept of an answer, and by what it is found again.
+"""Log entries of answers, and how they are found again.
 
-The engine finds a determinant by its position: a task's steps come in the same order on replay.
-The rows of a Spark partition may not, so here an entry carries the digest of what was asked, and
-the *n*-th time a digest is asked for gets the *n*-th entry that has it. Where the rows do come in
-the same order this is the same thing as the position; where they do not, equal questions may swap
-answers, and nothing else can.
+The engine finds a determinant by its position, because a task's steps come in the same order on
+replay. The rows of a Spark partition may not. So an entry carries the digest of its question, and
+the *n*-th call with a digest gets the *n*-th entry that has it. If rows come in the same order,
+this equals the position. If they do not, equal questions may swap answers, but nothing else can.
 
-A *chunk* is what a task appends at once: a flat msgpack array of entries.
+A *chunk* holds the entries that a task appends at once: a flat msgpack array.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from clonos.core.determinants import Cause
 from clonos.errors import CallError, MalformedMessage
 
 DIGEST_BYTES: Final = 16
-"""A user must not be able to construct two questions with one digest: no xxhash here."""
+"""Not xxhash: nobody must be able to construct two questions with the same digest."""
 
 CALL: Final = int(Cause.CALL)
 CLOCK: Final = int(Cause.CLOCK)
@@ -33,9 +32,9 @@ _TOO_SLOW: Final = f"{ServiceTooSlow.__module__}.{ServiceTooSlow.__name__}"
 
 
 class Entry(NamedTuple):
-    """One determinant: its kind, what was asked, and what the world said.
+    """One determinant: its kind, the question's digest, and the answer.
 
-    ``answer`` is a canonical encoding, of an error if not ``ok``.
+    ``answer`` is a canonical encoding; of an error, if not ``ok``.
     """
 
     digest: bytes
@@ -50,7 +49,7 @@ def digest_of(question: Any) -> bytes:
     Raises
     ------
     UnencodableValue
-        Something in it has no canonical form.
+        Some part of it has no canonical form.
 
     Examples
     --------
@@ -63,7 +62,7 @@ def digest_of(question: Any) -> bytes:
 
 
 def encode_chunk(entries: Sequence[Entry]) -> bytes:
-    """The bytes of some entries.
+    """Encode entries.
 
     Examples
     --------
@@ -84,7 +83,7 @@ def decode_chunk(chunk: bytes) -> list[Entry]:
     Raises
     ------
     MalformedMessage
-        The bytes are something else.
+        The bytes are not a chunk.
     """
     try:
         flat = msgpack.unpackb(chunk)
@@ -106,7 +105,7 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def decode_error(data: bytes) -> Exception:
-    """The exception to raise for an answer; the same class live and when used again."""
+    """The exception to raise for an answer; its class is the same live and on reuse."""
     error = canonical.decode_error(data)
     if isinstance(error, CallError) and error.type_name == _TOO_SLOW:
         return ServiceTooSlow(

@@ -11,11 +11,11 @@ class CausalError(ClonosError):
 
 
 class OutsideTask(CausalError):
-    """A causal service was asked where no Spark task runs."""
+    """A causal service was called where no Spark task runs."""
 
 
 class OnDriver(OutsideTask):
-    """A causal service was asked on the driver, outside ``foreachBatch``."""
+    """A causal service was called on the driver, outside ``foreachBatch``."""
 
 
 class NotConnected(CausalError):
@@ -23,7 +23,7 @@ class NotConnected(CausalError):
 
 
 class LogUnreachable(CausalError):
-    """The log does not answer, so no call is made: its answer could not be kept."""
+    """The log does not answer, so no call is made, because its answer could not be kept."""
 
 
 class LogFull(CausalError):
@@ -43,7 +43,7 @@ class BelowFloor(CausalError):
 
 
 class OperatorUsedTwice(CausalError):
-    """Two operators of one stage have the same name: their answers could not be told apart."""
+    """Two operators of one stage have the same name, so their answers cannot be told apart."""
 
 
 class ServiceTooSlow(CausalError, TimeoutError):
@@ -51,15 +51,15 @@ class ServiceTooSlow(CausalError, TimeoutError):
 
 
 class NotIdempotent(CausalError):
-    """An effect that may be made twice: nothing can keep a retried task from making it again."""
+    """An effect is not idempotent, so a retried task might make it twice."""
 
 
 class UnsupportedSession(CausalError):
-    """The log cannot be kept beside the driver of such a session."""
+    """With this kind of session, the log cannot be kept beside the driver."""
 
 
 class UnsupportedQuery(CausalError):
-    """A streaming query's options rule out the guarantees about its answers."""
+    """A streaming query has options with which answers cannot be guaranteed."""
 
 
 class OtherRows(CausalError):
@@ -73,7 +73,7 @@ def named(name: str) -> type[CausalError]:
 
 
 def fenced(key: object) -> Fenced:
-    """The error of an attempt whose log another one has taken over."""
+    """The error of an attempt whose log another attempt has taken over."""
     return Fenced(
         f"another attempt has taken over {key}",
         remedy="nothing: this attempt ends, the other one goes on with the same answers",
@@ -81,7 +81,7 @@ def fenced(key: object) -> Fenced:
 
 
 def below_floor(key: object, newest: int) -> BelowFloor:
-    """The error of an attempt of a batch older than the `newest` that has begun."""
+    """The error of an attempt whose batch is older than the `newest` one."""
     return BelowFloor(
         f"{key} asks, but batch {newest} has begun: this one was committed",
         remedy="if it is a leftover of a lost executor, nothing; if you have reset the query's "
@@ -90,7 +90,7 @@ def below_floor(key: object, newest: int) -> BelowFloor:
 
 
 def used_twice(key: object) -> OperatorUsedTwice:
-    """The error of an attempt whose log another process of the same attempt has."""
+    """The error of an attempt whose log belongs to another process of the same attempt."""
     return OperatorUsedTwice(
         f"two processes of one task attempt ask as {key}",
         remedy="give one of the two functions that you hand to Spark another name: "

@@ -1,12 +1,12 @@
-"""Nothing leaves a task before the answers that it depends on are durable.
+"""The gate: no output leaves a task before the answers that it depends on are durable.
 
-Whatever a Python worker hands back to Spark goes through ``dump_stream(iterator, stream)`` of one
-of PySpark's serializers, for all kinds of functions and since the first PySpark. In a worker that
-uses causal services these methods get a stream that settles the task's answers first, once per
-write: a pickled batch of rows or an Arrow batch, not a row.
+All output of a Python worker goes through ``dump_stream(iterator, stream)`` of one of PySpark's
+serializers, for all kinds of functions and in all versions of PySpark. In a worker that uses causal
+services, these methods get a stream that first makes the task's answers durable, once per write (a
+pickled batch of rows or an Arrow batch, not a row).
 
-Where a task began before the gate was there (the causal object came out of a broadcast variable, in
-mid-task), every answer of that task is made durable by itself: slower, and just as safe.
+If a task began before the gate was installed (the causal object came from a broadcast variable, in
+mid-task), each answer of that task is made durable at once: slower, but just as safe.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class _End(Protocol):
 
 
 def _end_nothing(*, succeeded: bool) -> None:
-    """Until :func:`connect`."""
+    """Used until :func:`connect`."""
 
 
 class _Gate:
-    """What the gate does, and for which attempt it came too late."""
+    """The gate's functions, and the attempt for which it came too late."""
 
     def __init__(self) -> None:
         self.settle: Callable[[], None] = lambda: None
@@ -43,12 +43,12 @@ _gate: Final = _Gate()
 
 
 def connect(settle: Callable[[], None], end: _End) -> None:
-    """What to do before output leaves, and when there will be no more of it."""
+    """Set the functions to call before output leaves, and after the last output."""
     _gate.settle, _gate.end = settle, end
 
 
 def install() -> None:
-    """Put the gate into this worker."""
+    """Install the gate in this worker."""
     if _gate.is_installed:
         return
     _gate.is_installed = True
@@ -82,7 +82,7 @@ def _is_writing(frame: FrameType | None) -> bool:
 def _guarded(dump_stream: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(dump_stream)
     def guarded(self: Any, iterator: Any, stream: Any) -> None:
-        # Within it, others may be used for other things, such as state for transformWithState.
+        # Nested calls are for other purposes, such as the state of transformWithState.
         if _gate.is_open or TaskContext.get() is None:
             dump_stream(self, iterator, stream)
             return
@@ -99,7 +99,7 @@ def _guarded(dump_stream: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Settled:
-    """A stream; before anything is written to it, the task's answers are made durable."""
+    """A stream that makes the task's answers durable before each write."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What a task needs of whoever keeps its log, and how it is reached."""
+"""The holder of a task's log, as the task sees it, and how it is reached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clonos.transport.tls import Identity
 
 
 class Holder(Protocol):
-    """Keeps the logs of tasks: the four verbs, as a task uses them.
+    """Keeps the logs of tasks: the four operations, as a task uses them.
 
     Every method may raise :class:`~clonos.causal.errors.LogUnreachable`.
     """
@@ -45,16 +45,16 @@ class Holder(Protocol):
 
 
 class ServedHolder:
-    """The log beside the driver, seen from a process that asks.
+    """The client of the log beside the driver.
 
-    Usable by several threads, and by the children of a fork. A stream that breaks is opened again
-    for the next request: with it goes the ownership of logs, so a task that was cut off finds out
-    at its next append whether somebody else has gone on meanwhile.
+    Usable by several threads, and after a fork. A broken stream is opened again for the next
+    request. Ownership of logs ends with the stream, so a task that was cut off finds out at its
+    next append whether another attempt has taken over.
 
     Parameters
     ----------
     address, job, secret, identity
-        Of the :class:`~clonos.causal.server.LogServer`.
+        Those of the :class:`~clonos.causal.server.LogServer`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ServedHolder:
     def open(
         self, key: m.AnswerKey, attempt: str, execution: str, *, take_over: bool = False
     ) -> m.Opened:
-        process = f"{self._name}/{os.getpid()}"  # a child of it is another one
+        process = f"{self._name}/{os.getpid()}"  # a forked child counts as another process
         opened: m.Opened = self._ask(m.Opened, m.Open, key, attempt, process, execution, take_over)
         return opened
 
@@ -119,18 +119,18 @@ class ServedHolder:
 
 @dataclass(frozen=True)
 class LogAccess:
-    """How a job's log is reached, and as what.
+    """How a job's log is reached, and under which identity.
 
     Parameters
     ----------
     address, job, secret, identity
-        Of the server beside the driver; or, if `dsn` is given, nothing.
+        Those of the server beside the driver; empty if `dsn` is given.
     dsn
-        Of the PostgreSQL database that keeps the log instead.
+        The PostgreSQL database that keeps the log instead.
     run
         The scope of batch jobs.
     term
-        Drawn at each start of a driver: tells its executions from earlier ones.
+        Drawn at each start of a driver, to distinguish its executions from earlier ones.
     """
 
     run: str

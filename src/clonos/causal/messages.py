@@ -1,4 +1,4 @@
-"""What a task and the log of its job say to each other: one request, one reply, one ticket."""
+"""Messages between a task and the log of its job: each request has one reply, matched by ticket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clonos.transport.events import WIRE
 
 
 class AnswerKey(NamedTuple):
-    """Whose log it is: one operator in one partition of one batch.
+    """Identifies a log: one operator in one partition of one batch.
 
     ``scope`` is the id of a streaming query, or the name of a batch job's run.
     ``partition`` is -1 for the driver.
@@ -27,7 +27,7 @@ class AnswerKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An attempt of a task begins: fence whoever is gone, say how much is held."""
+    """An attempt of a task begins: fence an attempt that is gone, and report the log's length."""
 
     key: AnswerKey
     attempt: str
@@ -39,7 +39,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Entries for a log; answered when they are durable."""
+    """Append entries; answered when they are durable."""
 
     key: AnswerKey
     execution: str
@@ -49,7 +49,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The chunks from number `since` on; if there are none, wait up to this time for one."""
+    """Read the chunks from number `since` on; if there are none, wait up to `wait_s` for one."""
 
     key: AnswerKey
     since: int
@@ -78,7 +78,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The process that asks lives."""
+    """A heartbeat of the client."""
 
     ticket: int
 
@@ -105,7 +105,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What was read. `is_free`: nobody owns the log (any more)."""
+    """The chunks read. `is_free`: the log has no owner (any more)."""
 
     chunks: tuple[bytes, ...]
     is_free: bool
@@ -122,14 +122,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is so, and durable."""
+    """The request was carried out, durably."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It cannot be: the name of an error class of :mod:`clonos.causal.errors`, and its parts."""
+    """The request failed, with this error class of :mod:`clonos.causal.errors` and its parts."""
 
     error: str
     what: str
@@ -153,4 +153,4 @@ ANSWERS: Final = WIRE.extended(
         164: Failed,
     }
 )
-"""All messages between clients and the log. Causal services own the numbers from 128 on."""
+"""All messages between clients and the log. Causal services use the numbers from 128 on."""

@@ -1,9 +1,9 @@
-"""What the log of a job decides, sans-I/O: who is answered what, and when.
+"""The decisions of a job's log, sans-I/O: which client gets which reply, and when.
 
-Events come in (what clients say, what was written, what was judged), replies and orders go out.
-Nobody is told anything that a crash could take back: a reply waits until all records that it
-depends on are durable. Of all that wait, one write takes everything that has come meanwhile (group
-commit); while it is under way the next group gathers.
+Events come in (requests of clients, outcomes of writes, verdicts); replies and orders go out. No
+client learns anything that a crash could undo: a reply waits until all records that it depends on
+are durable. One write takes all records that have come meanwhile (group commit); while it is under
+way, the next group gathers.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ READ_BYTES_MAX: Final = 16 << 20
 """Soft limit of a reply with chunks; it always holds at least one."""
 
 SILENT_S: Final = 15.0
-"""If somebody waits for its log, an owner silent for this long is presumed dead."""
+"""An owner that has been silent for this long is presumed dead if another attempt waits."""
 
 WAIT_MAX_S: Final = 10.0
 """Longest time that a request waits for news."""
 
 MEND_S: Final = 1.0
-"""Time before a failed disk is tried again, if somebody waits for it."""
+"""Time before a failed disk is tried again, if some client waits for it."""
 
 TURN_S: Final = 1.0
-"""Longest time between turns: the plane's clock does not count longer sleeps of the loop."""
+"""Longest time between turns, because the plane's clock does not count longer sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """It is not known what the journal holds."""
+    """A write has failed; what the journal holds is unknown."""
 
     error: ClonosError
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A batch of a query may be served, or why not."""
+    """The verdict on a query's batch: it may be served, or why not."""
 
     scope: str
     batch: int
@@ -71,25 +71,25 @@ Event = ClientOpened | ClientClosed | Written | WriteFailed | Judged | Stop
 
 
 class JournalPort(Protocol):
-    """Where records are kept; returns at once, and says later how it went."""
+    """The journal; its methods return at once, and an event reports the outcome later."""
 
     def write(self, records: Sequence[bytes]) -> None:
         """Add a group. Answered by ``Written`` or ``WriteFailed``."""
 
     def rotate(self, head: Sequence[bytes]) -> None:
-        """Start anew with what stands for everything before. Answered in the same way."""
+        """Begin a new journal with records that replace all earlier ones. Answered likewise."""
 
     def vouch(self) -> None:
-        """There will be nothing for a while: see to it that damage to the last group will not be
-        taken for a write that never ended. Answered in the same way."""
+        """Nothing will be written for a while: write a record that vouches for the last group, so
+        that damage to it cannot be mistaken for a torn write. Answered likewise."""
 
 
 JudgePort = Callable[[str, int], None]
-"""Asked about a scope's batch; the answer is ``Judged``."""
+"""Called with a scope and batch; the answer is the event ``Judged``."""
 
 
 class Disk(Enum):
-    """What the journal does: ``IDLE -group-> WRITING -written-> IDLE``, ``WRITING -failed->
+    """The state of the journal: ``IDLE -group-> WRITING -written-> IDLE``, ``WRITING -failed->
     BROKEN -group, as a new segment-> WRITING``."""
 
     IDLE = "idle"
@@ -98,7 +98,7 @@ class Disk(Enum):
 
 
 class _Client:
-    """One process that asks; it owns logs."""
+    """A connected process, which may own logs."""
 
     def __init__(self, connection: Connection, now_s: float) -> None:
         self.connection = connection
@@ -111,7 +111,7 @@ class _Client:
 
 @dataclass(slots=True)
 class _Reader:
-    """A client that waits for news of a log."""
+    """A client that waits for new chunks of a log."""
 
     client: _Client
     request: m.Read
@@ -119,16 +119,17 @@ class _Reader:
 
 
 class AnswerNode:
-    """The log of a job: :meth:`turn` hears what happened, and decides.
+    """The log of a job: :meth:`turn` handles events, and decides.
 
     Parameters
     ----------
     book
-        Recovered already.
+        The book, already recovered.
     journal_bytes
-        Size of the journal now.
+        The present size of the journal.
     judge
-        Asked once about each batch of a scope before its first log is opened; None: all may.
+        Called once for each batch of a scope before its first log is opened; None: all batches are
+        served.
     """
 
     def __init__(
@@ -176,9 +177,10 @@ class AnswerNode:
         Parameters
         ----------
         events
-            Of the plane, of the ports, and pairs ``(conn_id, request)``.
+            Events of the plane and the ports, and pairs ``(conn_id, request)``.
         now_s
-            By a clock that stands still while this process does: nobody is late before it looks.
+            Of a clock that stops while this process is frozen, so that no client counts as late for
+            that.
         """
         self._now_s = now_s
         is_idle = True
@@ -194,7 +196,7 @@ class AnswerNode:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was stopped, and everything that could be written is."""
+        """Whether it was stopped, and everything that can be written is written."""
         if self._disk is Disk.IDLE:
             return self._is_stopping and self._book.made == self._book.durable
         return self._is_stopping and self._disk is Disk.BROKEN
@@ -228,7 +230,7 @@ class AnswerNode:
         client = self._clients[conn_id]
         client.heard_s = self._now_s
         handle = self._requests.get(type(request))
-        if handle is None:  # something of the engine's
+        if handle is None:  # a message of the engine
             client.connection.close()
             return
         self._try(handle, client, request)
@@ -307,7 +309,7 @@ class AnswerNode:
         self._readers.append(_Reader(client, request, self._now_s + wait_s))
 
     def _serve_readers(self) -> None:
-        """Answer those for whom there is news, or who have waited long enough."""
+        """Answer readers for whom there are chunks, or who have waited long enough."""
         waiting, self._readers = self._readers, []
         for reader in waiting:
             request = reader.request
@@ -324,7 +326,7 @@ class AnswerNode:
                 self._readers.append(reader)
 
     def _is_free(self, key: m.AnswerKey) -> bool:
-        """Whether nobody owns a log, or a process that has not been heard for long."""
+        """Whether a log has no owner, or one that has been silent for long."""
         owner = self._book.owner(key)
         return owner is None or (
             isinstance(owner, _Client) and self._now_s - owner.heard_s > SILENT_S
@@ -333,7 +335,7 @@ class AnswerNode:
     # --- the journal --------------------------------------------------------------------------
 
     def _write_group(self, *, is_idle: bool) -> None:
-        """Have written what came, if nothing is being written and somebody waits for it."""
+        """Write the gathered records, if no write is under way and some client waits."""
         book = self._book
         is_broken = self._disk is Disk.BROKEN
         if self._disk is Disk.WRITING or (is_broken and self._now_s < self._mend_at_s):

@@ -1,9 +1,9 @@
 """A holder in PostgreSQL: for logs that outgrow the driver, or must survive its machine.
 
-Executors talk to the database themselves, so that neither the driver's memory nor its network is
-in the way. The verbs are the same. A log is owned by whoever holds a session-level advisory lock on
-it: when that process dies its connection ends, and the lock with it. A taker-over ends the owner's
-*incarnation*, which every append checks in its own transaction.
+Executors talk to the database themselves, so that neither the driver's memory nor its network is a
+bottleneck. The operations are the same. The owner of a log holds a session-level advisory lock on
+it; when its process dies, its connection ends, and the lock with it. An attempt that takes over
+raises the log's *incarnation*, which every append checks in its own transaction.
 
 Use a direct connection, or a pooler in session mode: advisory locks belong to sessions.
 """
@@ -55,9 +55,9 @@ class PostgresHolder:
     Parameters
     ----------
     dsn
-        As psycopg takes it. The tables ``clonos_*`` are made there if they do not exist.
+        As psycopg takes it. The tables ``clonos_*`` are created if they do not exist.
     bytes_max
-        Of answers of one scope that are not truncated yet.
+        The largest size of a scope's answers that are not truncated yet.
     """
 
     def __init__(self, dsn: str, bytes_max: int) -> None:
@@ -69,7 +69,7 @@ class PostgresHolder:
         self._owned: dict[m.AnswerKey, tuple[int, int]] = {}  # log, incarnation
         self._ids: dict[m.AnswerKey, int] = {}
 
-    # --- the verbs ----------------------------------------------------------------------------
+    # --- operations ---------------------------------------------------------------------------
 
     def open(
         self, key: m.AnswerKey, attempt: str, execution: str, *, take_over: bool = False
@@ -166,7 +166,7 @@ class PostgresHolder:
         self._do(run)
 
     def beat(self) -> None:
-        """A dead process is known by its connection."""
+        """Nothing to do: the end of its connection shows that a process is dead."""
 
     def truncate(self, scope: str, below: int | None) -> None:
         if below is None:
@@ -185,7 +185,7 @@ class PostgresHolder:
     # --- inside -------------------------------------------------------------------------------
 
     def _do(self, run: Callable[[Any], T]) -> T:
-        """Run something in one transaction; with a connection that breaks go all locks."""
+        """Run something in one transaction. A broken connection loses all locks."""
         psycopg = _psycopg()
         with self._lock:
             try:
@@ -210,7 +210,7 @@ class PostgresHolder:
         connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=10)
         try:
             with connection.transaction():
-                # Two that create the same table at the same time would fail.
+                # Serialize: creating the same table twice at the same time would fail.
                 connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
                 known = connection.execute("select to_regclass('clonos_chunks')").fetchone()
                 if known[0] is None:
@@ -225,7 +225,7 @@ class PostgresHolder:
         return locked
 
     def _begin(self, sql: Any, key: m.AnswerKey) -> bytes:
-        """The seed of the scope, in which the batch of `key` is the newest one now."""
+        """Make the batch of `key` the newest of its scope; return the scope's seed."""
         sql.execute(
             "insert into clonos_scopes values (%s, %s, -1) on conflict do nothing",
             (key.scope, secrets.token_bytes(SEED_BYTES)),

@@ -1,9 +1,9 @@
-"""Where in a Spark application we are: which log, which task, which operator.
+"""Finds out the log, the task and the operator of the running code.
 
 A :class:`~clonos.causal.holder.LogAccess` says how a job's log is reached. It travels inside the
-functions that Spark ships (everything that users import from :mod:`clonos.causal` carries it when
-it is pickled), never in configuration, properties or an environment, which Spark shows in its UI
-and its event logs.
+functions that Spark ships: everything that users import from :mod:`clonos.causal` carries it when
+pickled. It is never in configuration, properties or the environment, which Spark shows in its UI
+and event logs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 EXECUTION_PROPERTY: Final = "spark.sql.execution.id"
 RUN_PROPERTY: Final = "clonos.causal.run"
-"""Local properties of Spark's threads, which its tasks inherit; the last is ours."""
+"""Local properties of Spark's threads, which tasks inherit; the last one is set by us."""
 
 DRIVER: Final = -1
-"""In place of a partition: the driver."""
+"""Stands for the driver in place of a partition."""
 
 _PYSPARK: Final = str(os.path.dirname(pyspark.__file__)) + os.sep  # noqa: PTH120 - as in frames
 _HERE: Final = str(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - see above
@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Process:
-    """What this process knows; set once by :func:`connect`, or with each function that arrives."""
+    """The state of this process; set by :func:`connect`, or by each function that arrives."""
 
     def __init__(self) -> None:
         self.access: LogAccess | None = None
@@ -56,12 +56,12 @@ _operator_name: ContextVar[str] = ContextVar("clonos_operator", default="")
 
 
 def access() -> LogAccess | None:
-    """The log that this process uses, if it knows one."""
+    """The log that this process uses, if any."""
     return _process.access
 
 
 def connect(new: LogAccess | None, spark_context: Any = None) -> None:
-    """The driver has a log now (or none any more)."""
+    """Set the driver's log (None: it has none any more)."""
     with _process.lock:
         _process.access, _process.spark_context = new, spark_context
         _drop_holder()
@@ -75,10 +75,10 @@ def _drop_holder() -> None:
 
 
 def arrived(shipped: LogAccess | None) -> None:
-    """A function has arrived from the driver and brought this."""
+    """A function has arrived from the driver with this access."""
     if shipped is not None and shipped != _process.access:
         with _process.lock:
-            if _process.spark_context is None:  # the driver itself knows better
+            if _process.spark_context is None:  # the driver keeps its own
                 _process.access = shipped
                 _drop_holder()
     if TaskContext.get() is not None:
@@ -104,7 +104,7 @@ def holder() -> Holder:
     return known[1]
 
 
-# --- which task ---------------------------------------------------------------------------------
+# --- tasks --------------------------------------------------------------------------------------
 
 
 def current() -> Task:
@@ -113,9 +113,9 @@ def current() -> Task:
     Raises
     ------
     OutsideTask
-        None runs in this process.
+        No task runs in this process.
     NotConnected
-        No log is known.
+        The log is unknown.
     """
     context = TaskContext.get()
     if context is None:
@@ -161,7 +161,7 @@ def scope_of(prop: Callable[[str], str | None], run: str) -> tuple[str, int]:
 
 
 def _on_driver() -> Task:
-    """The function of a ``foreachBatch`` is a task, too; nothing else on the driver is."""
+    """The task of a ``foreachBatch`` function; other code on the driver has none."""
     spark_context = _process.spark_context
     if spark_context is None:
         raise errors.OutsideTask(
@@ -201,11 +201,11 @@ def end_driver_task(*, succeeded: bool) -> None:
 
 
 def settle() -> None:
-    """Make all answers of this task durable that it has got.
+    """Make all answers of this task durable.
 
-    Rows that are handed back to Spark wait for this by themselves. Ask for it before you hand
-    anything out yourself (an INSERT in ``foreachPartition``, in ``write()`` of a data source)
-    that depends on an answer of the same function.
+    Rows returned to Spark wait for this by themselves. Call it before your own function makes
+    anything visible that depends on its answers, such as an INSERT in ``foreachPartition`` or in
+    ``write()`` of a data source.
     """
     task = _process.task
     if task is not None and task.is_dirty:
@@ -221,14 +221,14 @@ def end_task(*, succeeded: bool) -> None:
 
 gate.connect(settle, end_task)
 
-# --- which operator -----------------------------------------------------------------------------
+# --- operators ----------------------------------------------------------------------------------
 
 
 def operator_name(service: str) -> str:
-    """Name of the operator that asks: the outermost function of the user on the stack.
+    """The name of the calling operator: the outermost user function on the stack.
 
-    It is the service itself if that is what Spark was given, and in a thread of the user's, on
-    whose stack there is nothing of Spark.
+    It is the service itself if Spark was given the service, or in a thread started by the user,
+    whose stack has no frame of Spark.
     """
     named = _operator_name.get()
     if named:
@@ -247,7 +247,7 @@ def operator_name(service: str) -> str:
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Within this, :func:`operator_name` is `name`."""
+    """Within this block, :func:`operator_name` returns `name`."""
     token = _operator_name.set(name)
     try:
         yield

@@ -1,7 +1,7 @@
-"""The log of a job beside its driver: a node, a plane that brings it what clients say, a journal.
+"""The log of a job beside its driver: a node, a plane for the clients' messages, a journal.
 
-One thread turns the node. What it orders of the disk is done at once while the disk is quick, and
-by a second thread when it is not: then others are answered meanwhile.
+One thread turns the node. While the disk is quick, this thread writes, too. When it is slow, a
+second thread writes, so that other clients get their answers meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSE_S: Final = 3.0
 """Grace period for a disk that hangs while the log is closed."""
 
 HANG_UP_S: Final = 0.05
-"""Time for the last replies to go out. Idle clients read nothing, and would never leave."""
+"""Time for the last replies to go out; idle clients would not disconnect by themselves."""
 
 Judge = Callable[[str, int], None]
 
@@ -42,27 +42,27 @@ class LogServer:
     Parameters
     ----------
     directory
-        Made if it does not exist; what an earlier server acknowledged there is taken up.
+        Created if it does not exist; answers that an earlier server acknowledged are restored.
     host
         Address of the interface to listen on; never all of them.
     bytes_max
-        Of answers that are not truncated yet; they are in memory, too.
+        The largest size of answers that are not truncated; they are also in memory.
     durability
         ``"fsync"``: survives the machine. ``"process"``: only the death of processes.
     tls
-        Encrypt (TLS 1.3), with an authority made for this log alone; those who ask then need
-        its :attr:`identity`. Default: if the address is not a loopback one. False asks by name
-        for plaintext there.
+        Encrypt (TLS 1.3), with an authority made for this log alone; clients then need its
+        :attr:`identity`. Default: if the address is not a loopback one. False requests plaintext
+        explicitly.
     judge
-        Called with scope and batch, in a thread of its own, before the first log of that batch is
-        opened; what it raises (an error of clonos) the tasks get instead.
+        Called with scope and batch, in a separate thread, before the first log of that batch is
+        opened. If it raises an error of Clonos, the tasks get that error.
 
     Raises
     ------
     JournalInUse
         Another driver serves this directory.
     UnreadableJournal
-        It is damaged elsewhere than at its end.
+        The journal is damaged before its end.
 
     Examples
     --------
@@ -114,12 +114,12 @@ class LogServer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of answers that are held."""
+        """Bytes of answers held."""
         return self._book.nbytes
 
     @property
     def journal_bytes(self) -> int:
-        """Size of the file they are in."""
+        """Size of the journal file."""
         return self._journal.nbytes
 
     def _run(self) -> None:
@@ -136,12 +136,12 @@ class LogServer:
             self._journal.close()
 
     def reached_by(self, access: LogAccess) -> LogAccess:
-        """Say in `access` how executors reach this server."""
+        """Add to `access` how executors reach this server."""
         address, identity = self.address, self.identity
         return replace(access, address=address, job=self.job, secret=self.secret, identity=identity)
 
     def close(self) -> None:
-        """Answer nobody any more, and give the directory back."""
+        """Stop answering, and unlock the directory."""
         self._inbox.put(Stop())
         self._thread.join(CLOSE_S)
 
@@ -187,7 +187,7 @@ class _Disk:
 
 
 class _Judging:
-    """The node's port to whoever judges: it asks Spark, and that may take its time."""
+    """The node's port to the judge, which asks Spark and may be slow."""
 
     def __init__(self, judge: Judge, inbox: Inbox) -> None:
         self._judge = judge

@@ -1,4 +1,4 @@
-"""Calls, the clock and random numbers, as functions of Spark tasks ask for them."""
+"""Calls, clock and random numbers for functions in Spark tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _asking: ContextVar[_Question | None] = ContextVar("clonos_question", default=No
 
 
 class Shipped:
-    """Something that knows its job's log: it is pickled with the way there."""
+    """An object that is pickled together with the access to its job's log."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _rebuild, (type(self), process.access(), self.__dict__)
@@ -68,8 +68,8 @@ class _Question:
     @property
     def idempotency_key(self) -> str:
         where = self.log.key
-        # The seed is drawn anew when the scope's answers were forgotten: today's run that has the
-        # name of yesterday's asks again, and must not get yesterday's receipts.
+        # The seed is new when a scope's answers were forgotten, so that a run with the same name as
+        # yesterday's gets new keys, and not yesterday's receipts.
         run = f"{where.scope}.{self.log.seed.hex()}"
         parts = [run, str(where.batch), where.operator, self.digest.hex()]
         if self.key is None:
@@ -108,7 +108,7 @@ def _question(
     log = task.log(operator)
     try:
         named = [list(item) for item in sorted(kwargs.items())] if kwargs else []
-        # Lists, not tuples: MessagePack has no tuples, and this is the path of every call.
+        # Lists, not tuples: MessagePack has no tuples, and every call takes this path.
         digest = digest_of([service, key, list(args), named])
     except UnencodableValue as error:
         raise UnencodableValue(
@@ -126,12 +126,12 @@ def _value(entry: Entry, cause: BaseException | None = None) -> Any:
 
 
 def _is_no_answer(error: BaseException) -> bool:
-    """Whether it says something of the log or the task, not of the service."""
+    """Whether an error comes from the log or the task, not from the service."""
     return isinstance(error, CausalError) and not isinstance(error, ServiceTooSlow)
 
 
 class _RealCall:
-    """Around a call that is really made: what comes of it, a failure too, is the answer."""
+    """Wraps a real call: its outcome, even a failure, becomes the answer."""
 
     def __init__(self, question: _Question) -> None:
         self.value: Any = None
@@ -155,7 +155,7 @@ class _RealCall:
         return True
 
     def answer(self) -> Any:
-        """Keep it, and give it as the log has it."""
+        """Keep the answer, and return it as the log has it."""
         failure = self._failure
         value = self.value if failure is None else failure
         return _value(self._question.keep(ok=failure is None, value=value), failure)
@@ -180,9 +180,9 @@ async def _ask_async(question: _Question, fn: Callable[[], Coroutine[Any, Any, A
 
 
 class Service(Shipped, Declared, Generic[F]):
-    """A function whose answers are kept: made by :func:`service`.
+    """A function whose answers are logged: made by :func:`service`.
 
-    A job's ``map_async``, ``ctx.call`` and ``ctx.service`` understand it, too.
+    A job's ``map_async``, ``ctx.call`` and ``ctx.service`` accept it, too.
     """
 
     def __init__(self, fn: F | Effect, name: str, how: PolicyOptions) -> None:
@@ -198,7 +198,7 @@ class Service(Shipped, Declared, Generic[F]):
         self._is_async = inspect.iscoroutinefunction(plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask, or use the logged answer (or exception) again."""
+        """Make the call, or reuse its logged answer or exception."""
         return self._call(process.operator_name(self._name), None, args, kwargs)
 
     def at_once(self, *arguments: Any, **named: Any) -> Any:
@@ -211,10 +211,10 @@ class Service(Shipped, Declared, Generic[F]):
             raise TimeoutError(error.what) from error
 
     def keyed(self, key: Any) -> Callable[..., Any]:
-        """The same, for one row: its `key` tells this call from equal ones.
+        """The service for one row: its `key` distinguishes this call from equal ones.
 
-        With it answers stay with their rows however these are ordered and partitioned when they
-        come again; and two equal calls for two rows are two calls.
+        With keys, answers stay with their rows however the rows are ordered and partitioned when
+        they come again, and equal calls for two rows are two calls.
         """
         return lambda *args, **kwargs: self._call(
             process.operator_name(self._name), key, args, kwargs
@@ -227,12 +227,13 @@ class Service(Shipped, Declared, Generic[F]):
         keys: Iterable[Any] | None = None,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """Ask for many at a time; the results in the order of the arguments.
+        """Make many calls at a time; the results are in the order of the arguments.
 
         Parameters
         ----------
         concurrency
-            Concurrent calls: in threads, or in an event loop if the function is async.
+            The number of concurrent calls, in threads or, if the function is async, in an event
+            loop.
         keys
             One per call, as for :meth:`keyed`.
         return_exceptions
@@ -281,7 +282,7 @@ class Service(Shipped, Declared, Generic[F]):
         return ask(question, lambda: self._perform(args, kwargs))
 
     def _perform(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Really call, within the time, as often as allowed."""
+        """Really make the call, with its timeout and attempts."""
         fn: Callable[..., Any] = self._fn
         if isinstance(self.asked, Effect):
             self._require_idempotent(self.asked)
@@ -315,7 +316,7 @@ def _outcome(job: Future[Any]) -> Any:
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, also below a running event loop."""
+    """Run a coroutine to its end, even if an event loop is already running in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -333,7 +334,7 @@ def _too_slow(name: str, seconds: float) -> ServiceTooSlow:
 
 
 def _in_time(fn: Callable[..., Any], name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
-    # A thread of its own: nothing else can leave a function that hangs. It is left behind.
+    # In its own thread: there is no other way to leave a function that hangs. It is abandoned.
     future: Future[Any] = Future()
     context = copy_context()
 
@@ -363,7 +364,7 @@ async def _in_time_async(
 
 
 def _with_key(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make an idempotent effect, under the name that it has in every attempt of its task."""
+    """Make an idempotent effect, with a key that is the same in every attempt of its task."""
     key = effect_key(idempotency_key(), "causal", None, 0)
     return fn(*args, **kwargs, call=EffectCall(key, 1))
 
@@ -391,42 +392,42 @@ def service(
     check: Callable[..., Any] | None = None,
     **how: Unpack[PolicyOptions],
 ) -> Any:
-    """Say once how a function is asked, for tasks of Clonos and for Spark's own.
+    """Declare how a function is called, for tasks of Clonos and for Spark's own tasks.
 
-    ``clonos.service`` and ``causal.service`` are the same. In a job of Clonos, give what it returns
-    to ``map_async``, ``with_column_async``, ``ctx.service`` or ``ctx.call``. In plain PySpark, call
-    it in a function of a task, once ``causal.start`` was called: it is asked once, and every retry
-    of the task gets the same answer.
+    ``clonos.service`` and ``causal.service`` are the same. In a job of Clonos, pass the result to
+    ``map_async``, ``with_column_async``, ``ctx.service`` or ``ctx.call``. In plain PySpark, after
+    ``causal.start``, call it in a function that runs in tasks: the call is made once, and every
+    retry of the task gets the same answer.
 
     Parameters
     ----------
     fn
-        Anything that asks the world: HTTP, a database, a model, the file system. Arguments and
-        answers are plain values; in plain PySpark also NumPy arrays, pandas objects and Arrow
-        batches. It may be async, or an :func:`clonos.effect`.
+        Any function that uses the outside world: HTTP, a database, a model, the file system.
+        Arguments and answers are plain values; in plain PySpark also NumPy arrays, pandas objects
+        and Arrow batches. It may be async, or an :func:`clonos.effect`.
     name
-        Part of what tells its calls from others' in plain PySpark; the function's own, if not
-        given.
+        Distinguishes its calls from those of other services in plain PySpark; by default the
+        function's name.
     idempotent, check
-        Short for ``clonos.effect(idempotent=..., check=...)``. A task of plain PySpark makes only
-        idempotent effects, under the key of :func:`idempotency_key`.
+        Short for ``clonos.effect(idempotent=..., check=...)``. Tasks of plain PySpark make only
+        idempotent effects, with the key of :func:`idempotency_key`.
     how
         ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``, ``cost``, ``budget``,
-        ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. What ``map_async`` is given
-        overrides it. Calls that are waited for, in plain PySpark or with ``ctx.call``, know the
-        first three only, and have no time limit without ``timeout``: an attempt that takes longer
-        ends as :class:`~clonos.causal.errors.ServiceTooSlow`, or as `TimeoutError` in ``ctx.call``.
-        A function that is not async goes on in a thread of its own, unheard.
+        ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. Options of ``map_async``
+        override them. Blocking calls, in plain PySpark or with ``ctx.call``, use only the first
+        three, and have no time limit without ``timeout``. An attempt that takes longer ends with
+        :class:`~clonos.causal.errors.ServiceTooSlow`, or `TimeoutError` in ``ctx.call``; if the
+        function is not async, it goes on in an abandoned thread.
 
     Returns
     -------
     Service
-        To be called like `fn`, with ``.keyed(key)`` and ``.map(...)``.
+        Called like `fn`; also has ``.keyed(key)`` and ``.map(...)``.
 
     Raises
     ------
     DefinitionError
-        Something cannot be meant so.
+        An option is invalid.
 
     Examples
     --------
@@ -464,7 +465,7 @@ def _require_bare(known: Service[Any], *said: object) -> None:
 
 def _name_of(fn: Callable[..., Any]) -> str:
     owner = getattr(fn, "__self__", None)
-    if isinstance(owner, Service):  # as ``ctx.call`` asks it
+    if isinstance(owner, Service):  # from ``ctx.call``
         return owner._name  # noqa: SLF001 - of this module
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
@@ -473,7 +474,7 @@ class _Call(Shipped):
     """:data:`call`, as something that can be pickled with the way to its log."""
 
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call `fn` once: its logged answer or exception comes back at every retry."""
+        """Call `fn` once: every retry gets its logged answer or exception."""
         if isinstance(fn, Service):
             return fn(*args, **kwargs)
         name = _name_of(fn)
@@ -484,7 +485,7 @@ class _Call(Shipped):
 
 
 class Clock(Shipped):
-    """Processing time: every reading is logged, and none is before the one that came before."""
+    """Processing time: every reading is logged, and readings never go back."""
 
     def now_ms(self, key: Any = None) -> int:
         """Milliseconds since the epoch; `key` ties the reading to a row."""
@@ -509,10 +510,10 @@ class _Random(Shipped):
     """:data:`random`, as something that can be pickled with the way to its log."""
 
     def __call__(self, *key: Any) -> np.random.Generator:
-        """Random numbers that depend only on (run, batch, operator, key): nothing is logged.
+        """Random numbers that depend only on (run, batch, operator, key), so nothing is logged.
 
-        Without a key they depend on the partition and on how often it has asked, so that the
-        order of its rows matters; with the row's key it does not.
+        Without a key they depend on the partition and the number of calls so far, and thus on the
+        order of rows; with the row's key they do not.
         """
         task = process.current()
         operator = process.operator_name("random")
@@ -525,7 +526,7 @@ class _Random(Shipped):
 
 
 class Operator(Shipped):
-    """A function that is handed to Spark, with a name and the job's log: :func:`operator`."""
+    """A function for Spark, with a name and the job's log; see :func:`operator`."""
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         functools.update_wrapper(self, fn)
@@ -539,7 +540,7 @@ class Operator(Shipped):
         return self._each(result) if inspect.isgenerator(result) else result
 
     def _each(self, results: Any) -> Any:
-        # A generator runs when it is asked for its next value, not when it is made.
+        # A generator runs when its next value is requested, not when it is created.
         try:
             while True:
                 with process.named(self._name):
@@ -553,12 +554,12 @@ class Operator(Shipped):
 
 
 def operator(fn: Callable[..., Any], name: str | None = None) -> Any:
-    """Mark the function that Spark gets, where marking is needed.
+    """Wrap a function for Spark, where that is necessary.
 
-    It carries the job's log to the executors. Functions of a script or notebook do so by
-    themselves when they mention ``causal`` or a service; those of an installed module are only
-    named when they are shipped, and need this. The name is what the function's answers are kept
-    under: give one where two operators of a stage would have the same, or before you rename it.
+    The wrapper carries access to the job's log to the executors. Functions of a script or notebook
+    do so by themselves when they mention ``causal`` or a service. Functions of an installed module
+    need the wrapper, because they are shipped by name only. Answers are kept under the operator's
+    name. Give one if two operators of a stage would have the same, or before renaming the function.
 
     Examples
     --------
@@ -579,10 +580,11 @@ random: Final = _Random()
 
 
 def idempotency_key() -> str:
-    """Inside a called function: a key for this call, the same whenever it is made again.
+    """Inside a called function: a key for this call, the same whenever the call is repeated.
 
-    Services with side effects deduplicate by it: a task that dies within a call makes it again.
-    Without ``keyed(...)`` it depends on the partition and the order of equal calls in it.
+    Services with side effects deduplicate by it, because a task that dies within a call makes the
+    call again. Without ``keyed(...)`` the key depends on the partition and the order of equal calls
+    in it.
 
     Raises
     ------

@@ -1,8 +1,9 @@
-"""``foreachBatch`` whose every attempt delivers the same rows, and sinks that take a batch once.
+"""``foreachBatch`` functions whose attempts all see the same rows, and sinks that write a batch
+once.
 
-Spark runs the function of ``foreachBatch`` again with the same batch id if the driver dies before
-the commit. That the rows are the same then is what the causal services are for; that they are there
-once is up to the sink: it keeps the number of the newest batch (the *high-water mark*) in the
+If the driver dies before the commit, Spark runs the function of ``foreachBatch`` again with the
+same batch id. Causal services ensure that it gets the same rows. The sink must ensure that they are
+written only once: it updates the number of the newest batch (the *high-water mark*) in the
 transaction that writes the rows.
 """
 
@@ -37,7 +38,7 @@ class ExactlyOnce(Shipped):
         self._verify = verify
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        frame.persist()  # a sink that reads it again reads what the first one read
+        frame.persist()  # all sinks must read the same rows
         succeeded = False
         try:
             if self._verify:
@@ -50,7 +51,7 @@ class ExactlyOnce(Shipped):
 
     @staticmethod
     def _check(frame: Any, batch_id: int) -> None:
-        """Compare the rows with those of an earlier attempt, or note them for a later one."""
+        """Compare the rows with those of an earlier attempt, or log them for a later one."""
         task = process.current()
         log = task.log(_ROWS)
         digest = digest_of("rows")
@@ -70,7 +71,7 @@ class ExactlyOnce(Shipped):
 
 
 def fingerprint(frame: Any) -> tuple[int, int]:
-    """Number of rows of a DataFrame, and a digest of them that does not depend on their order."""
+    """The number of rows of a DataFrame, and a digest that does not depend on their order."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -93,15 +94,15 @@ def fingerprint(frame: Any) -> tuple[int, int]:
 
 
 def exactly_once(write: Write | None = None, /, *, verify: bool = True) -> Any:
-    """Make a ``foreachBatch`` function's attempts all alike.
+    """Make all attempts of a ``foreachBatch`` function alike.
 
-    Every sink that `write` uses sees the same rows, on the first attempt and on each one after a
-    failure, also when the driver died. Calls that `write` itself makes are logged, too.
+    All sinks that `write` uses get the same rows, in the first attempt and in each one after a
+    failure, even of the driver. Calls that `write` itself makes are logged, too.
 
     Parameters
     ----------
     verify
-        Keep a digest of the batch's rows in the log; an attempt that has other ones ends with
+        Log a digest of the batch's rows; an attempt with other rows ends with
         :class:`~clonos.causal.errors.OtherRows` before it writes anything.
 
     Examples
@@ -125,16 +126,16 @@ def write_once(connection: Any, name: str, batch_id: int, write: Callable[[Any],
     Parameters
     ----------
     connection
-        Of psycopg (or of any driver of PostgreSQL with the same interface).
+        A connection of psycopg (or of any PostgreSQL driver with the same interface).
     name
-        Of the stream; there is a mark for each.
+        The stream's name; each has its own mark.
     write
-        Called with a cursor, unless the batch is there already.
+        Called with a cursor, unless the batch is written already.
 
     Returns
     -------
     bool
-        Whether it was written; False: an earlier attempt had done so.
+        Whether it was written now; False: an earlier attempt had written it.
     """
     with connection.transaction(), connection.cursor() as sql:
         sql.execute("select pg_advisory_xact_lock(hashtext(%s))", [MARKS])
@@ -144,7 +145,7 @@ def write_once(connection: Any, name: str, batch_id: int, write: Callable[[Any],
             f"insert into {MARKS} values (%s, -1) on conflict do nothing",  # noqa: S608 - a constant
             [name],
         )
-        # Locks the mark: an attempt that still runs elsewhere is waited for.
+        # Locks the mark, and thereby waits for an attempt that still runs elsewhere.
         mark = sql.execute(
             f"select batch from {MARKS} where name = %s for update",  # noqa: S608 - a constant
             [name],
@@ -160,19 +161,19 @@ def write_once(connection: Any, name: str, batch_id: int, write: Callable[[Any],
 
 
 def postgres_sink(dsn: str, table: str, *, name: str | None = None) -> Write:
-    """A ``foreachBatch`` function that writes each batch into a table once.
+    """A ``foreachBatch`` function that writes each batch to a table once.
 
-    The tasks copy their rows into a staging table, all at a time; one transaction on the driver
-    moves what the successful tasks have copied into `table`, and the high-water mark with it.
+    The tasks copy their rows into a staging table in parallel. One transaction on the driver moves
+    the rows of successful tasks to `table`, together with the high-water mark.
 
     Parameters
     ----------
     dsn
         As psycopg takes it; driver and executors connect to it.
     table
-        It exists, and has the DataFrame's columns.
+        An existing table with the DataFrame's columns.
     name
-        Of the stream; the table's, if not given.
+        The stream's name; by default the table's.
     """
     stage = f"{table}_clonos_staged"
 

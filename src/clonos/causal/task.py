@@ -1,10 +1,10 @@
-"""The running task of this process, and its logs: answers to use again, then answers to keep.
+"""The running task of this process, and its logs: it first reuses answers, then adds new ones.
 
-An answer is *sent* to its log soon after it came (:data:`LINGER_S`), so that a task that dies has
-little to ask again; and it is *durable* before any byte of output leaves the task (see
+An answer is *sent* to its log soon after it came (:data:`LINGER_S`), so that the next attempt of a
+dead task has few calls to repeat. It is *durable* before any byte of output leaves the task (see
 :mod:`clonos.causal.gate`), so that no output depends on an answer that could be lost. An exception
-is an answer only from then on: if it fails the task instead, nobody has used it, and the next
-attempt asks again.
+becomes an answer only at that moment: if it fails the task instead, nothing depends on it, and the
+next attempt makes the call again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from clonos.causal.messages import AnswerKey, Opened
 
 LINGER_S: Final = 0.02
 LINGER_MAX_S: Final = 0.25
-"""Longest time that answers are held back: what a killed task may have to ask again."""
+"""Longest time that answers are held back; if the task is killed, these calls are repeated."""
 
 SENDING_SHARE: Final = 1 / 40
-"""Share of its time that a task may spend on sending early; if sending is slow, it lingers."""
+"""Share of its time that a task may spend on early sending; if slow, it sends less often."""
 
 BEAT_S: Final = 3.0
 """Heartbeat interval of a task that has nothing else to send."""
@@ -90,15 +90,15 @@ class OperatorLog:
                 self._known.setdefault(entry.digest, deque()).append(entry)
         self._chunks += len(chunks)
 
-    # --- use again ----------------------------------------------------------------------------
+    # --- reuse --------------------------------------------------------------------------------
 
     def take(self, digest: bytes, *, anywhere: bool = True) -> Entry | None:
-        """The next logged answer to a question; None if it has to be asked.
+        """The next logged answer to a question; None if the call must be made.
 
         Parameters
         ----------
         anywhere
-            Also look at what other partitions asked in earlier executions.
+            Also look among answers of other partitions in earlier executions.
         """
         entry = self._next(digest)
         if entry is None and not self.is_owner:
@@ -109,7 +109,7 @@ class OperatorLog:
                 entry = self._holder.lookup(self.key, self._execution, digest, rank)
                 if entry is not None:
                     self._from_others[digest] = rank + 1
-                    self._fresh.append(entry)  # found here the next time
+                    self._fresh.append(entry)  # so that this log has it the next time
         if entry is not None:
             self.reused += 1
         return entry
@@ -122,7 +122,7 @@ class OperatorLog:
             return None
 
     def _follow(self, digest: bytes) -> Entry | None:
-        """Wait for the attempt that owns the log: for its answer, or its end."""
+        """Wait for an answer of the attempt that owns the log, or for its end."""
         with self._lock:
             progress_s = time.monotonic()
             while not self.is_owner:
@@ -143,7 +143,7 @@ class OperatorLog:
             counted = self._counts[what] = self._counts.get(what, 0) + 1
         return counted - 1
 
-    # --- keep ---------------------------------------------------------------------------------
+    # --- add ----------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> None:
         """Keep an answer."""
@@ -151,7 +151,7 @@ class OperatorLog:
         self._fresh.append(entry)
 
     def send(self, *, failures: bool) -> None:
-        """Make what was kept durable; exceptions only if asked to."""
+        """Make kept answers durable; exceptions only with `failures`."""
         with self._lock:
             self.check()
             entries = [*self._held, *_drain(self._fresh)]
@@ -166,7 +166,7 @@ class OperatorLog:
                 raise
 
     def check(self) -> None:
-        """Raise what made an earlier answer impossible to keep."""
+        """Raise the error for which an earlier answer could not be kept."""
         if self._broken is not None:
             raise self._broken
 
@@ -174,13 +174,13 @@ class OperatorLog:
         try:
             self._holder.append(self.key, self._execution, chunk)
         except (errors.LogUnreachable, errors.Fenced):
-            # Cut off, it may be: the ownership of a log goes with the stream.
+            # The stream may have broken, and with it the ownership of the log.
             if not self._was_taken():
                 self._holder.append(self.key, self._execution, chunk)
         self._chunks += 1
 
     def _was_taken(self) -> bool:
-        """Reach the log again; was the chunk whose reply is missing appended?"""
+        """Reach the log again; returns whether the chunk whose reply is missing was appended."""
         give_up_s = time.monotonic() + REOPEN_S
         while True:
             try:
@@ -196,7 +196,7 @@ class OperatorLog:
         return more == 1
 
     def close(self) -> None:
-        """Let the next attempt have the log."""
+        """Give the log up to the next attempt."""
         self._holder.close_log(self.key)
 
 
@@ -210,9 +210,9 @@ def _drain(entries: deque[Entry]) -> list[Entry]:
 
 
 def _split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """What may be sent early, and what may not: failures, and answers to what failed before.
+    """Split entries into those that may be sent early, and failures with later answers to the same.
 
-    Entries with the same digest stay in order: it tells which is whose.
+    Entries with the same digest must stay in order, because answers are matched by it.
     """
     early, held, failed = [], [], set()
     for entry in entries:
@@ -244,13 +244,13 @@ class Task:
     Parameters
     ----------
     attempt, number
-        Of this attempt: unique for the log, and Spark's own.
+        The attempt's ids: a unique one for the log, and Spark's own.
     execution
         The same for all attempts and stages of one run of a query's plan.
     is_gated
-        Output passes the gate; otherwise every answer is made durable at once.
+        Whether output passes the gate; otherwise every answer is made durable at once.
     is_over
-        Whether the attempt has ended without a word (without a gate nobody says so).
+        Tells whether the attempt has ended, which is not reported without a gate.
     """
 
     holder: Holder
@@ -284,7 +284,7 @@ class Task:
         return log
 
     def keep(self, log: OperatorLog, entry: Entry) -> None:
-        """Write down an answer."""
+        """Keep an answer."""
         log.check()
         log.add(entry)
         self.is_dirty = True
@@ -292,7 +292,7 @@ class Task:
             flusher.wake()
         elif entry.ok or self.partition >= 0:
             self.settle()
-        # else: on the driver a failure is an answer when the function has gone on after it.
+        # else: on the driver a failure becomes an answer when the function goes on after it.
 
     def settle(self) -> None:
         """Make all answers durable: output that depends on them is about to leave."""
@@ -300,12 +300,12 @@ class Task:
         self.send(failures=True)
 
     def send(self, *, failures: bool) -> None:
-        """Send what has come to the logs."""
+        """Send new answers to the logs."""
         for log in list(self.logs.values()):
             log.send(failures=failures)
 
     def end(self, *, succeeded: bool) -> None:
-        """The attempt is over. If it failed, what made it fail is not kept as an answer."""
+        """The attempt is over. If it failed, the exception that failed it is not kept."""
         flusher.unwatch(self)
         try:
             self.send(failures=succeeded)
@@ -317,17 +317,17 @@ class Task:
                 try:
                     log.close()
                 except errors.CausalError:
-                    break  # whoever cannot be reached has noticed, or will
+                    break  # the log cannot be reached; it notices the end by itself
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many answers were used again, and how many were asked for."""
+        """How many answers were reused, and how many calls were made."""
         logs = list(self.logs.values())
         return sum(log.reused for log in logs), sum(log.asked for log in logs)
 
 
 class _Flusher:
-    """Sends what tasks have kept, a little later than it came; says that they live."""
+    """Sends tasks' answers after a short delay, and sends heartbeats."""
 
     def __init__(self) -> None:
         self._tasks: set[Task] = set()
@@ -372,7 +372,7 @@ class _Flusher:
 
 
 def _send(task: Task, *, beat: bool) -> None:
-    # Whatever goes wrong, the task itself raises it at its next step.
+    # The task itself raises any error at its next call.
     with contextlib.suppress(Exception):
         if task.is_over():
             task.end(succeeded=True)

@@ -1,4 +1,4 @@
-"""How NumPy arrays and pandas objects are kept: models answer with them, and take them."""
+"""Encodings of NumPy arrays and pandas objects, which models take and return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clonos.errors import ProtocolError, UnencodableValue
 ARRAY: Final = 48
 SERIES: Final = 49
 FRAME: Final = 50
-"""Extension codes; part of the format of logs."""
+"""Extension codes; they are part of the log format."""
 
 
 def _encode_array(array: Any) -> bytes:

@@ -144,6 +144,16 @@ class Canary:
             lines.append(f"it has failed: {self._error}")
         return "\n".join(lines) or "it begins"
 
+    def look(self) -> tuple[bool, list[str]]:
+        """Whether it runs, and how it is doing, without rows: for the job's page."""
+        lines, report = [], self._report
+        if report is not None:
+            lines.append(f"{report.steps:,} steps followed, {report.behind:,} to follow")
+            lines += [str(one).partition("\n")[0] for one in report.differences.values()]
+        if self._error is not None:
+            lines.insert(0, f"it has failed: {self._error.what}")
+        return self.is_running, lines
+
     # --- its end --------------------------------------------------------------------------------
 
     def stop(self) -> None:

@@ -167,6 +167,11 @@ class JobDirectory:
         """The random name of the checkpoint. For the holder of the journal's lock."""
         return self._checkpoint.id
 
+    def get_ready(self) -> None:
+        """Do what a start waits for and what can be done before it is ours to begin."""
+        self._folder.make_folder(self.root)
+        self._checkpoint.get_ready()
+
     def begin_term(self, *, position: int, before: int) -> int:
         """Begin a term of this driver. For the holder of the journal's lock.
 

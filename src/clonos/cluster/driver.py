@@ -385,6 +385,7 @@ class RunningJob(RunningPast):
         setup.audience.follow(self._setup.audience)
         setup.observer.listeners = self.observer.listeners
         setup.consumers.watchers += self.consumers.watchers
+        setup.trials = self._setup.trials
         self._is_driven_by(setup)
         self._loop.start()
 

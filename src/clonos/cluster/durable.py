@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ class DeliveredOutputs:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
         self._rows, self._each = rows, each
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
+        self._begun: tuple[list[_Fresh], Iterable[_Fresh]] | None = None
         self.nbytes = 0
         self._has_failed = self._is_given_up = False
 
@@ -157,11 +159,16 @@ class DeliveredOutputs:
             self._has_failed = True
             self._tell(OutsideFailed(error))
 
+    def begin_flush(self) -> None:
+        with suppress(ClonosError, OSError):  # `flush` tries again, and says why not
+            self._end()
+            self._begin()
+
     def flush(self) -> ClonosError | None:
         try:
-            for lane, outputs in self._each(self._written, list(self._fresh.items())):
-                del self._fresh[lane]
-                self.nbytes -= sum(o.item.batch.nbytes for o in outputs if o.item.batch)
+            self._end()
+            self._begin()
+            self._end()
         except ClonosError as error:  # such as OtherContent
             return self._give_up(error)
         except OSError as error:
@@ -172,6 +179,25 @@ class DeliveredOutputs:
             )
             return failed if may_pass(error) else self._give_up(failed)
         return None
+
+    def _begin(self) -> None:
+        if self._fresh:
+            lanes, self._fresh = list(self._fresh.items()), {}
+            self._begun = lanes, self._each(self._written, lanes)
+
+    def _end(self) -> None:
+        """Wait for what was begun; if it fails, it is to be written as before."""
+        if self._begun is None:
+            return
+        (lanes, written), self._begun = self._begun, None
+        left = dict(lanes)
+        try:
+            for lane, outputs in written:
+                del left[lane]
+                self.nbytes -= sum(o.item.batch.nbytes for o in outputs if o.item.batch)
+        finally:
+            for lane, outputs in left.items():
+                self._fresh[lane] = outputs + self._fresh.get(lane, [])
 
     def _give_up(self, error: ClonosError) -> ClonosError:
         """Waiting does not mend this: the job ends, or it would wait for ever."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -14,12 +14,19 @@ from clonos.core.decisions import Leaving, MoveAsked
 from clonos.core.plan import Plan
 from clonos.errors import CannotMove, UnknownTask
 from clonos.nodes.events import RenewalAsked
+from clonos.nodes.spread import to_move, to_renew
 from clonos.nodes.views import DriverView, JobEvent, SlotView
 from clonos.spark.slots import SPARK_ERRORS
 from clonos.transport.inbox import Inbox
 
 LOOK_S: Final = 0.5
 """How often Spark is asked which executors are about to go."""
+SETTLED_S: Final = 2.0
+"""For so long slots and standbys must have been where they are before any is moved."""
+AGAIN_S: Final = 60.0
+"""How long a cell that did not move, because its calls take long, is left alone."""
+RENEWALS_MAX: Final = 5
+"""Spark may put a slot that is started anew where it was; it is not asked for ever."""
 _POLL_S: Final = 0.05
 
 
@@ -132,22 +139,41 @@ class Mover:
         return self._is_running() and time.monotonic() < until
 
 
-class Decommissions:
-    """Finds executors that Spark is about to decommission, and tells the driver once of each.
+class Executors:
+    """Looks, in a thread, at the executors of a job: which Spark is about to take away, and whether
+    tasks and their standbys are on different ones. Tells the driver.
 
-    Spark notifies no Python code, so its task scheduler is asked.
+    Spark tells no Python code of the former. Its task scheduler knows, and is asked.
 
     Parameters
     ----------
-    executors
-        Returns the executors that have slots of the job.
+    look
+        Returns how the job is.
+    bound
+        Tasks that can only live in slots of their own.
+    room
+        Returns the executors that have a core for one more slot.
     """
 
-    def __init__(self, spark: Any, executors: Callable[[], set[str]], inbox: Inbox) -> None:
-        self._spark, self._executors, self._inbox = spark, executors, inbox
-        self._known: set[str] = set()
+    def __init__(
+        self,
+        spark: Any,
+        plan: Plan,
+        look: Callable[[], DriverView],
+        inbox: Inbox,
+        bound: Collection[int],
+        room: Callable[[], Collection[str]],
+    ) -> None:
+        self._spark, self._plan, self._look, self._inbox = spark, plan, look, inbox
+        self._room = room
+        self._names = [task.name for task in plan.tasks]
+        self._cells = [cell for cell in plan.cells if not set(cell) & set(bound)]
+        self._known = set[str]()
+        self._asked: tuple[str, int | None] = ("", None)
+        self._since_s = self._again_s = 0.0
+        self._renewals = 0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clonos-decommissions", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="clonos-executors", daemon=True)
 
     def start(self) -> None:
         """Begin to look, in a thread, unless all slots are on one machine."""
@@ -162,14 +188,41 @@ class Decommissions:
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
             try:
-                self.look()
+                self.look_who_leaves()
+                self.look_who_is_crowded(time.monotonic())
             except (*SPARK_ERRORS, AttributeError):  # Spark has stopped: the job ends by itself
                 continue
 
-    def look(self) -> None:
+    def look_who_leaves(self) -> None:
         """Tell the driver of executors that are newly decommissioned."""
-        for executor in self._executors() - self._known:
+        for executor in {slot.executor for slot in self._look().slots} - self._known:
             scheduler = self._spark.sparkContext._jsc.sc().taskScheduler()  # noqa: SLF001
             if scheduler.getExecutorDecommissionState(executor).isDefined():
                 self._known.add(executor)
                 self._inbox.put(Leaving(executor, ends=True))
+
+    def look_who_is_crowded(self, now_s: float) -> None:
+        """Ask for what parts tasks from their standbys, once it has been so for a while."""
+        wanted = self._wanted(self._look())
+        if wanted != self._asked:
+            self._asked, self._since_s = wanted, now_s
+        what, which = wanted
+        if which is None or now_s < max(self._since_s + SETTLED_S, self._again_s):
+            return
+        self._again_s = now_s + AGAIN_S
+        if what == "move":
+            self._inbox.put(MoveAsked(which))
+        elif self._renewals < RENEWALS_MAX:
+            self._renewals += 1
+            self._again_s = now_s + SETTLED_S  # Spark may have put it where it was
+            self._inbox.put(RenewalAsked(which))
+
+    def _wanted(self, view: DriverView) -> tuple[str, int | None]:
+        if any(task.phase != "live" for task in view.tasks):
+            return "", None
+        known = {self._names[task] for cell in self._cells for task in cell}
+        if len({slot.executor for slot in view.slots}) == 1:
+            return "renew", to_renew(view.slots, known, self._room())
+        if not self._plan.causal_log:
+            return "", None
+        return "move", to_move(view.slots, self._cells, self._names)

@@ -68,6 +68,15 @@ class SlotPool:
         """How many slots the job wants."""
         return len(self.places)
 
+    @property
+    def bound(self) -> set[int]:
+        """Tasks that can only live in slots of their own."""
+        return {task for task in self.places if task is not None}
+
+    def executors_with_room(self) -> set[str]:
+        """Those that could run one more slot now."""
+        return self._launcher.executors_with_room()
+
     @staticmethod
     def count(compiled: CompiledJob, standby_slots: int | None = None) -> int:
         """Spark cores that a job needs: one per slot, and one for queries that feed it."""

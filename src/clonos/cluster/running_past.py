@@ -90,7 +90,9 @@ class RunningPast:
             "every_s": parse_duration(every) / 1000,
             **how,
         }
-        return Canary(self, Aside(FOLLOW, request, self._setup.directory.hash_seed), replace)
+        canary = Canary(self, Aside(FOLLOW, request, self._setup.directory.hash_seed), replace)
+        self._setup.trials.add("canary", replace, canary.look)
+        return canary
 
     def branch(
         self,
@@ -141,7 +143,14 @@ class RunningPast:
             "changes": self._changes(replace),
             **how,
         }
-        found = Aside(BRANCH, request, self._setup.directory.hash_seed).result(timeout_s)
+        told: list[str] | None = None
+        self._setup.trials.add("branch", replace, lambda: (told is None, told or []))
+        try:
+            found = Aside(BRANCH, request, self._setup.directory.hash_seed).result(timeout_s)
+            told = str(found).splitlines()
+        except BaseException as error:
+            told = [f"it has failed: {type(error).__name__}"]
+            raise
         found.replaces = replace
         return found
 

@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,15 @@ from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
-from clonos.cluster.moves import Decommissions
+from clonos.cluster.moves import Executors
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
+from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import layer_path
+from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, Divergence, OperatorError, PoisonRecord, masked
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
@@ -66,7 +69,7 @@ LOGGER: Final = logging.getLogger("clonos")
 STANDBY_S: Final = 0.1
 """How often a standby driver tries to take the lock of the journal."""
 WRITERS: Final = 4
-"""Threads that write delivered output into files while the driver waits."""
+"""Threads that write files at the same time: delivered output, and the layers of a switch."""
 LOOK_S: Final = 0.01
 """How often it checks whether there is a reason to try at once."""
 
@@ -120,7 +123,7 @@ class DriverSetup:
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(plan, self.sinks)
-        self.warn = Warnings()
+        self.warn, self.trials = Warnings(), Trials()
         self.observer = Observer([t.name for t in plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
         self.directory = _directory(
@@ -195,7 +198,14 @@ class DriverSetup:
         self.pool = SlotPool(
             self.spark, compiled, shipment, self.inbox, standby_slots, self._profile
         )
-        self._decommissions = Decommissions(self.spark, self._executors, self.inbox)
+        self._executors = Executors(
+            self.spark,
+            compiled.plan,
+            lambda: self.node.view,
+            self.inbox,
+            self.pool.bound,
+            self.pool.executors_with_room,
+        )
         self._known = self._settings(*driver)
 
     def _stand_by(self, equip: Callable[[], None], undo: ExitStack) -> Waiting | None:
@@ -210,9 +220,21 @@ class DriverSetup:
         equip()
         self.pool.require()
         self.pool.prepare()
+        self._make_room()
         waiting = Waiting(self.compiled.plan, self.pool, self._known, self.warn)
         undo.callback(waiting.dismiss)
         return waiting
+
+    def _make_room(self) -> None:
+        """Have the folders there that are written to before the job goes on."""
+        with suppress(ClonosError, OSError):  # as then
+            self.directory.get_ready()
+            maker = Incarnation(0, 0)
+            self._store.make_room(layer_path(t.id, 0, maker) for t in self.compiled.plan.tasks)
+
+    @cached_property
+    def _store(self) -> LayerStore:
+        return LayerStore(self.directory.layers_uri, self.durability)
 
     def _open_journal(
         self,
@@ -267,9 +289,6 @@ class DriverSetup:
             else:
                 waiting.turn(self.plane.poll(min(left_s, LOOK_S)), time.monotonic())
 
-    def _executors(self) -> set[str]:
-        return {slot.executor for slot in self.node.view.slots}
-
     def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
         if ui_port is None:
             return None
@@ -288,6 +307,7 @@ class DriverSetup:
             self.node.view,
             self.warn.said,
             SystemClock().ticks_s(),
+            self.trials.shown(),
         )
 
     def _ports(self, file: JournalFile, store: DeliveredStore, undo: ExitStack) -> DriverPorts:
@@ -376,10 +396,11 @@ class DriverSetup:
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
         how = (drop_state, directory.numbers, self._prepared())
-        switch = Switch(before, keeper, waiting, compiled, successor, *how)
-        store = LayerStore(directory.layers_uri, self.durability)
         announce = partial(directory.announce, compiled, version + 1)
-        if not switch.make(store, self._term, announce, file):
+        with ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
+            switch = Switch(before, keeper, waiting, compiled, successor, *how, pool.map)
+            is_made = switch.make(self._store, self._term, announce, file)
+        if not is_made:
             raise JournalBroken(
                 "the journal could not be begun anew, so the job may still have its old graph",
                 where=directory.journal_root,
@@ -448,13 +469,13 @@ class DriverSetup:
             self._claims.check()
             self.feeds.start()
             self.followers.start()
-            self._decommissions.start()
+            self._executors.start()
         if self.page is not None:
             self.page.start()
 
     def break_off(self) -> None:
         """End what works beside the node: the slots have left, or were ended."""
-        self._decommissions.close()
+        self._executors.close()
         self.pool.close()
         self.plane.shutdown()
 

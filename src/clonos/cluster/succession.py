@@ -34,7 +34,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import CannotUpgrade, ClonosError, NotSettled
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe
-from clonos.nodes.events import StopAsked
+from clonos.nodes.events import EndIsNear, StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable
 from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared
@@ -76,6 +76,7 @@ class Succession:
     def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
+        self._setup.inbox.put(EndIsNear())
         if describe(before) == describe(compiled):
             self._prepared.set_result(NOTHING)  # state stays where it is
             return
@@ -110,6 +111,7 @@ class Succession:
                         break
                     before_s = took_s
                 self._may_pause.wait()
+                self._setup.inbox.put(EndIsNear())
                 if more is not None:  # what has changed since the round before
                     aside.tell(dict(keeper.layers))
                     found = next(said) or found

@@ -20,8 +20,8 @@ _PINNED_SLACK_BYTES = 4096
 def seal(batch: pa.RecordBatch, *, digests: bool = True) -> Batch:
     """Wrap a batch for the core, with its size and the digest of its content.
 
-    A slice is copied if it keeps much more in memory than it shows. Without `digests` (nothing is
-    ever compared at least once) the digest is 0.
+    A slice is copied if it keeps much more memory alive than it needs. Without `digests` (at least
+    once, nothing is ever compared) the digest is 0.
     """
     nbytes = batch.nbytes
     digest = content_digest(batch) if digests else 0
@@ -57,7 +57,7 @@ def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBat
     Raises
     ------
     ValueError
-        A column is missing or too much, loses information, or holds a null where it must not.
+        A column is missing or unexpected, would lose information, or holds a forbidden null.
     """
     if isinstance(batch, pa.Table):
         batch = from_table(batch)

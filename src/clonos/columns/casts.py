@@ -1,4 +1,4 @@
-"""Casts of column expressions, as Spark makes them in ANSI mode; what is not here is refused."""
+"""Casts of column expressions, as Spark makes them in ANSI mode; other casts are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clonos.columns.kinds import (
 from clonos.columns.numbers import to_long
 
 _BLANK: Final = "".join(map(chr, [*range(33), 127]))
-"""What Spark trims off a number's text: all of ASCII that is blank or a control character."""
+"""Characters that Spark trims off a number's text: blanks and control characters of ASCII."""
 _DAY_US: Final = 86_400_000_000
 _LONG: Final = pa.int64()
 
@@ -40,7 +40,7 @@ def cast(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 
 
 def is_known(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether there is a cast.
+    """Whether the table has this cast.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def is_known(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def can_raise(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether there are values that have none in the other type."""
+    """Whether some values of `source` have no equivalent in `target`."""
     kinds = kind_of(source), kind_of(target)
     if kinds == (INTEGER, INTEGER):
         return bool(source.bit_width > target.bit_width)
@@ -95,7 +95,7 @@ def _from_text(column: pa.Array, target: pa.DataType) -> pa.Array:
     bare = pc.utf8_trim(column, characters=_BLANK)
     if pc.match_substring_regex(bare, pattern="^[+-]?[0-9]+$").false_count:
         raise Fault("CAST_INVALID_INPUT")
-    # Arrow knows no plus sign, and gives up on long rows of zeros.
+    # Arrow knows no plus sign, and gives up on many leading zeros.
     bare = pc.replace_substring_regex(bare, pattern="^([+]|(-?))0*([0-9])", replacement=r"\2\3")
     try:
         return pc.cast(bare, target)
@@ -146,7 +146,7 @@ CASTS: Final[dict[tuple[str, str], Convert]] = {
     (ZONED, LOCAL): _same_clock,
     (LOCAL, ZONED): _same_clock,
 }
-"""What there is, by the kinds of both types; decimals and their like only where nothing is lost."""
+"""The casts, by the kinds of both types; decimals and the like only where nothing is lost."""
 
 CONDITIONS: Final = {
     INTEGER: ("CAST_OVERFLOW",),
@@ -154,7 +154,7 @@ CONDITIONS: Final = {
     STRING: ("CAST_INVALID_INPUT",),
     DATE: ("DATETIME_OVERFLOW",),
 }
-"""What a cast from a kind of types may raise; the last of them has no name in Spark."""
+"""The errors that a cast from a kind of types may raise; the last has no name in Spark."""
 
 
 def is_of_zone(source: pa.DataType, target: pa.DataType) -> bool:

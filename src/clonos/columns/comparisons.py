@@ -1,4 +1,4 @@
-"""Comparisons of column expressions: NaN is equal to itself and greater than all else."""
+"""Comparisons of column expressions: NaN equals itself and is greater than anything else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def greater(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 
 
 def at_most(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
-    """``<=``: nothing but not ``>``, as floats have an order here."""
+    """``<=``: the same as not ``>``, as floats are totally ordered here."""
     del result
     if _is_exact(*arguments):
         return pc.less_equal(*arguments)
@@ -56,7 +56,7 @@ def at_least(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 
 
 def is_in(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
-    """``in``: null if the value is, or if it is not found and the list has a null."""
+    """``in``: null if the value is null, or if it is not found and the list holds a null."""
     value, *others = arguments
     if types.is_floating(value.type) or not all(isinstance(o, pa.Scalar) for o in others):
         found = _equal(value, others[0])
@@ -106,7 +106,7 @@ def _less(left: Datum, right: Datum) -> Datum:
 
 
 def _is_exact(left: Datum, right: Datum) -> bool:
-    """Whether Arrow's comparison says it all: neither can be NaN."""
+    """Whether Arrow's comparison is right as it is: neither side can be NaN."""
     return not types.is_floating(left.type) or (_has_no_nan(left) and _has_no_nan(right))
 
 

@@ -1,4 +1,4 @@
-"""What kernels of column expressions are given and give: an Arrow array, or one value for all."""
+"""Arguments and results of expression kernels: an Arrow array, or one value for all rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 Datum: TypeAlias = Any
-"""A ``pa.Array``, or a ``pa.Scalar`` that stands for all rows. One of a kernel's is an array."""
+"""A ``pa.Array``, or a ``pa.Scalar`` for all rows. A kernel has at least one array."""
 
 
 class Fault(Exception):
-    """There is no value for some row.
+    """Some row has no value.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Fault(Exception):
 
 
 def any_true(mask: Datum) -> bool:
-    """Whether something is true; nulls are not.
+    """Whether any value is true; nulls are not.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def rows_of_all(arguments: list[Datum]) -> int:
 
 
 def numpy_of(column: pa.Array, as_type: pa.DataType | None = None) -> np.ndarray[Any, Any]:
-    """The values of fixed width, seen as `as_type`; where a null is, zero.
+    """The values of fixed width, seen as `as_type`; zero for null.
 
     Examples
     --------

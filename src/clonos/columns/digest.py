@@ -1,7 +1,7 @@
 """The digest of a batch: equal for equal rows, however Arrow laid them out in memory.
 
-Arrow leaves open what lies under a null, behind the last row and before the first of a slice, so
-neither buffers nor their IPC form can be hashed as they are.
+Arrow does not define the bytes under a null, nor those before and after a slice, so neither the
+buffers nor their IPC form can be hashed as they are.
 """
 
 from __future__ import annotations

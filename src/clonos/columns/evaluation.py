@@ -1,4 +1,4 @@
-"""Formulas at work: each is turned, once, into a function of batches.
+"""Evaluates formulas: each is turned, once, into a function of batches.
 
 Spark computes lazily: the right side of an ``and``, a branch of a ``case`` and the rest of a
 ``coalesce`` only for the rows that need it. Kernels compute whole columns, so a part that can raise
@@ -23,7 +23,7 @@ Evaluate: TypeAlias = Callable[[pa.RecordBatch], Datum]
 
 
 class _Part(NamedTuple):
-    """A part of an expression, and what has to be known to compute it for some of the rows."""
+    """A part of an expression, with all that is needed to compute it for some of the rows."""
 
     evaluate: Evaluate
     raises: bool
@@ -94,7 +94,7 @@ def _arguments(expression: Apply) -> Callable[[pa.RecordBatch], list[Datum]]:
         return _in_order([_part(argument) for argument in given], order)
     evaluated = [_evaluate(argument) for argument in given]
     if given and all(isinstance(argument, Constant) for argument in given):
-        evaluated[0] = computer(given[0])  # something has to say how many rows there are
+        evaluated[0] = computer(given[0])  # one array at least, for the number of rows
     if len(evaluated) == 1:
         (one,) = evaluated
         return lambda batch: [one(batch)]
@@ -123,10 +123,10 @@ def _in_order(
 
 
 def _where(part: _Part, batch: pa.RecordBatch, needed: pa.BooleanArray) -> Datum:
-    """The values in the rows that are `needed`; in others perhaps nulls."""
+    """The values in the rows that are `needed`; other rows may hold nulls."""
     if not part.raises or needed.true_count == len(needed):
         return part.evaluate(batch)
-    # One column at least: rows are counted by it.
+    # At least one column, from which the rows are counted.
     rows = batch.select(part.reads or batch.schema.names[:1]).filter(needed)
     values = _column(part.evaluate(rows), rows.num_rows)
     is_needed = needed.to_numpy(zero_copy_only=False)

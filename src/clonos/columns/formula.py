@@ -1,6 +1,6 @@
-"""Column expressions as data: what a task computes of a batch, with Arrow's kernels.
+"""Column expressions as data, which tasks compute for a batch with Arrow's kernels.
 
-A formula is made by :mod:`clonos.spark.expressions` from what Spark has analysed. It needs no JVM,
+A formula is made by :mod:`clonos.spark.expressions` from Spark's analysed plan. It needs no JVM,
 is pickled with the job, and depends on nothing but the rows. It is computed by
 :mod:`clonos.columns.evaluation`.
 """
@@ -16,7 +16,7 @@ import pyarrow as pa
 from clonos.columns.functions import FUNCTIONS
 
 LAZY: Final = frozenset({"And", "Or", "CaseWhen", "Coalesce", "CreateNamedStruct"})
-"""What computes its parts only for the rows that need them, by the name of Spark's class."""
+"""Functions that compute their parts only for rows that need them, by Spark's class names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Column:
 
     @property
     def fingerprint(self) -> str:
-        """What it is, as text: a checkpoint belongs to one graph."""
+        """Identifies it as text, because a checkpoint belongs to one graph."""
         return f"`{self.name}`"
 
 
@@ -55,7 +55,7 @@ class Constant:
 class Apply:
     """A function of expressions.
 
-    ``raises``: it or a part of it can raise; ``text``: its SQL, if it can.
+    ``raises``: the function or an argument can raise; ``text``: the SQL, if so.
     """
 
     function: str
@@ -75,8 +75,8 @@ class Apply:
 class Called:
     """A user's function of expressions; see :mod:`clonos.columns.user_functions`.
 
-    ``kind``: what Spark calls ``evalType``. It may fail for any row, and is called for all of them,
-    so laziness is of no account: ``raises`` is False.
+    ``kind``: Spark's ``evalType``. The function is called for every row and may fail for any, so
+    it need not be computed lazily: ``raises`` is False.
     """
 
     name: str
@@ -98,7 +98,7 @@ Expression: TypeAlias = Column | Constant | Apply | Called
 
 @dataclass(frozen=True)
 class ReadBy:
-    """What a session was set to when it read an expression: it may mean something else in another.
+    """The session's settings when it read an expression, which may change the meaning.
 
     ``zone``: ``spark.sql.session.timeZone``; ``ansi``: ``spark.sql.ansi.enabled``.
     """
@@ -115,7 +115,7 @@ def apply(
     Parameters
     ----------
     text
-        Its SQL, for errors, if the function itself can raise.
+        The SQL, for errors, if the function itself can raise.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def apply(
 
 
 def columns_of(expression: Expression) -> frozenset[str]:
-    """The columns that an expression looks at."""
+    """The columns that an expression reads."""
     match expression:
         case Column(name):
             return frozenset([name])

@@ -1,8 +1,8 @@
 """The functions that column expressions may use in tasks, each computed exactly as Spark does.
 
-The table is closed: each function of it is compared with Spark on edge values of its types
-(``tests/columns/test_parity.py``), and what is not here is refused when a job is defined. Names are
-those of Spark's own expression classes, by which an analysed expression tells them.
+The table is closed: each function is compared with Spark on edge values of its types
+(``tests/columns/test_parity.py``), and any other function is refused when a job is defined. Names
+are those of Spark's own expression classes, as an analysed expression contains them.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from clonos.columns.kinds import (
 
 Types: TypeAlias = Sequence[pa.DataType]
 Constants: TypeAlias = Sequence[pa.Scalar | None]
-"""Per argument, its value if it is constant."""
+"""The value of each argument that is constant; None for others."""
 Compute: TypeAlias = Callable[[Sequence[Datum], pa.DataType], Datum]
 
 LEFT_FIRST: Final = (0, 1)
 RIGHT_FIRST: Final = (1, 0)
-"""Spark looks at a divisor first."""
+"""Spark evaluates a divisor first."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """One function: what computes it, of what, and what may go wrong.
+    """One function: how it is computed, its argument types, and its errors.
 
-    ``sql``: how it is written. ``accepts``: whether it takes arguments of these types and gives
-    that one. ``fits``: whether it takes these constants. ``can_raise``: whether some row could
-    have no value; ``conditions``: what Spark calls it then. ``skips_after_null``: the order in
-    which Spark computes the arguments, if it stops at a null. ``is_of_zone``: whether the
-    session's zone matters to a timestamp.
+    ``sql``: how it is written. ``accepts``: whether it takes arguments of these types and returns
+    that type. ``fits``: whether it takes these constants. ``can_raise``: whether some row could
+    have no value; ``conditions``: Spark's names for these errors. ``skips_after_null``: the order
+    in which Spark computes the arguments, if it stops at a null. ``is_of_zone``: whether the
+    session's time zone affects the result.
     """
 
     sql: str
@@ -66,7 +66,7 @@ class Function:
 
 
 def _of(*kinds: frozenset[str] | str) -> Callable[[Types, pa.DataType], bool]:
-    """Arguments of these kinds, one after the other; the last one again and again."""
+    """Arguments of these kinds, in order; the last kind may be repeated."""
     allowed = [frozenset([kind]) if isinstance(kind, str) else kind for kind in kinds]
 
     def accepts(given: Types, result: pa.DataType) -> bool:
@@ -80,7 +80,7 @@ def _of(*kinds: frozenset[str] | str) -> Callable[[Types, pa.DataType], bool]:
 
 
 def _alike(kinds: frozenset[str] | str) -> Callable[[Types, pa.DataType], bool]:
-    """Arguments of one type, which is of these kinds."""
+    """Arguments that all have the same type, of one of these kinds."""
     is_of = _of(kinds)
     return lambda given, result: is_of(given, result) and len(set(given)) == 1
 

@@ -25,7 +25,8 @@ highest parallelism of a keyed operator."""
 _NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
 
 _SPARSE = 8
-"""If integers span at most this many times their number, a table finds them, not a hash."""
+"""If integers span at most this many times their number, they are looked up in a table, not by
+hash."""
 
 _SMALL = 4096
 
@@ -36,8 +37,8 @@ Int64 = npt.NDArray[np.int64]
 class DistinctKeys(NamedTuple):
     """The distinct keys of a batch in order of first appearance.
 
-    ``codes`` says for each row which of them it has; ``encoded`` is the canonical form (what
-    state is addressed by); ``groups`` the key group.
+    ``codes`` holds the number of each row's key; ``encoded`` the canonical form (by which state is
+    addressed); ``groups`` the key groups.
     """
 
     codes: Int64
@@ -66,7 +67,7 @@ def key_groups(columns: Sequence[pa.Array]) -> Int64:
 
 
 def key_columns(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
-    """The named columns, with -0.0 and the many NaNs of floats made one."""
+    """The named columns, with -0.0 turned into 0.0 and all NaNs of floats into one."""
     return [_one_zero_one_nan(batch.column(name)) for name in names]
 
 
@@ -87,9 +88,9 @@ def factorise(columns: Sequence[pa.Array], rows: int) -> tuple[Int64, Int64]:
     Returns
     -------
     codes
-        Per row the number of its distinct row.
+        For each row, the number of its distinct row.
     firsts
-        Per distinct row where it appears first. Without columns all rows are the same.
+        For each distinct row, where it first appears. Without columns, all rows are the same.
 
     Examples
     --------
@@ -103,7 +104,7 @@ def factorise(columns: Sequence[pa.Array], rows: int) -> tuple[Int64, Int64]:
     for column in columns[1:]:
         other, span = _codes(column)
         if span == 1 or (other[firsts][codes] == other).all():
-            continue  # it says nothing new
+            continue  # this column distinguishes nothing more
         if len(firsts) * span > _spread(rows):
             other, distinct = densify(other, span)
             span = len(distinct)
@@ -113,7 +114,7 @@ def factorise(columns: Sequence[pa.Array], rows: int) -> tuple[Int64, Int64]:
 
 
 def densify(values: Int64, span: int | None = None) -> tuple[Int64, Int64]:
-    """:func:`factorise` for integers; those of a known `span` are all from 0 to below it."""
+    """:func:`factorise` for integers; with a `span`, all of them are in ``range(span)``."""
     rows = len(values)
     if not rows:
         return values, values
@@ -125,7 +126,7 @@ def densify(values: Int64, span: int | None = None) -> tuple[Int64, Int64]:
     if span > _spread(rows):
         found = pa.array(values).dictionary_encode().indices.to_numpy().astype(np.int64)
         firsts = np.empty(int(found.max()) + 1, np.int64)
-        # Of several values for the same place the last one stays.
+        # If several values go to the same place, the last one stays.
         firsts[found[::-1]] = np.arange(rows)[::-1]
         return found, firsts
     table = np.full(span, rows, np.int32)
@@ -141,7 +142,7 @@ def _spread(rows: int) -> int:
 
 
 def _codes(column: pa.Array) -> tuple[Int64, int]:
-    """Equal numbers for equal values, and what they all are below."""
+    """Equal numbers for equal values, and an exclusive upper bound of these numbers."""
     data_type = column.type
     if (pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type)) and (
         not column.null_count
@@ -212,7 +213,7 @@ def _mix(values: UInt64) -> UInt64:
 
 
 def has_floats(data_type: pa.DataType) -> bool:
-    """Whether values of this type are floats, or have some in them.
+    """Whether values of this type are floats or contain floats.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Kinds of types, as far as functions of column expressions tell them apart."""
+"""Kinds of types, as functions of column expressions distinguish them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER: Final = "other"
 NUMBER: Final = frozenset({INTEGER, FLOATING})
 MOMENT: Final = frozenset({ZONED, LOCAL})
 SIMPLE: Final = frozenset({BOOLEAN, INTEGER, FLOATING, DECIMAL, STRING, BINARY, DATE, *MOMENT})
-"""What can be compared, chosen and passed on."""
+"""Kinds of values that can be compared, chosen and passed on."""
 
 _KINDS: Final = {
     pa.bool_(): BOOLEAN,

@@ -1,4 +1,4 @@
-"""What column expressions may use in tasks, as a table for ``docs/columns.md``."""
+"""The functions that column expressions may use in tasks, as a table for ``docs/columns.md``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES: Final = {
     "timestamp_ntz": pa.timestamp("us"),
     "struct": pa.struct([("x", pa.int32())]),
 }
-"""A type of each kind that functions tell apart."""
+"""A type of each kind that functions distinguish."""
 
 LAZY_SQL: Final = {
     "And": ("a and b", "boolean"),
@@ -32,7 +32,7 @@ LAZY_SQL: Final = {
     "Coalesce": ("coalesce(a, b, ...)", "all but struct"),
     "CreateNamedStruct": ("struct(a, b, ...)", "all but struct"),
 }
-"""How what is computed lazily is written, and of what."""
+"""How functions that are computed lazily are written, and their argument types."""
 
 _INT, _TEXT, _INTERVAL = pa.int32(), pa.string(), pa.duration("us")
 _RESULTS: Final = (
@@ -42,7 +42,7 @@ _RESULTS: Final = (
 
 
 def table() -> str:
-    """The functions by how they are written, in Markdown.
+    """The functions as they are written in SQL, in Markdown.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def _escaped(text: str) -> str:
 
 
 def _kinds(function: Function) -> list[str]:
-    """What its first argument may be; if that is a name, the second."""
+    """The kinds of its first argument; of the second, if the first is a name."""
     found = [kind for kind, one in SAMPLES.items() if _takes(function, _forms(one))]
     if len(found) >= len(SAMPLES) - 1:
         return ["all" if len(found) == len(SAMPLES) else "all but struct"]

@@ -1,7 +1,7 @@
 """Arithmetic of column expressions, as Spark computes it in ANSI mode.
 
-Integers raise where they would overflow; division is towards zero, and by zero it raises, for
-floats, too.
+Integers raise on overflow. Division truncates towards zero; division by zero raises, for floats,
+too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SMALL: Final = frozenset({pa.int8(), pa.int16()})
 
 
 def overflow_of(data_type: pa.DataType) -> str:
-    """What Spark calls an overflow of this type."""
+    """Spark's name for an overflow of this type."""
     return OVERFLOWS[data_type in _SMALL]
 
 
 def checked(kernel: str, condition: str = "") -> Callable[[Sequence[Datum], pa.DataType], Datum]:
     """An Arrow kernel that raises on overflow; floats and decimals of enough digits never do.
 
-    ``condition``: what Spark calls it, if that does not depend on the type.
+    ``condition``: Spark's name for the overflow, if it does not depend on the type.
     """
 
     def compute(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
@@ -83,11 +83,11 @@ def positive_modulo(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 def _integer_remainder(left: Datum, right: Datum, result: pa.DataType) -> Datum:
     divisor = right.as_py() if isinstance(right, pa.Scalar) else None
     if divisor is not None and divisor not in {-1, 0} and isinstance(left, pa.Array):
-        # The usual case, by one function instead of three kernels.
+        # The usual case: one function instead of three kernels.
         values = np.fmod(numpy_of(left), np.array(divisor, left.type.to_pandas_dtype()))
         return with_nulls_of(left, values, result)
-    # The smallest integer cannot be divided by -1; the remainder is that of 1. Where the dividend
-    # is null, the divisor may be zero, and some kernels look at it.
+    # The smallest integer cannot be divided by -1, and the remainder is the same as for 1. Where
+    # the dividend is null, the divisor may be zero, which some kernels do not ignore.
     if isinstance(right, pa.Array) or right.as_py() in {-1, 0}:
         is_odd = pc.or_(*(pc.equal(right, pa.scalar(odd, result)) for odd in (-1, 0)))
         right = pc.if_else(is_odd, pa.scalar(1, result), right)
@@ -95,7 +95,7 @@ def _integer_remainder(left: Datum, right: Datum, result: pa.DataType) -> Datum:
 
 
 def _float_remainder(left: Datum, right: Datum) -> pa.Array:
-    both = pc.add(left, right)  # null where one of them is
+    both = pc.add(left, right)  # null where either is null
     rows = rows_of_all([left, right])
     first, second = (numpy_of(pa.repeat(d, rows) if isinstance(d, pa.Scalar) else d)
                      for d in (left, right))  # fmt: skip
@@ -112,13 +112,13 @@ def _forbid_zero(left: Datum, right: Datum, condition: str) -> None:
 
 
 def can_be_zero(constants: Sequence[pa.Scalar | None]) -> bool:
-    """Whether a divisor is not a constant other than zero."""
+    """Whether a divisor may be zero: it is no constant, or is zero."""
     divisor = constants[1]
     return divisor is None or not divisor.is_valid or divisor.as_py() == 0
 
 
 def rounded_by(rounded: Callable[[Any], Any]) -> Callable[[Sequence[Datum], pa.DataType], Datum]:
-    """``floor`` and ``ceil`` of doubles, which Spark gives as longs: NaN is 0."""
+    """``floor`` and ``ceil`` of doubles, for which Spark returns longs: 0 for NaN."""
 
     def compute(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
         (column,) = arguments
@@ -150,6 +150,6 @@ def to_long(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def square_root(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
-    """``sqrt``; NaN of what is below zero."""
+    """``sqrt``; NaN for negative numbers."""
     del result
     return pc.sqrt(arguments[0])

@@ -1,11 +1,11 @@
-"""Rows as bytes and back, a column at a time: what columnar state looks like in a layer.
+"""Encodes and decodes rows, a column at a time: the format of columnar state in a layer.
 
 A row is a head of fixed width, followed by the bytes of its strings::
 
     per column: 1 byte, whether it is null | its value, or the length of its string
-    the strings, one behind the other
+    the strings, one after the other
 
-What lies under a null is zero, so that equal rows give equal bytes.
+The bytes under a null are zero, so that equal rows give equal bytes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RowCodec:
             else:
                 lengths = values.astype(np.int64)
                 offsets = np.concatenate([[0], np.cumsum(lengths)])
-                if self._widths.count(0) == 1:  # what is not a head is this column
+                if self._widths.count(0) == 1:  # all bytes outside the heads are this column's
                     parts = np.stack([np.full(len(starts) - 1, size), lengths], 1).reshape(-1)
                     is_tail = np.repeat(np.tile([False, True], len(starts) - 1), parts)
                     text = data[starts[0] : starts[-1]][is_tail]
@@ -96,14 +96,14 @@ class RowCodec:
 
 
 def _held(width: int) -> np.dtype[Any]:
-    """As what the bytes of a value (or the length of a string) lie in a head."""
+    """The type in which a head holds the bytes of a value (or the length of a string)."""
     if not width:
         return _LENGTH
     return np.dtype(f"<u{width}" if width <= _BITS_PER_BYTE else f"V{width}")
 
 
 def _width(data_type: pa.DataType) -> int:
-    """Bytes of a value; 0 if that varies."""
+    """Bytes of a value; 0 if the width varies."""
     if pa.types.is_boolean(data_type):
         return 1
     if pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type):

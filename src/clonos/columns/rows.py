@@ -21,7 +21,7 @@ _LAST_US: Final = 253_402_300_799_999_999
 """Years 1 to 9999, in microseconds: the range of Python's datetimes."""
 
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What Arrow raises for a value that is not of its column's type."""
+"""The exceptions that Arrow raises for a value that does not fit its column's type."""
 
 
 class Row(tuple[Any, ...]):
@@ -65,7 +65,7 @@ class Row(tuple[Any, ...]):
 def row_type(names: tuple[str, ...]) -> type[Row]:
     """The class of the rows that have these columns."""
     members: dict[str, Any] = {"__slots__": (), "_fields": names}
-    # The attributes of a namedtuple are read in C; names that it does not like get others there.
+    # The attributes of a namedtuple are read in C; it renames those that are not valid there.
     model: Any = namedtuple("model", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
     fields: tuple[str, ...] = model._fields
     for name, field in zip(names, fields, strict=True):
@@ -80,7 +80,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 class Given:
-    """A batch and its rows as user functions are given them."""
+    """A batch and its rows as passed to user functions."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._columns = [(column, values_of(column)) for column in batch.columns]
@@ -90,9 +90,9 @@ class Given:
         )
 
     def column_with(self, field: pa.Field, values: Sequence[Any]) -> pa.Array | None:
-        """The column with just these objects, if there is one: most values pass as they are.
+        """The column that holds exactly these objects, if any: most values are passed on.
 
-        Not of lists and maps: they are the same objects also when somebody has changed them.
+        Not for lists and maps: they remain the same objects after a function has changed them.
         """
         for column, originals in self._columns:
             if (
@@ -108,7 +108,7 @@ class Given:
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    """What ``to_pylist`` gives, for common types several times as fast.
+    """The same as ``to_pylist``, but several times as fast for common types.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def values_of(column: pa.Array) -> list[Any]:
 
 
 def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    """A column of Python's values. Raises `ValueError` if one does not fit."""
+    """A column of Python values. Raises `ValueError` if one does not fit."""
     try:
         column = pa.array(values, field.type)
     except UNFIT as error:
@@ -146,7 +146,7 @@ def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
 
 
 class RowBuilder:
-    """Makes batches of one schema out of what user functions return."""
+    """Makes batches of one schema from the results of user functions."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -155,8 +155,8 @@ class RowBuilder:
     def as_tuple(self, result: Any) -> tuple[Any, ...]:
         """One returned row as a tuple in the order of the schema.
 
-        A tuple or list goes by position, a dict (or Row with the same columns) by name, anything
-        else is the value of the only column.
+        A tuple or list is read by position, a dict (or Row with the same columns) by name;
+        anything else is the value of the only column.
         """
         if type(result) is not tuple:
             if isinstance(result, dict):
@@ -184,9 +184,9 @@ class RowBuilder:
         on_bad: Callable[[Exception, tuple[Any, ...]], None],
         made_of: Given | None = None,
     ) -> pa.RecordBatch | None:
-        """A batch of `rows`; those that do not fit are given to `on_bad` and left out.
+        """A batch of `rows`; those that do not fit are passed to `on_bad` and left out.
 
-        `made_of`: from where values may have been passed on as they are.
+        `made_of`: the input, whose values the function may have passed on unchanged.
         """
         if not rows:
             return None
@@ -214,7 +214,7 @@ class RowBuilder:
 
 
 def results_of(returned: Any) -> Iterable[Any]:
-    """What a function that may return any number of rows returned, as an iterable of rows."""
+    """The result of a function that may return any number of rows, as an iterable of rows."""
     if returned is None:
         return ()
     if isinstance(returned, (str, bytes, dict, Row)):
@@ -229,7 +229,7 @@ def short(value: object, length: int = 200) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, for the text of another, which says what to do."""
+    """An exception in one line, to be quoted in another one that says what to do."""
     if isinstance(error, ClonosError):
         return f"{type(error).__name__}: {error.what}"
     return in_short(error)

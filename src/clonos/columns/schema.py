@@ -79,7 +79,7 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
-    """Raise :class:`UnknownColumn`, with what may have been meant, unless all columns exist."""
+    """Raise :class:`UnknownColumn`, with similar names as a hint, unless all columns exist."""
     for column in columns:
         if column not in schema.names:
             close = get_close_matches(column, schema.names, n=3)
@@ -92,7 +92,7 @@ def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> No
 
 
 def spark_type(data_type: pa.DataType) -> Any:
-    """Spark's type that is just this one of Arrow's; None if there is none.
+    """The Spark type that is equivalent to this Arrow type; None if there is none.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def _check(schema: pa.Schema) -> None:
 def _from_spark(schema: Any) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # Newer versions want to be told the zone, older ones always take UTC.
+    # Newer versions need the zone as an argument, older ones always take UTC.
     has_zone = "timezone" in signature(to_arrow_schema).parameters
     zone: dict[str, Any] = {"timezone": "UTC"} if has_zone else {}
     return to_arrow_schema(schema, **zone).remove_metadata()

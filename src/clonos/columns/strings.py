@@ -41,7 +41,7 @@ def substring(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
     start = at - 1 if at > 0 else at
     stop = start + size
     if start < 0:
-        # From so far before the end; what would reach beyond the end goes up to it.
+        # `start` counts from the end; a slice that would reach beyond the end stops there.
         if stop >= 0:
             return pc.utf8_slice_codeunits(column, start)
         return pc.utf8_slice_codeunits(column, start, max(start, stop))
@@ -49,12 +49,12 @@ def substring(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 
 
 def concat(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
-    """All in a row; null if one of them is."""
+    """All strings joined; null if one of them is null."""
     return pc.binary_join_element_wise(*arguments, pa.scalar("", result))
 
 
 def trimmed(kernel: Callable[..., Any]) -> Callable[[Sequence[Datum], pa.DataType], Datum]:
-    """``trim``, ``ltrim`` and ``rtrim``: of spaces, or of these characters."""
+    """``trim``, ``ltrim`` and ``rtrim``: of spaces, or of given characters."""
 
     def compute(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
         del result
@@ -70,7 +70,7 @@ def trimmed(kernel: Callable[..., Any]) -> Callable[[Sequence[Datum], pa.DataTyp
 def in_case(
     ascii_kernel: Callable[[pa.Array], pa.Array], of_string: Callable[[str], str]
 ) -> Callable[[Sequence[Datum], pa.DataType], Datum]:
-    """``upper`` and ``lower``: by Arrow for ASCII, by Python for the rest."""
+    """``upper`` and ``lower``: by Arrow for ASCII, by Python for other strings."""
 
     def compute(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
         (column,) = arguments
@@ -83,7 +83,7 @@ def in_case(
 
 
 def with_pattern(kernel: Callable[..., Any]) -> Callable[[Sequence[Datum], pa.DataType], Datum]:
-    """A kernel that looks for a constant string."""
+    """A kernel that searches for a constant string."""
 
     def compute(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
         column, pattern = arguments

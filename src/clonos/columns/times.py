@@ -14,15 +14,15 @@ from clonos.columns.datum import Datum, Fault, numpy_of, rows_of_all, with_nulls
 _SECOND_US: Final = 1_000_000
 _DAY_US: Final = 86_400 * _SECOND_US
 _MONDAY: Final = 3
-"""The first day of all, 1 January 1970, was a Thursday: three days behind a Monday."""
+"""Day 0, 1 January 1970, was a Thursday: three days after a Monday."""
 _YEAR: Final = 1970
 
 Values = Any
-"""An array of numpy's."""
+"""A numpy array."""
 
 
 def _days(column: pa.Array) -> Values:
-    """Days since 1970, of dates; no two of numpy's units are needed for all that Arrow has."""
+    """Dates as days since 1970; one unit of numpy covers all dates of Arrow."""
     return numpy_of(column, pa.int32()).astype("M8[D]")
 
 
@@ -72,7 +72,7 @@ def day_of_week(days: Values) -> Values:
 
 
 def of_time(unit_us: int, units: int) -> Callable[[Sequence[Datum], pa.DataType], Datum]:
-    """``hour``, ``minute``, ``second``: whole units of a moment, `units` to the next larger."""
+    """``hour``, ``minute``, ``second``: whole units; `units` of them make the next larger one."""
 
     def compute(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
         (column,) = arguments
@@ -128,7 +128,7 @@ def truncated(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
     unit, column = arguments
     moments = numpy_of(column, pa.int64())
     made = UNITS[str(unit.as_py()).upper()](moments)
-    if (made > moments).any():  # before all that there is
+    if (made > moments).any():  # wrapped around: earlier than the first timestamp
         raise Fault("DATETIME_OVERFLOW")
     return with_nulls_of(column, made, result)
 
@@ -169,7 +169,7 @@ _NAMED: Final[dict[str, tuple[Callable[[Values], Values], str]]] = {
 UNITS: Final = {
     name: shorten for unit, (shorten, more) in _NAMED.items() for name in (unit, *more.split())
 }
-"""What a moment can be shortened to, under all names that Spark knows."""
+"""The units to which a moment can be truncated, under all their names in Spark."""
 
 
 def is_known_unit(constants: Sequence[pa.Scalar | None]) -> bool:

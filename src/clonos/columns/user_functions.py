@@ -1,8 +1,8 @@
 """Python functions within column expressions: Spark's ``@udf``, ``@pandas_udf``, ``@arrow_udf``.
 
-Spark computes them for all rows, before anything that uses them, also where an ``and`` or a
-``case`` would not have asked. So do tasks: a function's values are a column more, and the rest of
-the expression finds them there.
+Spark computes them for all rows, before any expression that uses them, even where an ``and`` or a
+``case`` would have skipped them. So do tasks: a function's values become an additional column,
+which the rest of the expression reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clonos.columns.formula import Apply, Called, Column, Expression
 from clonos.columns.rows import column_of, short, values_of
 
 PICKLED: Final = 100
-"""What PySpark calls ``evalType``, of ``PythonEvalType``: this, and the next three."""
+"""Values of PySpark's ``evalType`` (``PythonEvalType``): this, and the next three."""
 PER_ROW: Final = frozenset({PICKLED, 101})
 PANDAS: Final = 200
 ARROW: Final = 250
@@ -36,16 +36,16 @@ _CLASSES: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ..
     (pa.types.is_date, (date,)),
     (pa.types.is_decimal, (Decimal,)),
 )
-"""Of a function without Arrow: Spark makes a null of any other value, without a word."""
+"""Classes of the results of a function without Arrow: Spark silently turns others into null."""
 
 
 class FunctionRaised(Exception):
-    """A user's function could not make a value of at least one row.
+    """A user's function could not compute a value for at least one row.
 
     Attributes
     ----------
     error
-        What it has raised.
+        The exception that it raised.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -54,9 +54,9 @@ class FunctionRaised(Exception):
 
 
 class Prepared(NamedTuple):
-    """Expressions in which columns stand for what user functions make.
+    """Expressions in which columns stand for the results of user functions.
 
-    ``calls``: names of such columns, and how they are made, of columns before them.
+    ``calls``: the names of these columns, and how they are computed from the columns before.
     """
 
     calls: tuple[tuple[str, Called], ...]
@@ -70,7 +70,7 @@ class Prepared(NamedTuple):
         FunctionRaised
             A function failed.
         ExpressionFailed
-            What it is given has no value.
+            An argument has no value.
         """
         for name, called in self.calls:
             given = [compute(argument, batch) for argument in called.arguments]
@@ -79,7 +79,7 @@ class Prepared(NamedTuple):
 
 
 def prepared(expressions: Sequence[Expression]) -> Prepared:
-    """Take the calls out of expressions.
+    """Replace the calls in expressions by columns.
 
     Examples
     --------

@@ -134,8 +134,8 @@ class OpenCalls:
     def heard(self, outcomes: Iterable[Outcome]) -> None:
         """Calls that this life has made are over. The first outcome counts."""
         for outcome in outcomes:
-            if outcome.id in self._open:
-                self.came.setdefault(outcome.id, outcome)
+            if (call := outcome.id) in self._open:
+                self.came.setdefault(call, outcome)
 
     def choose(self, most: int) -> tuple[Outcome, ...]:
         """The outcomes that the next step takes, in the order in which they came.
@@ -171,9 +171,10 @@ class OpenCalls:
         """
         born_ms: list[int] = []
         for outcome in outcomes:
-            self.came.pop(outcome.id, None)
-            born_ms.append(self._born_ms.pop(outcome.id, 0))
-            request = self._open.pop(outcome.id, None)
+            call = outcome.id
+            self.came.pop(call, None)
+            born_ms.append(self._born_ms.pop(call, 0))
+            request = self._open.pop(call, None)
             is_other = request is not None and outcome.digest and request.digest != outcome.digest
             if request is None or is_other:  # digest 0: unknown
                 asked = "nothing" if request is None else "something else"

@@ -200,14 +200,15 @@ class Inbound:
         if self.link.state is Link.HOLDING:
             self._held.append(data)
             return Verdict.HELD
-        if any(book.must_wait(run) for run in data.runs):
-            self.link.on(LinkEvent.HELD)
-            self._held.append(data)
-            return Verdict.HELD
-        if any(book.refuses(run) for run in data.runs):
-            return Verdict.REFUSED
+        if not all(book.is_open(run.task) for run in data.runs):
+            if any(book.must_wait(run) for run in data.runs):
+                self.link.on(LinkEvent.HELD)
+                self._held.append(data)
+                return Verdict.HELD
+            if any(book.refuses(run) for run in data.runs):
+                return Verdict.REFUSED
         for run in data.runs:
-            book.append(run)
+            book.admit(run)
         if data.item is not None:
             self._enqueue(data.item)
         return Verdict.TAKEN

@@ -165,8 +165,9 @@ def _read_dependencies(value: Any) -> m.Dependencies:
 
 def _read_item(value: Any) -> m.Item:
     seq, kind, epoch, number, batch, dep, chain, born, mark = value
-    numbers = (seq, kind, epoch, number, chain, born)
-    if any(type(n) is not int for n in numbers):
+    if not (
+        type(seq) is type(kind) is type(epoch) is type(number) is type(chain) is type(born) is int
+    ):
         raise _Wrong("an item's numbers are integers")
     if not 0 <= kind < len(_KINDS):
         raise _Wrong(f"{kind} is not a Kind")

@@ -206,6 +206,10 @@ class LogBook:
             last = min(last, pending[1])
         return last
 
+    def is_open(self, task: int) -> bool:
+        """Whether no fence says anything of this log: the usual case, on the path of every item."""
+        return task not in self._pending and task not in self._fences
+
     def must_wait(self, run: Run) -> bool:
         """Whether it is not known yet which entries of `run` to hold, because the fence of its task
         is pending."""

@@ -81,6 +81,9 @@ class TaskMachine:
         Whether no input of any kind is left and no call is open; whether END was put out.
     under_way
         The step between its two halves.
+    is_urgent
+        :meth:`flush` is wanted at once: answers were logged that nobody else knows, or what effects
+        wait for.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class TaskMachine:
         self.rows = self.entry_bytes = self.born_ms = self.injected = 0
         self._asks = program.makes_calls
         self.calls = OpenCalls(program.open_calls() if self._asks else {})
+        self.is_urgent = False
         self.under_way: RunningStep | None = None
         self.seals = Seals(floor)
         self.ended = self._has_ended()
@@ -257,7 +261,8 @@ class TaskMachine:
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
         if self.calls:
-            self._do(ev.MakeCalls(self.calls.begun(self.position)))
+            if due := self.calls.begun(self.position):
+                self._do(ev.MakeCalls(due))
             self._make_effects()
         for inbound in self.inputs.values():
             self._credit(inbound, force=True)
@@ -272,6 +277,7 @@ class TaskMachine:
     def flush(self) -> list[ev.Action]:
         """End of a turn: send the logs that only the house-keeper gets, in one message for all
         steps."""
+        self.is_urgent = False
         if self.phase is not Phase.FENCED:
             self.outbounds.flush(self.intake)
         return self._take_actions()
@@ -564,11 +570,14 @@ class TaskMachine:
         if step.asked:
             self.calls.asked(step.asked, self.born_ms)
             if step.is_live:
-                self._do(ev.MakeCalls(self.calls.to_make(step.asked, self.position)))
+                if due := self.calls.to_make(step.asked, self.position):
+                    self._do(ev.MakeCalls(due))
+                self.is_urgent |= self.calls.holds
                 self._make_effects()
         if isinstance(cause, Outcomes):
             self.ended = self._has_ended()
             self.outbounds.share_soon()
+            self.is_urgent |= step.is_live
 
     def _reached(self, step: RunningStep, cause: Determinant) -> int:
         """A marker or END was taken: return the epoch to seal (0: none)."""

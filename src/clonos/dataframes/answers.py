@@ -1,4 +1,4 @@
-"""The log of what a job asks while it runs as Spark's plans: started and ended with it."""
+"""The causal log of a job that runs as Spark's plans: starts and ends with the job."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FOLDER: Final = "answers"
 
 
 class Answers:
-    """The log of one job, or nothing, if it asks nothing or the driver has a log already."""
+    """The log of one job; empty if the job asks nothing or the driver already has a log."""
 
     _open: Answers | None = None
-    """That of the job that has started the driver's log."""
+    """The answers of the job that started the driver's log."""
 
     def __init__(self, log: causal.Log | None = None, scratch: Any = None) -> None:
         self._log, self._scratch = log, scratch
@@ -35,9 +35,9 @@ class Answers:
         Raises
         ------
         NotInSpark
-            Several plans would ask the same.
+            Several plans would make the same calls.
         DefinitionError
-            The log has no place, or another job's is open.
+            There is no place for the log, or another job's log is open.
         """
         if not require_asked_once(graph.vertices):
             return cls()
@@ -63,12 +63,12 @@ class Answers:
         return cls(causal.start(spark, f"{path}/{_FOLDER}", run=graph.name))
 
     def done(self) -> None:
-        """The run is complete: nobody asks for these answers again."""
+        """The run is complete: these answers are not needed again."""
         if self._log is not None:
             self._log.done()
 
     def stop(self) -> None:
-        """End the log; what is in the checkpoint stays there."""
+        """End the log; answers in the checkpoint stay there."""
         log, self._log = self._log, None
         if log is not None:
             Answers._open = None

@@ -1,8 +1,7 @@
-"""What functions ask of the world in Spark's own tasks: the causal log gives the answers.
+"""Calls, clock and random numbers in Spark's own tasks, answered by the causal log.
 
-Operators are those of tasks. What a step is to a task, an Arrow batch is here: it has one reading
-of the clock, and random numbers of its own. See :mod:`clonos.causal` for what is guaranteed of the
-answers.
+The operators are those of tasks. An Arrow batch takes the place of a task's step: it has one
+reading of the clock, and its own random numbers. See :mod:`clonos.causal` for the guarantees.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ def asks(operation: op.Operation, where: str) -> bool:
 
 
 def require_asked_once(vertices: Iterable[Vertex]) -> bool:
-    """Whether any of these vertices asks for what is logged.
+    """Whether any of these vertices asks for logged answers.
 
     Raises
     ------
     NotInSpark
-        It would be asked by several plans, or several times by one: each that reads what is behind
-        it computes it for itself.
+        Several plans would make the calls, or one plan several times: each reader of the vertex's
+        output computes it again.
     """
     readers: dict[int, list[str]] = {}
     behind: dict[int, str] = {}
@@ -94,14 +93,14 @@ def why_not(operation: op.Operation) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class Asker:
-    """Whose questions these are.
+    """The operator that asks.
 
     Attributes
     ----------
     job, operator
-        Their names. The operator's is that of its log.
+        Their names. The operator's name is also that of its log.
     lineage
-        Of the job, from which the keys of its calls are made; None: of this run.
+        The job's lineage, from which the keys of its calls are made; None: that of this run.
     """
 
     job: str
@@ -109,7 +108,7 @@ class Asker:
     lineage: str | None
 
     def info(self, number: int, partition: int) -> OperatorInfo:
-        """For an operator of the Spark task that runs here."""
+        """The info of an operator in the Spark task that runs here."""
         with process.named(self.operator):
             task = process.current()
             seed = int(causal.random("ctx", partition).integers(2**62))
@@ -129,7 +128,7 @@ class Asker:
 
 
 class AskingServices(Services):
-    """What an operator is given whose questions the causal log answers."""
+    """The services of an operator whose calls the causal log answers."""
 
     def watermark_ms(self, operator: Operator) -> int | None:
         raise OperatorError(
@@ -140,7 +139,7 @@ class AskingServices(Services):
 
 
 class CausalStep:
-    """A step: an Arrow batch that an operator is given."""
+    """A step: one Arrow batch of an operator."""
 
     is_live = True
 
@@ -150,7 +149,7 @@ class CausalStep:
         self._asked: list[tuple[CallId, Request]] = []
 
     def begin(self) -> Step:
-        """The next batch comes."""
+        """Begin the step of the next batch."""
         self.position += 1
         self._now_ms = None
         return cast("Step", self)  # operators in front of plans emit nothing by themselves
@@ -162,18 +161,18 @@ class CausalStep:
         return self._now_ms
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Ask, unless an earlier attempt has."""
+        """Make the call, unless an earlier attempt has made it."""
         return causal.call(fn, *args, **kwargs)
 
     def ask(self, call: CallId, request: Request) -> None:
-        """Note a call that is made together with others."""
+        """Collect a call, to be made together with others."""
         self._asked.append((call, request))
 
     def wake_at(self, due_ms: int | None) -> None:
-        """Nothing waits from batch to batch."""
+        """Ignored: nothing waits from one batch to the next."""
 
     def outcomes(self) -> list[Outcome]:
-        """What comes of the calls that were noted; nothing if there are none."""
+        """Make the collected calls, and return their outcomes."""
         asked, self._asked = self._asked, []
         if not asked:
             return []
@@ -194,7 +193,7 @@ def _answers(policy: Policy, requests: Sequence[Request]) -> list[Any]:
         "backoff": (first, most),
     }
     service = causal.service(_asked(policy), name=policy.name, **how)
-    # One argument, so that those that are asked for nothing are counted, too.
+    # One argument per request, so that requests without arguments are counted, too.
     each = [list(request.arguments) for request in requests]
     found: list[Any] = service.map(each, concurrency=policy.in_flight, return_exceptions=True)
     return found
@@ -229,7 +228,7 @@ class Asking:
         operator.open(asker.info(number, partition), self._services)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The rows that the operator makes of others, with all answers."""
+        """The rows that the operator makes of a batch, once all calls are answered."""
         with process.named(self._name):
             self._services.begin(self._step.begin())
             made = [rows for rows in self._made(batch) if rows is not None and rows.num_rows]
@@ -238,6 +237,6 @@ class Asking:
     def _made(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | None]:
         yield self._operator.on_batch(batch)
         if self._operator.makes_calls:
-            yield self._operator.on_end()  # none waits for rows of the next batch
+            yield self._operator.on_end()  # no call waits for rows of the next batch
             while outcomes := self._step.outcomes():
                 yield self._operator.on_outcomes(outcomes)

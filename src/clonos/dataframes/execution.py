@@ -39,7 +39,7 @@ from clonos.storage.folder import Folder
 from clonos.storage.tables import Table
 
 _QUERIES: Final = "spark"
-"""The folder of the queries' checkpoints, in that of the job."""
+"""The folder of the queries' checkpoints, within the job's."""
 
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
@@ -72,7 +72,7 @@ class PlanResult:
         return self._tables[name]
 
     def dataframe(self, sink: str | None = None) -> Any:
-        """The plan of a sink, which computes its rows again wherever it is used."""
+        """The plan of a sink, which computes its rows again with each use."""
         name = self._named(sink)
         if self._is_log_over:
             raise DefinitionError(
@@ -117,7 +117,7 @@ class RunningPlans:
         StreamingQueryException
             A query has failed.
         TimeoutError
-            The queries have not ended in time; they go on.
+            The queries have not ended in time; they keep running.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while active := [query for query in self.queries.values() if query.isActive]:
@@ -127,9 +127,9 @@ class RunningPlans:
                 raise TimeoutError(f"the queries have not ended after {timeout_s} s")
             with suppress(StreamingQueryException):  # seen above, when the others are to be stopped
                 active[0].awaitTermination(_POLL_S)
-        self.stop()  # those that go on if one has failed, and the log
+        self.stop()  # the queries that still run if one has failed, and the log
         for query in self.queries.values():
-            query.awaitTermination()  # raises what it has failed with
+            query.awaitTermination()  # raises the error if it has failed
 
     def stop(self) -> None:
         """Stop all queries; with a ``checkpoint_dir`` the job can be continued later."""
@@ -145,7 +145,7 @@ class RunningPlans:
 
     @property
     def status(self) -> dict[str, dict[str, Any]]:
-        """What each query does, as PySpark says it."""
+        """The status of each query, as PySpark reports it."""
         return {name: query.status for name, query in self.queries.items()}
 
     @property
@@ -233,7 +233,7 @@ def start_plans(
                 writer.trigger(availableNow=True)
             query = queries[vertex.name] = writer.start()
             if sink.kind == "table" and sink.path is not None:
-                # So that others may read it before the first row is there.
+                # So that others may read the table before it has a row.
                 claim(Table(sink.path, "fsync"), vertex.schema, str(query.id))
         undo.pop_all()
     return RunningPlans(queries, log)
@@ -350,7 +350,7 @@ def _require_no_tasks(folder: str) -> None:
 
 
 def _claim(folder: str, graph: LogicalGraph) -> None:
-    """Mark a checkpoint as that of these streaming queries, unless it is somebody else's."""
+    """Claim a checkpoint for these streaming queries, unless it belongs to others."""
     files, path = files_of(folder)
     inputs = {
         vertex.id: inputs_of(vertex.source)

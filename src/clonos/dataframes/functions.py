@@ -24,9 +24,9 @@ class Step:
     Attributes
     ----------
     time
-        The column with the event time on which a watermark is declared behind it; None if none is.
+        The event-time column of a watermark declared after the function; None without one.
     asker
-        Who asks the causal log; None: nobody does.
+        Identifies the operator to the causal log; None if it asks nothing.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Step:
 def host(
     steps: tuple[Step, ...],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What ``mapInArrow`` runs; it takes the way to the causal log along, if it asks."""
+    """The function for ``mapInArrow``; with access to the causal log if a step asks."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return apply(steps, batches, _partition())
@@ -54,7 +54,7 @@ def host(
 def apply(
     steps: tuple[Step, ...], batches: Iterator[pa.RecordBatch], partition: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that the functions make of those of a partition."""
+    """Apply the functions to the rows of a partition."""
     operators: list[Operator | Asking] = []
     for given in batches:
         if not given.num_rows:  # a partition without rows asks nothing
@@ -98,7 +98,7 @@ def _partition() -> int:
 
 
 def _require_none_later(step: Step, before: pa.Array, after: pa.Array) -> None:
-    """A watermark that is declared behind a function must not be ahead of one before it."""
+    """A watermark declared after a function must not be ahead of one declared before it."""
     newest, made = (pc.max(column).as_py() for column in (before, after))
     if made is not None and (newest is None or made > newest):
         raise OperatorError(

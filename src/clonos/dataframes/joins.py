@@ -43,7 +43,7 @@ def _(operation: op.Join, site: Site, inputs: list[Rows]) -> Rows:
         return _joined(operation, site, frames, [within])
     assert isinstance(left, (Keep, SameWindow))
     assert isinstance(right, (Keep, SameWindow))
-    # Of a row without a time, Spark's streams would never know that it has no partner.
+    # In a stream, Spark could never tell that a row without a time has no partner.
     frames = [
         site.timed(rows, bound.time, name, is_required=site.streams and alone)
         for rows, bound, name, alone in zip(
@@ -64,7 +64,7 @@ def _(operation: op.Join, site: Site, inputs: list[Rows]) -> Rows:
 
 
 def _window_of(time: str, size_ms: int, site: Site) -> Column:
-    """What rows of one window have in common; in a stream, Spark knows when it is over."""
+    """The window of a row as a number; in a stream, Spark knows when the window is over."""
     if site.streams:
         return F.window(time, f"{size_ms} milliseconds")
     # F.window would leave out the rows that have no time.
@@ -73,7 +73,7 @@ def _window_of(time: str, size_ms: int, site: Site) -> Column:
 
 
 def _reaches(time: str, keep_ms: int, other: str) -> Column:
-    """Whether a row is kept until the other one comes."""
+    """Whether a row is still kept when the other one comes."""
     return col(other) <= col(time) + F.expr(f"interval {keep_ms} milliseconds")
 
 
@@ -87,10 +87,10 @@ def _joined(operation: op.Join, site: Site, frames: list[Any], within: list[Colu
         named = [col(name).alias(new) for name, new in zip(keys, renamed, strict=True)]
         right, keys = right.select(*named, *cols(hidden)), tuple(renamed)
     equal = [col(a) == col(b) for a, b in zip(operation.keys[0], keys, strict=True)]
-    if how == "full" and site.streams:  # else Spark finds nulls to be equal there
+    if how == "full" and site.streams:  # else Spark treats nulls as equal here
         equal += [col(name).isNotNull() for name in (*operation.keys[0], *keys)]
     kind = {"semi": "left_semi", "anti": "left_anti"}.get(how, how)
-    if how == "anti" and site.streams:  # Spark's streams have outer joins only
+    if how == "anti" and site.streams:  # streams in Spark have outer joins but no anti joins
         frame = left.join(right, [*equal, *within], "left").where(col(hidden[0]).isNull())
     else:
         frame = left.join(right, [*equal, *within], kind)

@@ -1,4 +1,4 @@
-"""From a graph to DataFrames: nothing runs."""
+"""Translates a graph to DataFrames, without running anything."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Plans:
         self._made: dict[int, Rows] = {}
 
     def dataframe(self, vertex: Vertex) -> Any:
-        """What an operation gives; a streaming DataFrame if its sources stream.
+        """The output of an operation; a streaming DataFrame if its sources stream.
 
         Raises
         ------
         NotInSpark
-            Something before it has no plan that gives the same rows.
+            An operation upstream, or this one, has no plan with the same result.
         NotConnected
-            It asks for what has to be logged, and no log has been started.
+            It needs a log, and none has been started.
         """
         rows = self.rows(vertex)
         if require_asked_once(_before(vertex)) and process.access() is None:
@@ -61,7 +61,7 @@ class Plans:
         return rows.visible
 
     def streams(self, vertex: Vertex) -> bool:
-        """Whether the sources before an operation stream: all of them, or none."""
+        """Whether the sources of an operation stream: all of them must, or none."""
         found = {each.name: streams(each.source) for each in _before(vertex) if each.source}
         streaming = [name for name, does in found.items() if does]
         still = [name for name, does in found.items() if does is False]
@@ -74,7 +74,7 @@ class Plans:
         return bool(streaming)
 
     def rows(self, vertex: Vertex) -> Rows:
-        """What an operation gives, with functions that are still to be applied."""
+        """The output of an operation, perhaps with functions still to be applied."""
         if vertex.id not in self._made:
             for each in _before(vertex):
                 if each.id not in self._made:

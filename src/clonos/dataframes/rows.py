@@ -19,13 +19,13 @@ from clonos.errors import NotInSpark
 from clonos.graph.logical import Vertex
 
 TIME: Final = "~time"
-"""A hidden column: the event time of a row, in whole milliseconds, when a watermark is on it."""
+"""A hidden column: a row's event time in whole milliseconds, on which a watermark is declared."""
 
 WINDOW: Final = "~window"
-"""A hidden column of a stream: the window that a row stands for, with the watermark on it."""
+"""A hidden column of a stream: the window of a result row, on which the watermark is declared."""
 
 _INSTANT: Final = TimestampType()
-"""What "timestamp" is called depends on spark.sql.timestampType."""
+"""Given as a type, as the name "timestamp" depends on spark.sql.timestampType."""
 
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 _POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
@@ -34,12 +34,12 @@ _TASKS: Final = 'execution="tasks"'
 
 @dataclass(frozen=True)
 class EventTime:
-    """What a stream knows of event time.
+    """The event time of a stream.
 
     Attributes
     ----------
     column
-        Where it is, under its present name.
+        The present name of the column.
     delay_ms
         Delay of the watermark. It is declared as late as possible, because functions lose it.
     hidden
@@ -56,7 +56,7 @@ class EventTime:
 
 @dataclass(frozen=True)
 class Rows:
-    """A DataFrame, and what is still to be applied to it.
+    """A DataFrame, and the functions still to be applied to it.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Rows:
     steps
         Functions, to be run in one pass.
     time
-        None: there is none, or it was lost, as `lost` says.
+        None: there is no event time, or it was lost for the reason in `lost`.
     """
 
     frame: Any
@@ -85,7 +85,7 @@ class Rows:
 
     @property
     def applied(self) -> Rows:
-        """The same without pending functions."""
+        """The same with all functions applied."""
         if not self.steps:
             return self
         frame = self.frame.mapInArrow(host(self.steps), spark_schema(self.schema))
@@ -112,7 +112,7 @@ _BEHIND: Final = "a function stands between two operators that wait for event ti
 
 @dataclass(frozen=True)
 class Site:
-    """Where an operation is translated."""
+    """The place of an operation in the job, for its translation."""
 
     spark: Any
     vertex: Vertex
@@ -138,7 +138,7 @@ class Site:
         return str(self.spark.conf.get("spark.sql.ansi.enabled")) == "true"
 
     def in_ms(self, rows: Rows, column: str) -> Column:
-        """An event time cut to milliseconds, as tasks see it; null if there is none."""
+        """An event time truncated to milliseconds, as tasks see it; null if there is none."""
         data_type = rows.schema.field(column).type
         if not (pa.types.is_timestamp(data_type) and data_type.tz) and not self.is_utc:
             raise self.refusal(
@@ -148,7 +148,7 @@ class Site:
         return F.date_trunc("MILLISECOND", col(column).cast(_INSTANT))
 
     def required(self, made: Column, column: str) -> Column:
-        """The same, and an error for a null, as in tasks."""
+        """The event time, with an error for null, as in tasks."""
         told = f"{self.vertex.name}: no event time in column {column!r}"
         return F.coalesce(made, F.raise_error(F.lit(told)).cast(_INSTANT))
 
@@ -158,7 +158,7 @@ class Site:
         Raises
         ------
         NotInSpark
-            In a stream, if the watermark is not of this column, or was lost.
+            In a stream, if the watermark is on another column, or was lost.
         """
         time = rows.time
         if self.streams and self.spark.conf.get(_POLICY) != "min":
@@ -181,17 +181,18 @@ class Site:
             made = self.required(made, column)
         if not self.streams or time is None:
             return rows.visible.withColumn(name, made)
-        # Spark's watermarks begin with 1970: it would silently take older rows to be late.
+        # Spark's watermarks begin in 1970: it would silently drop older rows as late.
         told = f"{self.vertex.name}: an event time before 1970 in column {column!r} of a stream"
         begin = F.timestamp_seconds(F.lit(0))
         is_old = made < begin if name == TIME else made <= begin  # a window ends later
         made = F.when(is_old, F.raise_error(F.lit(told)).cast(_INSTANT)).otherwise(made)
         frame = rows.visible.withColumn(name, made)
-        # Ours has passed what is before `newest - delay`, Spark's what is before that plus 1 ms.
+        # Our watermark passes times before `newest - delay`; Spark's would also pass that
+        # time itself, hence 1 ms more.
         return frame.withWatermark(quoted(name), f"{time.delay_ms + 1} milliseconds")
 
     def require_distinct(self, schema: pa.Schema) -> None:
-        """Refuse names that are one for the session."""
+        """Refuse names that this session cannot distinguish."""
         if str(self.spark.conf.get("spark.sql.caseSensitive")) == "true":
             return
         seen: dict[str, str] = {}
@@ -203,7 +204,7 @@ class Site:
                 )
 
     def require_comparable(self, schema: pa.Schema, what: str) -> None:
-        """Refuse columns that Spark neither groups nor sorts by."""
+        """Refuse columns by which Spark neither groups nor sorts."""
         for field in schema:
             if _has_map(field.type):
                 raise self.refusal(
@@ -218,34 +219,34 @@ def _has_map(data_type: pa.DataType) -> bool:
 
 
 def one_zero(column: Column, data_type: pa.DataType) -> Column:
-    """0.0 for -0.0, as tasks have it where zeros are one."""
+    """0.0 for -0.0, as in tasks wherever both count as equal."""
     if not pa.types.is_floating(data_type):
         return column
     return (column + F.lit(0.0)).cast("float" if data_type.bit_width == 32 else "double")
 
 
 def signs(schema: pa.Schema) -> list[Column]:
-    """What tells rows apart that only differ in the signs of zeros: for Spark they are equal."""
+    """Columns that distinguish rows that differ only in the signs of zeros, equal to Spark."""
     return [col(field.name).cast("string") for field in schema if has_floats(field.type)]
 
 
 def col(name: str) -> Column:
-    """A column by its name, whatever is in it."""
+    """A column by its name, whatever characters the name contains."""
     return F.col(quoted(name))
 
 
 def cols(names: Sequence[str] | pa.Schema) -> list[Column]:
-    """Several."""
+    """Several columns by name."""
     return [col(name) for name in (names.names if isinstance(names, pa.Schema) else names)]
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it."""
+    """A name quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """A schema of Arrow's as Spark's.
+    """An Arrow schema as a Spark schema.
 
     Raises
     ------

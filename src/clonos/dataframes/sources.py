@@ -1,4 +1,4 @@
-"""Sources as DataFrames: those that are one, and what tasks' own readers read."""
+"""Sources as DataFrames: those that already are one, and those read by the readers of tasks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _INSTEAD: Final = {
 
 
 def streams(source: SourceSpec) -> bool | None:
-    """Whether the source streams in Spark; None if it can be mixed with either kind."""
+    """Whether the source streams in Spark; None if it fits streams and tables alike."""
     if source.kind == "versions":
         return None
     return source.kind == "stream" or (source.kind == "table" and not source.ends)
 
 
 def inputs_of(source: SourceSpec) -> list[str]:
-    """What a streaming source reads: files with their path, of anything else the kind."""
+    """The inputs of a streaming source: files with their path, others by their kind."""
     if source.kind == "table":
         return [followed_by(source).path]
     told = StringIO()
-    # The only public way to see a plan. What spark.sql() has made of a stream is not shown, as it
-    # does not look like a stream before it is analysed; what is selected from that is.
+    # The only public way to see a plan. A stream made by spark.sql() is not shown, as it does not
+    # look like a stream before it is analysed; a select from it is shown.
     with redirect_stdout(told):
         source.dataframe.select("*").explain()
     return _READ.findall(told.getvalue())
@@ -102,9 +102,9 @@ def _table(source: SourceSpec, site: Site) -> Any:
 
 
 def _require_plain(frame: Any, site: Site) -> None:
-    """Refuse what a DataFrame has of its own that tasks do not see."""
+    """Refuse properties of a DataFrame that tasks would not see."""
     for field in frame.schema:
-        # Inside of others, too: how a type is written says it.
+        # The name of a type shows collations of nested types, too.
         if " collate " in field.dataType.simpleString():
             raise site.refusal(
                 f"column {field.name!r} has a collation, and tasks compare strings byte by byte",

@@ -1,4 +1,4 @@
-"""What needs no state, as plans: columns natively, functions by the operators of tasks."""
+"""Stateless operations as plans: expressions natively, functions by the operators of tasks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from clonos.spark.expressions import read_by
 
 @singledispatch
 def plan_of(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
-    """The rows behind an operation.
+    """The output of an operation.
 
     Parameters
     ----------
     operation
-        What is translated.
+        The operation to translate.
     site
-        Where.
+        Its place in the job.
     inputs
-        The rows that come to it.
+        Its input rows.
 
     Raises
     ------
@@ -49,7 +49,7 @@ _REFUSED: dict[type[op.Operation], tuple[str, str]] = {
     ),
     op.ProcessRows: ("a Process sees rows in their order of arrival, and may ask services", ""),
 }
-"""Why there is no plan, and what to write instead."""
+"""Why an operation has no plan, and what to write instead."""
 
 
 def refused(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
@@ -81,7 +81,8 @@ def _(operation: op.PassOn, site: Site, inputs: list[Rows]) -> Rows:
     times = [rows.time for rows in inputs]
     declared = []
     for rows, time in zip(inputs, times, strict=True):
-        # Each has a watermark of its own, the slowest counts: one behind the union would be ahead.
+        # Each input has its own watermark, and the slowest counts: a watermark declared after the
+        # union would be ahead.
         if time is None or time.hidden not in ("", TIME):
             frame = reduce(lambda a, b: a.unionByName(b), [rows.visible for rows in inputs])
             why = rows.lost if time is None else "it is that of the windows before the union"
@@ -194,7 +195,7 @@ def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
 
 
 def dataframe_of(spark: Any, rows: Any) -> Any:
-    """A DataFrame of Arrow rows, with all of Arrow's types as they are."""
+    """A DataFrame of Arrow rows, with Arrow's types unchanged."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     return spark.createDataFrame(table, spark_schema(table.schema))
 

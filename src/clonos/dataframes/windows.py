@@ -1,4 +1,4 @@
-"""Windows in event time as plans: groups, ranks, and in streams lists that are sorted and cut."""
+"""Event-time windows as plans: groups and ranks; in streams, lists that are sorted and cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLACE: Final = "~place"
 _DOUBTFUL: Final = "~doubtful"
 
 _LONGEST: Final = 2**31 - 2
-"""A list of Spark's has no more rows."""
+"""The most elements of a list in Spark."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _grouped(rows: Rows, site: Site, keys: tuple[str, ...], window: Window) -> G
 
 
 def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
-    """A stream's rows that are in a window already: only then is it known when one is over."""
+    """Rows of a stream that already carry a window: only then does Spark know when it is over."""
     time = rows.time
     if time is not None and time.is_session:
         raise site.refusal("Spark would merge sessions that overlap, whatever their keys")
@@ -83,7 +83,7 @@ def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
 
 
 def _behind(site: Site, frame: Any, window: Window) -> Rows:
-    """The rows that windows give; of a stream with the window itself in a hidden column behind."""
+    """The result rows of windows; in a stream, with the window in a hidden last column."""
     schema = site.vertex.schema
     if not site.streams:
         return Rows(frame, schema)
@@ -148,7 +148,7 @@ def _(operation: op.TopOfWindows, site: Site, inputs: list[Rows]) -> Rows:
 
 
 def _ranked(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
-    """The first rows of each window by functions over windows: none has to fit the memory."""
+    """The first rows of each window by window functions: no window has to fit in memory."""
     grouped = _grouped(rows, site, operation.keys, operation.window)
     start, end = grouped.bounds
     frame, keys = grouped.frame, cols(operation.keys)
@@ -157,13 +157,13 @@ def _ranked(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
     parts = Over.partitionBy(*keys, start, end)
     by = _order(operation.by)
     frame = frame.withColumn(_RANK, F.rank().over(parts.orderBy(*by)))
-    # Of its own, because Spark then drops rows before it sends them to where they are ranked.
+    # A separate filter on the rank, so that Spark drops rows before the shuffle.
     frame = frame.where(col(_RANK) <= operation.number)
     if not operation.ties:
         whole = parts.orderBy(*by, *_order(_rest(operation, rows)), *signs(rows.schema))
         frame = frame.withColumn(_PLACE, F.row_number().over(whole))
         is_out = col(_PLACE) > operation.number
-        # Rows that are equal in all columns share a rank: then it is all the same which are out.
+        # Rows that are equal in all columns share a rank: it does not matter which of them are out.
         is_doubtful = is_out & (F.rank().over(whole) > col(_RANK))
         frame = frame.withColumn(_DOUBTFUL, is_doubtful)
         told = F.raise_error(F.lit(_tied(operation, site))).cast("boolean")
@@ -187,7 +187,7 @@ def _sorted(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
     rest = _rest(operation, rows)
     ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, [*by, *rest]))
     inside, outside = (F.get(col(_LIST), F.lit(at)) for at in (number - 1, number))
-    # They stand side by side, in the order of all columns: they are all equal if the ends are.
+    # Tied rows are neighbours, sorted by all columns: if the first and last are equal, all are.
     tied = F.filter(_LIST, lambda row: _same(row, inside, by))
     differ = ~F.get(tied, F.lit(0)).eqNullSafe(F.element_at(tied, -1))
     if signs(rows.schema):
@@ -200,7 +200,7 @@ def _sorted(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
 
 
 def _rest(operation: op.TopOfWindows, rows: Rows) -> list[Ranking]:
-    """The columns that are not ranked by, to tell rows apart that rank the same."""
+    """The columns not ranked by, to distinguish rows that rank the same."""
     names = {ranking.column for ranking in operation.by}
     return [Ranking(name, is_descending=False) for name in rows.schema.names if name not in names]
 
@@ -214,7 +214,7 @@ def _order(by: Sequence[Ranking]) -> list[Column]:
 
 
 def _tied(operation: op.TopOfWindows, site: Site) -> str:
-    """Which of several that rank the same is in is the order of arrival: Spark has none."""
+    """The error for ties, which tasks break by the order of arrival: Spark has no such order."""
     return (
         f"{site.vertex.name}: several rows rank the same, and which are among the first "
         f"{operation.number} depends on the order of arrival, which Spark does not keep. "

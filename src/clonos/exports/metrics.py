@@ -62,7 +62,7 @@ def _job(value: Callable[[JobProgress], float | None]) -> Callable[[JobProgress]
 
 
 def _completed_at(progress: JobProgress) -> float | None:
-    """When the newest checkpoint was; s since the epoch."""
+    """When the newest checkpoint completed; s since the epoch."""
     age_s = progress.checkpoint.age_s
     if age_s is None:
         return None

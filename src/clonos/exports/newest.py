@@ -1,4 +1,4 @@
-"""What all exports know of jobs: their newest progress, and whether they run."""
+"""The newest progress of each job and whether it runs, for all exports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Recovery
 
 
 class NewestListener(Listener):
-    """Remembers the newest progress of each job, for whoever asks, in any thread.
+    """Remembers the newest progress of each job; can be read from any thread.
 
-    What is known of a job stays after its end, until another job of its name begins.
+    The progress of a job is kept after its end, until another job of the same name begins.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class NewestListener(Listener):
             return list(self._newest.values())
 
     def up(self) -> dict[str, float]:
-        """By job: 1 while it runs, 0 when it has ended."""
+        """For each job, 1 while it runs, 0 when it has ended."""
         with self._lock:
             return dict(self._up)
 
 
 def whole(recovery: Recovery) -> tuple[float, float]:
-    """When a recovery began and ended (s, monotonic)."""
+    """When a recovery began and ended (s, monotonic clock)."""
     return recovery.stages["detected"], max(end for _, end in recovery.parts().values())

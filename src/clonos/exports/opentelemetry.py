@@ -18,14 +18,14 @@ UNITS: Final = {"rows": "{row}", "bytes": "By", "seconds": "s", "": "1"}
 class OpenTelemetryListener(NewestListener):
     """Reports jobs to OpenTelemetry.
 
-    Give one listener to all jobs of a driver. Numbers are those of the newest progress; nothing is
+    Give one listener to all jobs of a driver. Values are those of the newest progress; nothing is
     computed until a reader asks. A recovery is a span ``clonos.recovery``, whose children are its
-    parts. Needs ``pip install "clonos[otel]"``; where it goes is what your SDK is set up for.
+    parts. Needs ``pip install "clonos[otel]"``; your OpenTelemetry SDK determines the destination.
 
     Parameters
     ----------
     meter_provider, tracer_provider
-        By default those that are set for the process.
+        By default, those set for the process.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class OpenTelemetryListener(NewestListener):
         recovered.end(to_wall_ns(end))
 
     def _named(self, recovery: Recovery) -> dict[str, Any]:
-        """A recovery does not name its job, which is known only if there is just one."""
+        """The job of a recovery, which does not name it: known only if there is just one."""
         life = f"{recovery.incarnation.term}.{recovery.incarnation.n}"
         said = {"task": recovery.name, "incarnation": life, "log_entries": recovery.log_length}
         if recovery.level is not None:

@@ -16,13 +16,13 @@ BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 class PrometheusListener(NewestListener):
     """Shows jobs to a Prometheus server that scrapes this driver.
 
-    Give one listener to all jobs of a driver. Numbers are those of the newest progress; nothing is
-    computed until somebody scrapes. Needs ``pip install "clonos[prometheus]"``.
+    Give one listener to all jobs of a driver. Values are those of the newest progress; nothing is
+    computed until a server scrapes. Needs ``pip install "clonos[prometheus]"``.
 
     Parameters
     ----------
     registry
-        Of ``prometheus_client``; by default its own.
+        A registry of ``prometheus_client``; by default its global one.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class PrometheusListener(NewestListener):
     # --- as a collector ---------------------------------------------------------------------------
 
     def describe(self) -> list[Any]:
-        """Nothing: which metrics there are depends on the jobs."""
+        """Empty, as the metrics depend on the jobs."""
         return []
 
     def collect(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A job with other functions in some of its operators."""
+"""Replaces functions of a compiled job."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from clonos.graph.replaced import require_there, with_function
 
 
 def changed(compiled: CompiledJob, changes: Mapping[str, Any] | CompiledJob) -> CompiledJob:
-    """The job with other functions, by name of the operator; or another one in its place.
+    """The job with other functions, by operator name; or another job in its place.
 
     Raises
     ------
     CannotReplace
-        There is no such operator, or it has no function of the user's; or the other job has other
-        tasks or channels.
+        There is no such operator, it has no user function, or the other job has other tasks or
+        channels.
     """
     if isinstance(changes, CompiledJob):
         require_same_shape(compiled, changes)
@@ -38,7 +38,7 @@ def _changed(code: TaskCode, functions: Mapping[str, Any]) -> TaskCode:
 
 
 def require_same_shape(original: CompiledJob, other: CompiledJob) -> None:
-    """See that a job can be run on the log of another.
+    """Check that a job can run on the log of another.
 
     Raises
     ------

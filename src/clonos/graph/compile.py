@@ -1,9 +1,9 @@
-"""From the logical graph to a plan and the code of each task.
+"""Compiles the logical graph to a plan and the code of each task.
 
-Neighbouring operators of the same parallelism with no shuffle between them run fused as one
-chain, from a source to a sink if nothing is in the way. A chain ends where rows are shuffled,
-where a stream is used twice, before a union and where the user says so; and before a sink, if bad
-records are kept: what leads to them is no sink's task.
+Neighbouring operators of the same parallelism with no shuffle between them are fused into one
+chain, which may reach from a source to a sink. A chain ends where rows are shuffled, where a stream
+is used twice, before a union, and where the user says so. If bad records are kept, it also ends
+before a sink, because a task that can find bad records must not be a sink's.
 
 Chains share slots: a *cell* has task i of every chain of one group.
 """
@@ -36,17 +36,16 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
 
 DEFAULT_GROUP: Final = "default"
-"""The slots of sources, and of what reads from several groups."""
+"""The slot group of sources, and of vertices that read from several groups."""
 
 
 @dataclass(frozen=True)
 class TaskCode:
     """Everything that a slot needs to run a task; shipped in Spark's closure.
 
-    ``schemas`` gives the schema of each of the task's channels, as both ends must see it;
-    ``ports`` says by which input channels come, where that is not the first; ``digests``, whether
-    what a task makes is ever compared with what it made before; ``feedback``, which of its inputs
-    come round.
+    ``schemas``: of the task's channels, the same at both ends; ``ports``: the inputs to which
+    channels lead, where that is not the first; ``digests``: whether its output may be compared with
+    earlier output; ``feedback``: which inputs are feedback channels.
     """
 
     task: TaskSpec
@@ -66,7 +65,7 @@ class TaskCode:
 
     @property
     def source_name(self) -> str:
-        """Of the source that the chain begins with; the chain may be called otherwise."""
+        """The name of the chain's source, which may differ from that of the chain."""
         return self.operators[0][0]
 
     def program(self, lineage: str = "", run: str = "") -> ChainProgram:
@@ -148,7 +147,7 @@ class Chain:
 
     @property
     def name(self) -> str:
-        """That of the first operator whose name the user chose, else of the first vertex."""
+        """The name of the first operator that the user has named, else of the first vertex."""
         named = (vertex.name for vertex in self.vertices if vertex.is_named and vertex.sink is None)
         return next(named, self.head.name)
 
@@ -156,17 +155,17 @@ class Chain:
 def compile_graph(graph: LogicalGraph, *, is_fused: bool = True) -> CompiledJob:
     """Make chains, tasks and channels.
 
-    Only what leads to a sink is run.
+    Only operators that lead to a sink are run.
 
     Parameters
     ----------
     is_fused
-        False: each operator has tasks of its own, so that it can be looked at alone.
+        False: each operator gets its own tasks, so that it can be examined alone.
 
     Raises
     ------
     BadGraph
-        There is no sink, or two write to one folder.
+        There is no sink, or two sinks write to the same folder.
     """
     vertices = _needed(graph)
     if not vertices:
@@ -179,11 +178,11 @@ def compile_graph(graph: LogicalGraph, *, is_fused: bool = True) -> CompiledJob:
     if not feedback:
         vertices = with_early_parts(vertices)
     behind = _behind_bad_records(graph, vertices)
-    vertices.sort(key=lambda vertex: vertex.id in behind)  # all others come before
+    vertices.sort(key=lambda vertex: vertex.id in behind)  # last
     _require_own_places(vertices)
     _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
-    if not behind and not feedback:  # of a bad record that is kept all columns are wanted
+    if not behind and not feedback:  # kept bad records need all columns
         vertices = without_unread_columns(vertices)
     if is_fused:
         chains = fuse(vertices, groups, behind, feedback)
@@ -193,7 +192,7 @@ def compile_graph(graph: LogicalGraph, *, is_fused: bool = True) -> CompiledJob:
 
 
 def slot_groups(vertices: Sequence[Vertex]) -> dict[int, str]:
-    """In which group of slots each vertex is: in that of its inputs, if they agree."""
+    """The slot group of each vertex: that of its inputs, if they agree."""
     groups: dict[int, str] = {}
     for vertex in vertices:
         inherited = {edge.group or groups[edge.vertex.id] for edge in vertex.edges}
@@ -202,10 +201,10 @@ def slot_groups(vertices: Sequence[Vertex]) -> dict[int, str]:
 
 
 def cells(chains: Sequence[Chain], groups: Mapping[int, str]) -> dict[Chain, int]:
-    """The number of the cell of each chain's first task; those of the others follow.
+    """The number of the cell of each chain's first task; the other tasks' cells follow.
 
-    Spark brings the rows of a DataFrame's partition to one slot, so that a group has one such
-    source at most; any other has slots of its own.
+    Spark delivers the rows of a DataFrame's partition to one slot, so a group can have only one
+    such source; any further one gets its own slots.
     """
     sizes: dict[tuple[str, int], int] = {}
     places: dict[Chain, tuple[str, int]] = {}
@@ -232,7 +231,7 @@ def fuse(
 ) -> list[Chain]:
     """Group vertices into chains, in the order of the vertices.
 
-    If bad records are kept, sinks are chains of their own, but for those of the bad records.
+    If bad records are kept, sinks are chains of their own, except the sinks of the bad records.
     """
     back = feedback or {}
     readers = Counter(edge.vertex.id for vertex in vertices for edge in vertex.edges)
@@ -273,7 +272,7 @@ def _needed(graph: LogicalGraph) -> list[Vertex]:
 
 
 def _behind_bad_records(graph: LogicalGraph, needed: Sequence[Vertex]) -> set[int]:
-    """The operator that they go to, and all that its rows come to; empty if they are not kept."""
+    """The operator that receives bad records, and all downstream of it; empty if not kept."""
     if graph.on_bad_record != "keep":
         return set()
     found = next((vertex for vertex in needed if vertex.takes_bad_records), None)
@@ -294,7 +293,7 @@ def _behind_bad_records(graph: LogicalGraph, needed: Sequence[Vertex]) -> set[in
 
 
 def _require_own_places(vertices: Sequence[Vertex]) -> None:
-    """The files of two sinks would have the same names; so would the rows of two in a table."""
+    """Require different places: outputs of two sinks in one folder or table would collide."""
     names: dict[str, str] = {}
     for vertex in vertices:
         sink = vertex.sink
@@ -318,7 +317,7 @@ def _require_own_places(vertices: Sequence[Vertex]) -> None:
 
 
 def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) -> None:
-    """Nothing is silently left out that should be done, or done twice."""
+    """Check that no effect would be silently omitted, or made twice."""
     for vertex in graph.vertices:
         if not vertex.has_effects:
             continue
@@ -338,7 +337,7 @@ def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) 
 
 
 def _warn_of_upserts(vertices: Sequence[Vertex]) -> None:
-    """Of rows with one key, the last one can only win if they all come from one task."""
+    """Warn if rows of one key may come from several tasks: then the last one need not win."""
     for vertex in vertices:
         upsert = vertex.sink.upsert if vertex.sink is not None else ()
         if upsert and vertex.parallelism > 1 and not _is_keyed_by(vertex, upsert):
@@ -351,7 +350,7 @@ def _warn_of_upserts(vertices: Sequence[Vertex]) -> None:
 
 
 def _is_keyed_by(vertex: Vertex, columns: Sequence[str]) -> bool:
-    """Whether what decides which task a row goes to are some of these columns, further up, too."""
+    """Whether only these columns decide which task a row goes to, also further upstream."""
     while len(vertex.edges) == 1:
         (edge,) = vertex.edges
         same = edge.vertex.parallelism == vertex.parallelism
@@ -422,7 +421,7 @@ class _Wiring:
         *,
         is_feedback: bool = False,
     ) -> Iterator[tuple[int, Router]]:
-        """The channels between two chains, and how each task of the sender shares its rows out."""
+        """The channels between two chains, with the router of each sending task."""
         routing = edge.routing
         same = sender.parallelism == receiver.parallelism
         if routing is Routing.FORWARD and not same:
@@ -439,7 +438,7 @@ class _Wiring:
             yield task, Router(routing, channels, edge.keys)
 
     def _keeps(self, chain: Chain) -> bool:
-        """Whether what it cannot handle goes on: not what has already been found to be bad."""
+        """Whether it passes on bad records; those downstream of bad records do not."""
         return bool(self._behind) and chain.head.id not in self._behind and chain.tail.sink is None
 
     def _channel(
@@ -500,7 +499,7 @@ class _Wiring:
         )
 
     def _with_house_keeper(self, plan: Plan) -> Plan:
-        """Add, as last output, a channel to the house-keeper where logs or rows go there."""
+        """Add, as last output, a channel to the house-keeper if logs or rows go there."""
         tasks = []
         for chain in self._chains:
             for i in range(chain.parallelism):
@@ -521,7 +520,7 @@ class _Wiring:
         bad_records = self._bad_records.get(task.id)
         on_bad_record = self._graph.on_bad_record
         if on_bad_record == "keep" and bad_records is None:
-            on_bad_record = "fail"  # there is nobody to keep it
+            on_bad_record = "fail"  # no operator takes it
         return TaskCode(
             task=task,
             job=self._graph.name,

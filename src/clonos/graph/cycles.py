@@ -1,4 +1,4 @@
-"""Loops of the logical graph: what feeds what, and what cannot be in one."""
+"""Loops of the logical graph: what feeds them, and what cannot be in them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _BY_EVENT_TIME: Final = (
     op.Join,
     op.InOrder,
 )
-"""They wait for a watermark, which does not go round, or make one."""
+"""Operations that need or make watermarks, which do not travel on feedback channels."""
 
 
 def feedback_of(graph: LogicalGraph, needed: Sequence[Vertex]) -> dict[int, Edge]:
-    """What feeds each vertex that stands for feedback, of those that are needed.
+    """The edge that feeds each needed feedback vertex.
 
     Raises
     ------
     BadGraph
-        Nothing feeds one, or the job cannot have loops.
+        A feedback vertex has no input, or the job cannot have loops.
     """
     found: dict[int, Edge] = {}
     for vertex in needed:
@@ -63,14 +63,14 @@ def _require_support(
     for vertex in _in_loops(needed, feedback):
         if isinstance(vertex.operation, _BY_EVENT_TIME):
             raise BadGraph(
-                "windows, joins and watermarks go by event time, which has no meaning in a loop",
+                "windows, joins and watermarks use event time, which has no meaning in a loop",
                 where=vertex.name,
-                remedy="put it before or behind the loop",
+                remedy="put it before or after the loop",
             )
 
 
 def _in_loops(needed: Sequence[Vertex], feedback: Mapping[int, Edge]) -> list[Vertex]:
-    """Those that lie between a feedback and what feeds it."""
+    """The vertices between a feedback vertex and the one that feeds it."""
     before = {v.id: {edge.vertex.id for edge in v.edges} for v in needed}
     for vertex, edge in feedback.items():
         before[vertex] = {edge.vertex.id}

@@ -1,6 +1,6 @@
-"""A graph as plain data, which a checkpoint keeps: another graph cannot go on with its state.
+"""A graph as plain data, stored in a checkpoint, whose state another graph cannot use.
 
-The users' functions are no part of it: a bug in one may be corrected between two runs.
+User functions are not included, so that a bug can be fixed between two runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clonos.sources.files_reader import FileList
 
 
 def describe(compiled: CompiledJob) -> dict[str, Any]:
-    """The graph of a job that runs in tasks: what must be equal for a journal and layers to fit."""
+    """The graph of a job in tasks: all that must be equal for journal and layers to match."""
     plan = compiled.plan
     tasks = {code.task.name: _task(code) for code in compiled.codes}
     names = {code.task.id: code.task.name for code in compiled.codes}
@@ -66,19 +66,19 @@ def _task(code: TaskCode) -> dict[str, Any]:
 
 
 def _files(factory: Any) -> list[Any]:
-    """The files of a source: other files have other rows at the same numbers."""
+    """The files of a source, because other files have other rows at the same numbers."""
     found = [a for a in getattr(factory, "args", ()) if isinstance(a, FileList)]
     return [[list(files.paths), list(files.sizes)] for files in found]
 
 
 def describe_plans(graph: LogicalGraph, inputs: Mapping[int, list[str]]) -> dict[str, Any]:
-    """The graph of a job that runs as Spark's streaming queries, for the state that they keep.
+    """The graph of a job that runs as Spark's streaming queries, to which their state belongs.
 
     Parameters
     ----------
     inputs
-        What streaming DataFrames read, by the id of their vertex: other input has other rows at
-        the same offsets.
+        The inputs of streaming DataFrames, by vertex id, because other input has other rows at the
+        same offsets.
     """
     return {
         "job": graph.name,
@@ -100,7 +100,7 @@ def _vertex(vertex: Vertex, inputs: list[str]) -> dict[str, Any]:
 
 
 def names_of(description: Mapping[str, Any]) -> list[str]:
-    """The operators of the graph that :func:`describe` has described."""
+    """The operators in a description."""
     tasks = description["tasks"].values()
     return list(dict.fromkeys(name for task in tasks for name, *_ in task["operators"]))
 
@@ -111,11 +111,11 @@ def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
     Parameters
     ----------
     before
-        What the checkpoint says, as JSON has it.
+        The checkpoint's description, as read from JSON.
     where
-        The file that says so.
+        The file with the description.
     remedy
-        What else can be done about it.
+        What else the user can do.
     """
     for place, was, became in differences(before, json.loads(json.dumps(now))):
         raise OtherJob(
@@ -141,7 +141,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, s
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for number, pair in enumerate(zip(before, now, strict=True)):
             yield from differences(*pair, f"{where}.{number}")
-    elif before != now and json.dumps(before) != json.dumps(now):  # NaN is like NaN here
+    elif before != now and json.dumps(before) != json.dumps(now):  # NaN equals NaN here
         yield where, _short(before), _short(now)
 
 

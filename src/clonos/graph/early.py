@@ -1,4 +1,4 @@
-"""Windows in two parts: rows are aggregated where they are, then partial results are shuffled."""
+"""Splits windows into two parts: rows are aggregated before the shuffle, partial results after."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clonos.operators.router import Routing
 
 
 def with_early_parts(vertices: Sequence[Vertex]) -> list[Vertex]:
-    """The same vertices; before windows that can be folded early, one that does.
+    """The same vertices, with an early part before each window that can be folded early.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def with_early_parts(vertices: Sequence[Vertex]) -> list[Vertex]:
 def _early(
     window: Vertex, operation: AggregateWindows | TopOfWindows, number: int, names: set[str]
 ) -> Vertex:
-    """In the slots where the rows come from."""
+    """The early part of a window, in the slots of its input."""
     (edge,) = window.edges
     here = replace(edge, group=None)
     name = chosen = f"{window.name}_partial"

@@ -1,4 +1,4 @@
-"""Which tasks need no log that others hold: all that they do follows from their input."""
+"""Finds implied tasks: everything that they do follows from their input, so they share no log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from clonos.operators.window_kinds import is_event_time
 
 
 def is_implied(graph: LogicalGraph, chain: Sequence[Vertex], inputs: int) -> bool:
-    """Whether a task of this chain, which has so many inputs, can do without.
+    """Whether tasks of this chain, with this many inputs, are implied.
 
-    With several inputs their order would have to be known, and bad records that are kept say when
-    they were found.
+    Several inputs would need a logged order, and kept bad records contain the time.
     """
     return (
         graph.options.log == "needed"
@@ -29,10 +28,10 @@ def is_implied(graph: LogicalGraph, chain: Sequence[Vertex], inputs: int) -> boo
 
 
 def is_deterministic(operation: Operation) -> bool:
-    """Whether what an operation gives out follows from its rows and watermarks, batch by batch.
+    """Whether an operation's output follows from its rows and watermarks, batch by batch.
 
-    That Spark takes a UDF within an expression to be deterministic is no promise: it does so unless
-    told otherwise.
+    A UDF in an expression does not count as deterministic merely because Spark treats it so, which
+    it does unless told otherwise.
 
     Examples
     --------

@@ -22,18 +22,17 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
 
 BUNDLE_BYTES: Final = 64 << 20
-"""A bundle of what led to an error has no more of state and log."""
+"""The largest size of state and log in the bundle of an error."""
 
 
 @dataclass(frozen=True, eq=False)
 class Vertex:
     """An operation, and where its rows come from.
 
-    ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
-    apart by port, the position of the edge. ``reads``: the columns that it looks at, if that is
-    known; ``passes_on``: it gives the rows that it is given, all columns. ``has_effects``: it makes
-    calls that change something. ``takes_bad_records``: its rows are those that other operators
-    could not handle.
+    ``is_named``: whether the user chose the name. A union has several edges; its inputs are
+    distinguished by port, the position of the edge. ``reads``: the columns that it reads, if known;
+    ``passes_on``: whether it passes rows on with all columns; ``has_effects``: whether it makes
+    effects; ``takes_bad_records``: whether its rows are the bad records of other operators.
     """
 
     id: int
@@ -52,7 +51,7 @@ class Vertex:
 
     @property
     def projection(self) -> Projection | None:
-        """The columns that it makes, if it does nothing else."""
+        """Its projection, if it does nothing else."""
         return self.operation.projection if isinstance(self.operation, Project) else None
 
 
@@ -60,7 +59,7 @@ class Vertex:
 class Edge:
     """How the rows of a vertex reach the next, which may run in the same task if `is_chained`.
 
-    ``group``: of slots, in which the next one and what follows it run; None: as `vertex`.
+    ``group``: the slot group of the next vertex and those after it; None: that of `vertex`.
     """
 
     vertex: Vertex
@@ -98,9 +97,9 @@ class JobOptions:
 class LogicalGraph:
     """All vertices of a job, every vertex after those it reads from.
 
-    ``feedback``: of each vertex that only stands for rows which come round, by its id, what feeds
-    it; None as long as nothing does. No task runs it: its readers read what feeds it. ``levels``:
-    how safe the state of a vertex is kept, by its id, where that was said.
+    ``feedback``: by id of each feedback vertex, the edge that feeds it (None as long as there is
+    none). No task runs such a vertex: its readers read from the vertex that feeds it. ``levels``:
+    by id, the level of persistence of a vertex, where the user has set it.
     """
 
     name: str
@@ -126,7 +125,7 @@ class LogicalGraph:
     ) -> Vertex:
         """Add an operator. `known`: other fields of its vertex.
 
-        Without a parallelism it has that of what it reads first, or the job's.
+        Without a parallelism it gets that of its first input, or the job's.
         """
         taken = {vertex.name for vertex in self.vertices}
         if name is not None and name in taken:
@@ -154,6 +153,6 @@ class LogicalGraph:
         return vertex
 
     def level_of(self, vertices: Iterable[Vertex]) -> str:
-        """How safe the state of a chain is kept: as the strictest of its operators that say so."""
+        """The level of persistence of a chain: the strictest that is set for its operators."""
         said = [self.levels[v.id] for v in vertices if v.id in self.levels]
         return strictest(said) if said else self.options.persistence

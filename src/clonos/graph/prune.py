@@ -1,7 +1,7 @@
-"""Columns that nobody looks at are neither read nor computed: what makes them is told.
+"""Removes unread columns: sources and projections neither read nor compute them.
 
-Known of an operator is what it declares in the graph (:attr:`Vertex.reads`); a function of a user
-may look at all of its rows, so `select` before it is what says that it does not.
+The columns that an operator reads are declared in the graph (:attr:`Vertex.reads`). A user function
+may read all columns, unless there is a `select` before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clonos.operators.operations import Project
 
 
 def without_unread_columns(vertices: Sequence[Vertex]) -> list[Vertex]:
-    """The same vertices, whose sources and projections make only what is looked at behind them.
+    """The same vertices, but sources and projections make only columns that are read downstream.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def without_unread_columns(vertices: Sequence[Vertex]) -> list[Vertex]:
 
 
 def _unread(vertices: Sequence[Vertex]) -> dict[int, frozenset[str]]:
-    """Per vertex the columns of its rows that no vertex behind it looks at."""
+    """For each vertex, the columns of its rows that no vertex downstream reads."""
     unread: dict[int, frozenset[str]] = {}
     readers: dict[int, list[tuple[Edge, Vertex]]] = {vertex.id: [] for vertex in vertices}
     for vertex in reversed(vertices):
@@ -43,7 +43,7 @@ def _unread(vertices: Sequence[Vertex]) -> dict[int, frozenset[str]]:
 
 
 def _ignored(edge: Edge, reader: Vertex, unread: frozenset[str]) -> frozenset[str]:
-    """What `reader` does not look at of the rows of `edge`, if nobody needs `unread` behind it."""
+    """The columns of `edge` that `reader` does not need, if `unread` are not read downstream."""
     every = frozenset(edge.vertex.schema.names)
     if reader.projection is not None:
         return every.difference(reader.projection.reads(unread), edge.keys)
@@ -54,11 +54,11 @@ def _ignored(edge: Edge, reader: Vertex, unread: frozenset[str]) -> frozenset[st
 
 
 def _narrowed(vertex: Vertex, unread: frozenset[str]) -> Vertex:
-    """What makes columns, without these; or what passes on the rows of such a vertex."""
+    """A vertex that no longer makes these columns, or passes on rows without them."""
     if vertex.source is not None and vertex.source.narrow is not None and unread:
         schema = vertex.schema
         columns = [name for name in schema.names if name not in unread]
-        # Rows are counted by a column.
+        # One column must remain, so that rows can be counted.
         source = vertex.source.narrow(columns or schema.names[:1])
         return replace(vertex, source=source, operation=source.head, schema=source.rows_schema)
     if vertex.projection is not None and unread:

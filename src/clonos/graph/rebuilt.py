@@ -1,4 +1,4 @@
-"""A graph made of another one, vertex by vertex."""
+"""Copies a graph with changes, vertex by vertex."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from clonos.graph.logical import LogicalGraph, Vertex
 
 
 def rebuilt(graph: LogicalGraph, change: Callable[[Vertex, Vertex], Vertex]) -> LogicalGraph:
-    """The same graph with other vertices; it stays as it is.
+    """A copy of the graph with changed vertices; the original stays the same.
 
     Parameters
     ----------
     change
-        Is given a vertex with its edges from the new ones, and as it was; returns the new one.
+        Called with a vertex whose edges come from new vertices, and with the original vertex;
+        returns the new vertex.
     """
     made: dict[int, Vertex] = {}
     for vertex in graph.vertices:

@@ -1,4 +1,4 @@
-"""A graph with other functions in some of its operators."""
+"""Replaces functions in a graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from clonos.operators.service import undeclared
 
 
 def replaced(graph: LogicalGraph, functions: Mapping[str, Any]) -> LogicalGraph:
-    """The same graph with other functions, by name of the operator; it stays as it is.
+    """A copy of the graph with other functions, by operator name; the original stays the same.
 
     Raises
     ------
     CannotReplace
-        There is no such operator, or it has no function of the user's.
+        There is no such operator, or it has no user function.
 
     Examples
     --------
@@ -59,12 +59,12 @@ def require_there(job: str, names: Iterable[str], functions: Mapping[str, Any]) 
 
 
 def with_function(name: str, operation: Operation, fn: Any) -> Operation:
-    """An operation with another function of the user's.
+    """The operation with another user function.
 
     Raises
     ------
     CannotReplace
-        It has none, or this one does not fit.
+        It has no user function, or this one is of another kind.
     """
     match operation:
         case (
@@ -101,6 +101,6 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
 
 
 def function_name(fn: Any) -> str:
-    """How a function is called in bills and options: ``Judge``, ``ask_model``."""
+    """The name of a function in bills and options: ``Judge``, ``ask_model``."""
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     return str(named.__qualname__).rpartition("<locals>.")[2]

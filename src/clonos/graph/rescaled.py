@@ -1,4 +1,4 @@
-"""A graph with other numbers of tasks."""
+"""Changes the parallelism of a graph."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from clonos.operators.router import Routing
 
 
 def rescaled(graph: LogicalGraph, parallelism: int | Mapping[str, int]) -> LogicalGraph:
-    """The same graph with other numbers of tasks.
+    """A copy of the graph with other numbers of tasks.
 
     Parameters
     ----------
     graph
-        It stays as it is.
+        The graph, which stays the same.
     parallelism
-        By the names of operators; or of all operators to whose tasks rows are shared out. What
-        follows such an operator, and had as many tasks, has as many again.
+        By operator name, or one number for all operators after a shuffle. Operators that follow
+        such an operator, and had the same number of tasks, get its new number.
 
     Raises
     ------
     CannotUpgrade
         There is no such operator, it is a source or takes all rows in one task, or the number is
-        none of tasks.
+        invalid.
 
     Examples
     --------

@@ -207,6 +207,7 @@ class DriverNode:
             TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: self._on_stop_asked,
+            events.EndIsNear: lambda _: self._ports.outputs.begin_flush(),
             events.RenewalAsked: self._on_renewal_asked,
             co.MoveAsked: self._decide,
             co.Leaving: self._decide,

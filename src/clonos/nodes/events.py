@@ -236,6 +236,11 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class EndIsNear:
+    """The job will soon be asked to settle for another driver: what can be written before is."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewalAsked:
     """End a slot that runs no task, and start another process in its place. ``pid``: that of its
     process.
@@ -260,6 +265,7 @@ DriverEvent = (
     | TermSeen
     | OutsideFailed
     | StopAsked
+    | EndIsNear
     | RenewalAsked
     | MoveAsked
     | Leaving

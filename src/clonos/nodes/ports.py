@@ -282,6 +282,10 @@ class Outputs(Protocol):
     def take(self, output: Deliver) -> None:
         """Deliver an output that is durable."""
 
+    def begin_flush(self) -> None:
+        """Begin to put what was taken there, as far as nobody has to wait for that; :meth:`flush`
+        has less to do then."""
+
     def flush(self) -> ClonosError | None:
         """Put taken outputs where they survive a rotation of the journal. Return the error, if
         any."""

@@ -314,7 +314,7 @@ class Resident:
             now = clock.ticks_s()
             self._busy_s += now - self._began_at
             self._began_at = now
-            if now >= self._flush_at:
+            if machine.is_urgent or now >= self._flush_at:
                 self._share(machine)
                 network.flush()
                 self._flush_at = now + FLUSH_S

@@ -1,7 +1,7 @@
-"""Aggregates in columns: rows are folded into *partials*, one per group, and partials into others.
+"""Aggregates in columns: rows are folded into *partials*, one per group; partials are combined.
 
-All fold in the order in which rows came, so that sums of floats are the same on replay. Nulls are
-ignored, as in SQL; an aggregate of nothing but nulls is null (a count is 0).
+Rows are folded in the order of arrival, so that sums of floats are the same on replay. Nulls are
+ignored, as in SQL; the aggregate of nulls alone is null (a count is 0).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _DIVISION_SCALE: Final = DECIMAL_DIGITS + 1
 
 
 class Aggregate(NamedTuple):
-    """What to compute of which column (None: of rows)."""
+    """An aggregate function and its column (None: it aggregates whole rows)."""
 
     kind: str
     column: str | None
 
     def fold(self, schema: pa.Schema, where: str) -> Fold:
-        """How it is computed for a column of this type.
+        """How the aggregate is computed for a column of this type.
 
         Raises
         ------
@@ -77,18 +77,18 @@ class Fold:
     partial_types: tuple[pa.DataType, ...]
 
     is_exact = True
-    """Whether partials may be made of any rows in any order without changing the result."""
+    """Whether the result does not depend on how rows are ordered and divided into partials."""
 
     def start(self, column: pa.Array | None, codes: Codes, groups: int) -> list[pa.Array]:
         """The partials of rows: a column for each of the partial's types."""
         raise NotImplementedError
 
     def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:
-        """The partials of partials."""
+        """Combine partials."""
         raise NotImplementedError
 
     def result(self, partials: Sequence[pa.Array]) -> pa.Array:
-        """What the partials amount to."""
+        """The results of partials."""
         raise NotImplementedError
 
 
@@ -136,8 +136,7 @@ class FloatSum(Fold):
 class IntegerSum(Fold):
     """Sum or mean of integers; a sum is a bigint, or an error if it does not fit one.
 
-    Parts are exact, in whichever order they are made: the sum modulo 2**64, and how many times
-    2**64 is missing in it.
+    Partials are exact in any order: the sum modulo 2**64, and how many times 2**64 must be added.
     """
 
     partial_types = (pa.int64(), pa.int64(), pa.int64())
@@ -177,7 +176,7 @@ class DecimalSum(Fold):
         self._told, self._where = told, where
         self._is_mean = is_mean
         self._held = pa.decimal128(DECIMAL_DIGITS, scale)
-        # Of fewer than 10**10 values 38 digits are enough if there are ten more.
+        # Sums of fewer than 10**10 values fit 38 digits if the column leaves ten of them free.
         is_safe = precision + _SUM_DIGITS <= DECIMAL_DIGITS
         self._added = self._held if is_safe else pa.decimal256(2 * DECIMAL_DIGITS, scale)
         self.partial_types = (self._held, pa.int64())
@@ -246,7 +245,7 @@ class Extreme(Fold):
             fold.at(best, codes, values)
         empty = np.bincount(codes, minlength=groups) == 0
         best[empty] = 0
-        best += 0  # -0.0 is 0.0: else it would matter which came first
+        best += 0  # make -0.0 equal 0.0: otherwise the result would depend on which came first
         return [_cast(pa.array(best, held, mask=empty), self.data_type)]
 
     def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:
@@ -301,12 +300,12 @@ def _add_counts(seen: pa.Array, codes: Codes, groups: int) -> pa.Array:
 
 def _add_floats(column: pa.Array, codes: Codes, groups: int) -> pa.Array:
     codes, column = _drop_nulls(codes, column)
-    # bincount adds one after the other, reduce and reduceat pairwise.
+    # Not reduce or reduceat: they add pairwise, bincount one value after the other.
     return pa.array(np.bincount(codes, column.cast(pa.float64()).to_numpy(), groups))
 
 
 def _add_wide(values: Codes, codes: Codes, groups: int) -> tuple[Codes, Codes]:
-    """Sums modulo 2**64, and how many times 2**64 has to be added to each."""
+    """Sums modulo 2**64, and how many times 2**64 must be added to each."""
     totals = _add_integers(values, codes, groups)
     largest = max(-int(values.min(initial=0)), int(values.max(initial=0)))
     if largest * len(values) < 2**63:
@@ -335,7 +334,7 @@ _WIDE: Final = Context(prec=4 * DECIMAL_DIGITS, rounding=ROUND_HALF_UP)
 
 
 def _mean(total: Decimal, count: int, scale: int) -> Decimal:
-    """Rounded twice, as Spark does it."""
+    """The mean, rounded twice as Spark does."""
     mean = _WIDE.divide(total, Decimal(count))
     for places in (_DIVISION_SCALE, scale):
         mean = mean.quantize(Decimal(1).scaleb(-places), context=_WIDE)
@@ -364,14 +363,14 @@ def _group_by(column: pa.Array, codes: Codes, groups: int, function: str) -> pa.
 
 
 def _place(values: pa.Array, codes: Codes, groups: int) -> pa.Array:
-    """Each value at its code; null where there is none."""
+    """Each value at the index of its code; null where there is none."""
     where = np.full(groups, -1)
     where[codes] = np.arange(len(codes))
     return values.take(pa.array(where, mask=where < 0))
 
 
 def _cast(column: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """Cast also between integers and dates, for which Arrow wants an equally wide step."""
+    """Cast; between integers and dates via an integer of equal width, as Arrow requires."""
     for wide, narrow in ((column.type, data_type), (data_type, column.type)):
         if pa.types.is_date32(wide) and pa.types.is_int64(narrow):
             return column.cast(pa.int32()).cast(data_type)

@@ -1,4 +1,4 @@
-"""Calls of a :class:`~clonos.operators.process.Process`: asked for one key, answered later."""
+"""Calls of a :class:`~clonos.operators.process.Process`: made for one key, answered later."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _SINCE: Final = "since"
 _OVER: Final = "rows over"
 
 Queue = list[tuple[int, int]]
-"""A heap of questions: where the conversation began, and the number."""
+"""A heap of questions: (number of the call that began the conversation, own number)."""
 
 
 class Reply:
-    """What has come of a call.
+    """The outcome of a call.
 
     Attributes
     ----------
     service
         The name of the service.
     arguments
-        What it was asked.
+        The arguments of the call.
     """
 
     def __init__(self, service: str, arguments: tuple[Any, ...], outcome: Outcome) -> None:
@@ -49,7 +49,7 @@ class Reply:
         self._outcome = outcome
 
     def get(self) -> Any:
-        """The answer; raises what the service has raised, after all attempts."""
+        """Return the answer, or raise the error of the last attempt."""
         if self._outcome.ok:
             return decode(self._outcome.answer)
         raise decode_error(self._outcome.answer)
@@ -67,18 +67,18 @@ class Asked:
         Parameters
         ----------
         arguments
-            Plain values: they are kept until the answer is there.
+            Plain values; they are part of the state until the answer comes.
         then
-            Name of the method ``(reply, ctx)`` of the process that hears the answer, a
-            :class:`Reply`. It may return rows, as ``on_row`` does, and ask again.
+            Name of the method ``(reply, ctx)`` of the process that receives the :class:`Reply`. It
+            may return rows, as ``on_row`` does, and ask again.
         """
         self._ask(self._policy, arguments, then)
 
 
 class Call:
-    """A call of a process that is open, or waits to be asked.
+    """A call of a process that is open or waiting.
 
-    ``origin``: the number of the call that its conversation began with; 0: it begins with this one.
+    ``origin``: the number of the call that began its conversation; 0: this call begins one.
     ``kind``: the fingerprint of its :class:`~clonos.operators.service.Policy`.
     """
 
@@ -97,7 +97,7 @@ class Call:
         self.service, self.then, self.arguments = service, then, tuple(arguments)
         self.encoded_key, self.group, self.origin = encoded_key, group, origin
         self.kind = kind
-        self.nbytes = 0  # as state keeps it
+        self.nbytes = 0  # of its encoded form
 
     @classmethod
     def of(cls, kept: bytes) -> Call:
@@ -107,7 +107,7 @@ class Call:
         return call
 
     def kept(self) -> bytes:
-        """As state keeps it; raises `UnencodableValue`."""
+        """The call as encoded for the state; raises `UnencodableValue`."""
         arguments = list(self.arguments)
         return encode(
             [
@@ -123,20 +123,20 @@ class Call:
 
 
 class CallTable:
-    """The calls of a process, by number: those that are open, and those that wait to be asked.
+    """The calls of a process, by number: open calls, and questions that wait.
 
-    At most `in_flight` are open, whoever asks. When one is over, the next is of the conversation
-    that began first: conversations end, and watermarks go on.
+    At most `in_flight` calls are open, over all services. When one ends, the next question is taken
+    from the oldest conversation, so that conversations end and watermarks advance.
 
-    A service with `batch` is asked several at a time: one call, with the number of its first
-    question. Which questions are in it is part of the state, as the log has one answer to all.
+    A service with `batch` gets several questions in one call, which has the number of the first.
+    Which questions form a call is part of the state, because the log has one answer for all.
 
     Parameters
     ----------
     store
-        Where they are kept, beside values and timers.
+        Where calls are kept, beside values and timers.
     in_flight
-        So many may be open.
+        How many calls may be open.
     """
 
     def __init__(self, store: KeyedStore, in_flight: int) -> None:
@@ -147,10 +147,10 @@ class CallTable:
         self._facts: Facts
         self._store, self._in_flight = store, in_flight
         self._open: dict[int, Call] = {}
-        self._together: dict[int, list[int]] = {}  # of open calls with several: all, by the first
+        self._together: dict[int, list[int]] = {}  # calls with several questions: all, by the first
         self._waiting: dict[int, Call] = {}
-        self._queues: defaultdict[str, Queue] = defaultdict(list)  # of those, by service
-        self.nbytes = 0  # of what all of them are asked
+        self._queues: defaultdict[str, Queue] = defaultdict(list)  # questions, by service
+        self.nbytes = 0  # of all calls' arguments
 
     def __len__(self) -> int:
         return len(self._open) + len(self._waiting)
@@ -161,7 +161,7 @@ class CallTable:
 
     @property
     def is_full(self) -> bool:
-        """There are enough calls; questions that wait for others are none yet."""
+        """Whether the limit of calls is reached; questions that wait for a batch do not count."""
         due = (len(queue) // (self._batch(name) or 1) for name, queue in self._queues.items())
         return self._under_way.total() + sum(due) >= self._in_flight
 
@@ -169,7 +169,7 @@ class CallTable:
         return self.policies[service].batch
 
     def declare(self, name: str, policy: Policy, info: OperatorInfo, facts: Facts) -> None:
-        """A service that may be asked, by this operator."""
+        """Declare a service that this operator may ask."""
         self.policies[name], self._info, self._facts = policy, info, facts
         self._purses[name] = Purse(policy, facts, f"{info.where}: {name}", f"{name} ")
 
@@ -180,7 +180,7 @@ class CallTable:
         return Usage(*map(sum, zip(Usage(), *each, strict=True)))
 
     def require_known(self, outcome: Outcome) -> None:
-        """Raise `EffectUnknown` if an outcome is that nobody knows, and its policy forbids that."""
+        """Raise `EffectUnknown` if an effect's outcome is unknown and its policy says to fail."""
         if not outcome.ok:
             error = decode_error(outcome.answer)
             service = self._open[outcome.number].service
@@ -189,20 +189,20 @@ class CallTable:
 
     @property
     def first(self) -> int | None:
-        """With which call the oldest conversation began that is not over."""
+        """The number of the call that began the oldest unfinished conversation."""
         oldest = (queue[0][0] for queue in self._queues.values() if queue)
         return min([*_origins(self._open), *oldest], default=None)
 
     @property
     def newest(self) -> int | None:
-        """... the newest one."""
+        """... that began the newest one."""
         return max([*_origins(self._open), *_origins(self._waiting)], default=None)
 
     # --- asking ---------------------------------------------------------------------------------
 
     def add(self, number: int, kept: bytes, step: Step) -> Request | None:
-        """One more question, as :meth:`Call.kept` has it: what user code does with its arguments
-        now is nothing to the call. Returns what to ask; None: it waits, perhaps for others."""
+        """Add a question, encoded by :meth:`Call.kept`, so that user code can no longer change its
+        arguments. Returns the request to make; None: the question waits, perhaps for a batch."""
         call = Call.of(kept)
         self.nbytes += call.nbytes
         policy, queue = self.policies[call.service], self._queues[call.service]
@@ -217,7 +217,7 @@ class CallTable:
         return None
 
     def due(self, step: Step) -> Iterator[tuple[int, Request]]:
-        """Calls that may be made now, of what has waited."""
+        """Waiting calls that may be made now."""
         while self._has_room and (ready := self._ready(step)):
             name = min(ready, key=lambda name: self._queues[name][0])
             questions = self._next(name)
@@ -226,8 +226,8 @@ class CallTable:
             yield questions[0][0], self._ask(name, questions)
 
     def _ready(self, step: Step) -> list[str]:
-        """The services that some question may be asked now. All are looked at, whatever their
-        order: to look at one may read the clock, and a replay has to read it in the same steps."""
+        """The services that may be asked now. All are checked, whatever their order: a check may
+        read the clock, and a replay must read it in the same steps."""
         return [name for name in self._queues if self._is_due(name, step)]
 
     def _is_due(self, service: str, step: Step) -> bool:
@@ -237,24 +237,24 @@ class CallTable:
         return len(queue) >= (policy.batch or 1) or step.clock_ms() >= self._since(service)
 
     def _since(self, service: str) -> int:
-        """When its questions are asked without others."""
+        """When an incomplete batch of the service's questions is asked."""
         since: int = self._facts.get(f"{service} {_SINCE}", 0)
         return since + self.policies[service].batch_within_ms
 
     def next_due_ms(self) -> int | None:
-        """When :meth:`due` is wanted again, if nothing happens before."""
+        """When :meth:`due` must be called again, if no event comes before."""
         if not self._has_room:
             return None
         waiting = (name for name, queue in self._queues.items() if queue)
         return min(map(self._since, waiting), default=None)
 
     def inputs_are_over(self) -> None:
-        """Nobody waits for others any more: who asks from now on asks at once."""
+        """Inputs have ended: from now on questions no longer wait for a full batch."""
         if any(policy.batch_within_ms for policy in self.policies.values()):
             self._facts.set(_OVER, value=True)
 
     def _next(self, service: str) -> list[tuple[int, Call]]:
-        """The next questions that go together: of as many arguments each."""
+        """The next questions that form a call: all with the same number of arguments."""
         queue, found = self._queues[service], list[tuple[int, Call]]()
         while queue and len(found) < (self._batch(service) or 1):
             number = queue[0][1]
@@ -280,7 +280,7 @@ class CallTable:
     # --- answers --------------------------------------------------------------------------------
 
     def take(self, outcome: Outcome) -> list[tuple[Call, Outcome]]:
-        """It is over: what comes of each question."""
+        """A call is over: return the outcome of each question."""
         first = outcome.number
         numbers = self._together.pop(first, [first])
         if len(numbers) > 1:
@@ -299,7 +299,7 @@ class CallTable:
         return list(zip(calls, each, strict=True))
 
     def keys_of(self, outcomes: Sequence[Outcome]) -> list[bytes]:
-        """To which keys these calls belong."""
+        """The keys to which these calls belong."""
         firsts = (outcome.number for outcome in outcomes)
         numbers = (number for first in firsts for number in self._together.get(first, [first]))
         known = (self._open.get(number) for number in numbers)
@@ -308,12 +308,12 @@ class CallTable:
     # --- all of them ----------------------------------------------------------------------------
 
     def _calls(self) -> Iterator[int]:
-        """The numbers of those that are open, in their order."""
+        """The numbers of open calls, in order."""
         besides = {number for numbers in self._together.values() for number in numbers[1:]}
         return (number for number in sorted(self._open) if number not in besides)
 
     def requests(self) -> dict[int, Request]:
-        """Of those that are open, in their order."""
+        """The requests of open calls, in order."""
         for calls in (self._open, self._waiting):
             for number, call in calls.items():
                 if call.service not in self.policies:
@@ -324,7 +324,7 @@ class CallTable:
             service = self._open[number].service
             request = self._request(service, number, before[service])
             policy = self.policies[service]
-            # An effect may have been made: it is for the service to say.
+            # An effect may have been made already: only the service can tell.
             found[number] = request._replace(service=policy) if policy.effect else request
             before[service] += 1
         return found
@@ -383,12 +383,12 @@ def _origins(calls: dict[int, Call]) -> Iterator[int]:
 
 
 def method_of(process: object, name: str, where: str) -> Callable[..., Any]:
-    """The method of a process that hears a reply.
+    """The method of a process that receives a reply.
 
     Raises
     ------
     WrongType
-        There is none of this name.
+        There is no method of this name.
     """
     method: Callable[..., Any] | None = getattr(process, name, None)
     if not callable(method):

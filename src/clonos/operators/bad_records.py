@@ -1,8 +1,8 @@
-"""Bad records as rows: what no function could handle, where, and why.
+"""Bad records as rows: the record that a function could not handle, where, and why.
 
-Such rows are output like any other: they are made again by a replay, digit for digit. So what
-differs from process to process is left out as far as it is known: addresses of objects, folders of
-the user's files. What else is in the message of an exception has to be the same each time.
+These rows are output like any other, so a replay must make exactly the same ones. Known differences
+between processes are left out: addresses of objects, and folders of the user's files. The rest of
+an exception's message must be the same each time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BAD_RECORDS: Final = pa.schema(
         pa.field("raised_at", pa.string()),
     ]
 )
-"""Of ``Job.bad_records``."""
+"""The schema of ``Job.bad_records``."""
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{8,}")
 
 
 class BadRecords:
-    """Those of one step."""
+    """The bad records of one step."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
@@ -44,14 +44,14 @@ class BadRecords:
         return bool(self._rows)
 
     def keep(self, now_ms: int, operator: str, error: Exception, record: Any) -> None:
-        """One more; of a batch, all of its rows."""
+        """Keep a bad record; if it is a batch, all of its rows."""
         told, place = _clean(describe(error)), _place(error)
         is_batch = isinstance(record, pa.RecordBatch)
         for each in _rows_of(record) if is_batch else [record]:
             self._rows.append((from_ms(now_ms), operator, as_text(each), told, place))
 
     def take(self) -> pa.RecordBatch:
-        """All of them, and forget them."""
+        """Return all of them, and forget them."""
         rows, self._rows = self._rows, []
         columns = zip(*rows, strict=True)
         arrays = [pa.array(c, f.type) for c, f in zip(columns, BAD_RECORDS, strict=True)]
@@ -59,7 +59,7 @@ class BadRecords:
 
 
 def as_text(record: Any) -> str:
-    """A record as JSON, or as it is if it is text.
+    """A record as JSON; text as it is.
 
     Examples
     --------
@@ -76,14 +76,14 @@ def as_text(record: Any) -> str:
     plain = record.asDict() if isinstance(record, Row) else record
     try:
         return _clean(_json(plain))
-    except (TypeError, ValueError, RecursionError):  # keys that are no text; lists in themselves
+    except (TypeError, ValueError, RecursionError):  # other keys than strings; cycles
         return _shown(plain)
 
 
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # NaN and infinities are no JSON
+    except ValueError:  # JSON has no NaN or infinities
         return json.dumps(_finite(value), default=_plain, ensure_ascii=False, allow_nan=False)
 
 
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Also rows with a value that Python has not, such as a time beyond the year 9999."""
+    """The rows; even those with values that Python lacks, such as a time after the year 9999."""
     for i in range(batch.num_rows):
         yield {n: _value(c[i]) for n, c in zip(batch.schema.names, batch.columns, strict=True)}
 
@@ -129,12 +129,12 @@ def _shown(value: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without addresses, which differ from process to process, and such that Arrow can keep it."""
+    """The text without addresses, which differ between processes, and as Arrow can store it."""
     return _ADDRESS.sub("0x...", text).encode(errors="backslashreplace").decode()
 
 
 def _place(error: BaseException) -> str | None:
-    """The user's own line that raised it. Folders differ from machine to machine."""
+    """The line of user code that raised the error, without its folder, which differs by machine."""
     frame = last_of_users(error)
     if frame is None:
         return None

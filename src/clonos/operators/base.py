@@ -1,4 +1,4 @@
-"""What an operator is, where it runs, and how it deals with records it cannot handle."""
+"""The base class of operators, its environment, and how it rejects bad records."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 OnBadRecord = Literal["fail", "drop", "keep"]
-"""What becomes of a record that a function cannot handle, and of the job."""
+"""What happens when a function cannot handle a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
     """Which operator of which task this is.
 
-    ``run``: its checkpoint, which restarts share; ``lineage``: what fresh runs may share, too.
-    Both name effects.
+    ``run``: the checkpoint, shared by restarts; ``lineage``: a name that fresh runs may share, too.
+    Both are part of the names of effects.
     """
 
     job: str
@@ -57,14 +57,14 @@ class OperatorInfo:
     run: str = ""
 
     def effect_key(self, identity: Any, ordinal: int = 0) -> str:
-        """The name of an effect of this operator, by what it is about."""
+        """The name of an effect of this operator, from the effect's identity."""
         return effect_key(self.lineage or self.job, self.operator, identity, ordinal)
 
     def numbered_effect_key(self, number: int, rewound: Sequence[Sequence[int]] = ()) -> str:
-        """The name of the task's n-th effect. In another run that is another one, whatever its
-        lineage; and so it is after the job went back in time.
+        """The name of the task's n-th effect. It differs in another run, even of the same lineage,
+        and after a rewind.
 
-        ``rewound``: how many calls had been asked each time, and the generation that began.
+        ``rewound``: for each rewind, how many calls had been made, and the generation that began.
         """
         since = [generation for asked, generation in rewound if number > asked]
         identity = [self.index, number, *since[-1:]]
@@ -72,16 +72,16 @@ class OperatorInfo:
 
     @property
     def where(self) -> str:
-        """For error messages: ``"words[1]"``, with the task if that has another name."""
+        """For error messages: ``"words[1]"``, followed by the task if its name differs."""
         own = f"{self.operator}[{self.index}]"
         return own if own == self.task_name else f"{own} in task {self.task_name}"
 
 
 class Services:
-    """The current step of a task and what its operators share within it.
+    """The current step of a task, and the objects that its operators share in it.
 
-    ``port``: by which input of the first operator rows come. ``bad_records``: those of the step, if
-    they are kept. ``caller``: the operator whose function has made the newest call.
+    ``port``: the input of the first operator by which rows come. ``bad_records``: the bad records
+    of the step, if they are kept. ``caller``: the operator whose function made the newest call.
     """
 
     def __init__(self) -> None:
@@ -95,11 +95,11 @@ class Services:
         self._step = step
 
     def ask(self, operator: Operator, number: int, request: Request) -> None:
-        """Have a call made for an operator, which counts its calls."""
+        """Make a call for an operator, which numbers its calls itself."""
         self.step.ask(CallId(operator.info.number, number), request)
 
     def watermark_ms(self, operator: Operator) -> int | None:
-        """How far event time has come for an operator, as its functions see it."""
+        """The watermark that an operator's functions see."""
         return operator.watermark_ms
 
     @property
@@ -121,7 +121,7 @@ class Operator:
     """
 
     joins: ClassVar[Mapping[str, Join]] = {}
-    """What becomes of its facts, by name, if it has more or fewer tasks than before."""
+    """How its facts are combined, by name, when the number of its tasks changes."""
 
     def __init__(self) -> None:
         self.facts = Facts()
@@ -144,65 +144,65 @@ class Operator:
         raise NotImplementedError
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
-        """Event time advances; whatever is returned goes out before the watermark."""
+        """Event time advances; returned rows go out before the watermark."""
         del watermark_ms
         return None
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
-        """The watermark that goes on when `incoming_ms` arrives (None: it ends here)."""
+        """The watermark to pass on when `incoming_ms` arrives (None: none)."""
         return incoming_ms
 
     def take_watermark(self) -> int | None:
-        """A watermark that this operator makes of the rows just seen."""
+        """A watermark that this operator derives from the rows just seen."""
         return None
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
-        """Processing time is `now_ms`; whatever is due happens."""
+        """Processing time is `now_ms`; do everything that is due."""
         del now_ms
         return None
 
     def next_due_ms(self) -> int | None:
-        """When :meth:`on_timer` is wanted next."""
+        """When :meth:`on_timer` must be called next."""
         return None
 
     @property
     def makes_calls(self) -> bool:
-        """Whether it may ask calls that take a while; known once it is open."""
+        """Whether it may make asynchronous calls; known once it is open."""
         return False
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
-        """Calls are over that :meth:`Services.ask` has asked for."""
+        """Calls that were made with :meth:`Services.ask` are over."""
         raise NotImplementedError
 
     def open_calls(self) -> Mapping[int, Request]:
-        """By number, the calls that were asked and not answered."""
+        """The unanswered calls, by number."""
         return {}
 
     @property
     def spent(self) -> Usage:
-        """What its calls have come to."""
+        """What its calls have cost so far."""
         return Usage()
 
     @property
     def is_full(self) -> bool:
-        """Whether calls have to be answered before it wants more rows."""
+        """Whether it wants no more rows until calls are answered."""
         return False
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the rows that wait for calls."""
+        """The size of the rows that wait for calls."""
         return 0
 
     def on_end(self) -> pa.RecordBatch | None:
-        """No more rows will come; of those that wait for calls, :meth:`on_outcomes` will hear."""
+        """No more rows will come; rows that wait for calls go on in :meth:`on_outcomes`."""
         return None
 
     def changes(self) -> Frozen:
-        """Keyed state that changed since the last call, as it is now."""
-        return tuple  # of nothing
+        """State by key that changed since the last call, frozen as it is now."""
+        return tuple  # makes an empty one
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Take keyed state from a delta; deltas come oldest first."""
+        """Restore state by key from a delta; deltas come oldest first."""
         del keys, values
         raise ProtocolError("this operator has no keyed state", where=self.info.where)
 
@@ -211,17 +211,17 @@ class Operator:
         self.restore(keys.to_pylist(), values.to_pylist())
 
     has_values: ClassVar[bool] = False
-    """Whether it has values or rows by key, which need not be in memory."""
+    """Whether it keeps values or rows by key, which need not be in memory."""
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        """Take no more memory for them than that, about."""
+        """Use about this much memory for them; the rest goes on the shelf."""
 
     def restore_values(self, run: Run) -> None:
-        """Take them from a delta."""
+        """Restore them from a delta."""
         raise ProtocolError("this operator has no values or rows by key", where=self.info.where)
 
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
-        """Begin with what the tasks of this operator have kept, as one of more or fewer tasks.
+        """Begin with state of the operator's former tasks, after their number has changed.
 
         Called instead of :meth:`open`. Rows that those have numbered get new numbers, in the order
         of the old ones; where two are equal, by task.
@@ -229,7 +229,7 @@ class Operator:
         Raises
         ------
         CannotUpgrade
-            Something of it belongs to one of those tasks.
+            Some state belongs to one former task and cannot be redistributed.
         """
         rules = {"bad_records": total, "late_rows": total, **self.joins}
         for name, value in joined(shares, rules, heir, where).items():
@@ -237,20 +237,21 @@ class Operator:
         self.adopt_state(shares, where)
 
     def as_they_are(self, keys: pa.Array) -> pa.Array | None:
-        """Which rows of its state by key are the same in any task: it need not adopt them. None:
-        all of them have numbers of their task."""
+        """A mask of the rows of its state by key that are the same in any task, and so need not be
+        adopted. None: there are none, because each row has a number of its task."""
         del keys
         return None
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        """The same for what is kept by key; facts are there."""
+        """Adopt state by key; facts are adopted already."""
         if any(len(share.keys) for share in shares):
             raise ProtocolError("this operator has no keyed state", where=where)
 
     def reject(self, error: Exception, record: Any, columns: Sequence[str] = ()) -> None:
-        """A bad record, or a batch of them: fail, or count and perhaps keep it, as the job says.
+        """Reject a bad record, or a batch of them: fail, or count and perhaps keep it, as the job
+        is configured.
 
-        `columns`: of a batch, those that an error message shows; by default all.
+        `columns`: those that an error message shows; by default all.
         """
         if isinstance(error, (ProtocolError, Divergence, UnreadableLayer)):
             raise error

@@ -1,4 +1,4 @@
-"""What the calls of a service may cost."""
+"""Budgets for the calls of a service."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any, Final, NamedTuple, TypeGuard
 from clonos.errors import WrongType
 
 MICROS: Final = 1_000_000
-"""Costs are added up in millionths, as whole numbers: a sum must not depend on its order."""
+"""Costs are added as whole numbers of millionths, so that a sum does not depend on its order."""
 
 Cost = Callable[[Any], float] | float
-"""What a call costs, or how many tokens it takes: a number, or a function of its answer."""
+"""The cost of a call, or its tokens: a number, or a function of the answer."""
 
 
 class Usage(NamedTuple):
-    """Calls that were answered, what they have cost in millionths, how many questions a remembered
-    answer has answered instead, how many tokens were taken, and of how many of the calls (effects)
-    nobody knows whether they were made."""
+    """Number of answered calls, their cost in millionths, number of questions answered from memory
+    or a cache, number of tokens, and number of effects whose outcome is unknown."""
 
     calls: int = 0
     micros: int = 0
@@ -35,13 +34,14 @@ class Budget:
     Parameters
     ----------
     calls
-        How many, at most.
+        The largest number of calls.
     cost
-        How much they may cost, in the unit of ``cost=``. If that is a function of the answer, a
-        call's cost is known only afterwards, so calls that are open when the budget is used up
-        may exceed it.
+        How much the calls may cost, in the unit of ``cost=``. If ``cost=`` is a function of the
+        answer, a call's cost is known only afterwards, so calls that are open when the budget is
+        used up may exceed it.
     tokens
-        How many tokens they may take, as ``tokens=`` counts them; else as `cost`.
+        How many tokens the calls may take, as counted by ``tokens=``. Calls may exceed it in the
+        same way.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class Budget:
     tokens: int | None = None
 
     def of_task(self, index: int, parallelism: int) -> Budget:
-        """An equal share for each task; the first ones have what is left over. The shares add up.
+        """An equal share for each task; the remainder goes to the first tasks. The shares add up.
 
         Examples
         --------
@@ -72,7 +72,7 @@ class Budget:
 
 
 def require_budget(budget: object, cost: object, tokens: object, where: str) -> None:
-    """Raise `WrongType` if a budget, a cost, or a count of tokens cannot be meant so."""
+    """Raise `WrongType` if a budget, a cost or a number of tokens is invalid."""
     if tokens is not None and not callable(tokens) and not (type(tokens) is int and tokens >= 0):
         raise WrongType(
             f"tokens={tokens!r}",

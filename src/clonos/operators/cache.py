@@ -1,4 +1,4 @@
-"""Where answers are remembered that several tasks and jobs share."""
+"""Caches of answers that several tasks and jobs share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, repr=False)
 class Cache:
-    """A store of answers for ``cache=``: other tasks, other jobs and later runs find them there.
+    """A store of answers for ``cache=``, shared by tasks, jobs and later runs.
 
     Parameters
     ----------
@@ -26,13 +26,13 @@ class Cache:
         ``"redis://..."`` or ``"postgresql://..."``, where a table ``clonos_answers`` is created.
         Executors need ``pip install "clonos[redis]"`` or ``"clonos[postgres]"``.
     name
-        Of the questions: whoever uses the same name finds the same answers. Take another one when
-        the function answers differently.
+        A namespace for questions: caches of the same name share answers. Choose a new name when the
+        function is changed so that it answers differently.
 
     Raises
     ------
     WrongType
-        There is no such kind of store, or the name is empty.
+        The URL is of another kind, or the name is empty.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Cache:
 
 
 def require_cache(cache: object, cache_ttl: object, where: str) -> None:
-    """Raise `WrongType` if a cache cannot be meant so."""
+    """Raise `WrongType` if a cache is invalid."""
     if cache is not None and (not isinstance(cache, Cache) or cache_ttl is None):
         raise WrongType(
             "cache= without cache_ttl=" if cache_ttl is None else f"cache={cache!r}",

@@ -1,7 +1,7 @@
-"""map_async, with_column_async: each row waits for a call of its own, many of them at a time.
+"""map_async, with_column_async: each row waits for its own call; many calls are open at a time.
 
-Rows that wait are state. So are answers that wait for those of earlier rows. The calls themselves
-are made beside the steps (:class:`clonos.nodes.ports.Calls`); what comes of them is logged.
+Waiting rows are state. So are answers that wait for the answers of earlier rows. The calls are made
+outside of steps (:class:`clonos.nodes.ports.Calls`); their outcomes are logged.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from clonos.state.stores import KeyedStore
 
 _KEY: Final = Struct(">cq").pack
 _ADDRESS_BYTES: Final = 8
-"""Rows have their number as a key in layers, answers one byte more."""
+"""The key of a row in layers is its number; the key of an answer has one byte more."""
 
 OnError = Callable[..., Any]
 
 
 class CallOperator(Operator):
-    """Asks a call per row, or per batch of rows, and makes rows of the answers.
+    """Makes a call per row, or per batch of rows, and turns the answers into rows.
 
-    Rows are numbered as they come, and ask in that order, except those that are held because of
-    `per_key`; a call has the number of its first row.
-    A watermark waits until all rows before it are done.
+    Rows are numbered in order of arrival and ask in that order, except for rows that are held
+    because of `per_key`. A call has the number of its first row. A watermark waits until all rows
+    before it have left.
 
     Parameters
     ----------
     policy
-        What is asked, and how.
+        The function, and how it is called.
     given, keys
-        Schema of the rows that come, and the columns of their key.
+        Schema of the incoming rows, and their key columns.
     ordered
-        Rows go on in the order in which they came; "key": those of one key do.
+        True: rows leave in order of arrival; "key": those of one key do.
     per_key
-        So many calls of a key are open at most.
+        How many calls of a key may be open.
     on_error
-        Makes of a row's arguments and an error what the call should have answered; None: the
-        error is that of a bad record.
+        Called with a row's arguments and the error; returns an answer to use instead. None: the row
+        is a bad record.
     identity
-        Columns that name what an effect is about; none: the row's number among those of its task.
+        Columns with the identity of an effect; if empty, it is the row's number in its task.
     """
 
     joins: ClassVar = {
@@ -111,7 +111,7 @@ class CallOperator(Operator):
         has_lanes = ordered == "key" or per_key is not None
         self._lanes = Lanes(keys, per_key, self._answers) if has_lanes else None
         self._answered: dict[int, Outcome] = {}
-        self._pending: dict[int, Request] | None = None  # asked, and the row has not gone on
+        self._pending: dict[int, Request] | None = None  # of rows that have not left
         self._marks = Marks(self.facts)
 
     def open(self, info: OperatorInfo, services: Services) -> None:
@@ -120,14 +120,14 @@ class CallOperator(Operator):
         self._policy = self._policy.of_task(info.index, info.parallelism, tells_trace=fails)
         self._purse = Purse(self._policy, self.facts, info.where)
 
-    # --- what subclasses know ---------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
-        """What is asked for each row."""
+        """The arguments of the call of each row."""
         raise NotImplementedError
 
     def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> pa.RecordBatch | None:
-        """What goes on of rows that have their answers."""
+        """The output rows for rows with these answers."""
         raise NotImplementedError
 
     # --- state --------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class CallOperator(Operator):
 
     @property
     def _waiting(self) -> dict[int, Request]:
-        """Calls of rows that have asked and not gone on, by number, in this order."""
+        """Calls of rows that have asked and not left, ordered by number."""
         if self._pending is None:
             self._pending = self._restored()
         return self._pending
@@ -164,14 +164,18 @@ class CallOperator(Operator):
 
     @property
     def _in_line(self) -> dict[int, Any]:
-        """Rows that have not gone on, in their order, as far as they have asked or are held."""
+        """Rows, in order, that have asked or are held, and have not left."""
         waiting = self._waiting
         return waiting if self._lanes is None else self._lanes.rows
 
-    def _requests(self, calls: Sequence[int]) -> dict[int, Request]:
+    def _requests(
+        self, calls: Sequence[int], rows: pa.RecordBatch | None = None
+    ) -> dict[int, Request]:
+        """``rows``: those that they are about, if they are at hand."""
         if not calls:
             return {}
-        rows = self._store.at(self._cuts.rows(calls))
+        if rows is None:
+            rows = self._store.at(self._cuts.rows(calls))
         given = self.arguments_of(rows)
         if self._policy.batch is not None:
             each = iter(given)
@@ -182,7 +186,7 @@ class CallOperator(Operator):
         if effect is not None:
             keys = self._keys_of_effects(calls, rows)
             rewound = self.facts.get(REWOUND, ())
-            if self._identity or not effect.idempotent:  # else under a name that nobody knows
+            if self._identity or not effect.idempotent:  # else its name is new to the service
                 doubtful = {number for number in calls if may_be_made(number, rewound)}
         asked = zip(calls, given, keys, strict=True)
         return {
@@ -193,7 +197,7 @@ class CallOperator(Operator):
         }
 
     def _keys_of_effects(self, calls: Sequence[int], rows: pa.RecordBatch) -> list[str]:
-        """The names of the effects that these calls are."""
+        """The effect names of these calls."""
         if self._identity:
             columns = [values_of(rows.column(name)) for name in self._identity]
             return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
@@ -206,13 +210,13 @@ class CallOperator(Operator):
 
     @property
     def per_key(self) -> int | None:
-        """So many calls of a key are open at most; None: any number."""
+        """How many calls of a key may be open; None: any number."""
         return None if self._lanes is None else self._lanes.per_key
 
     def open_calls(self) -> dict[int, Request]:
         found = {n: r for n, r in self._waiting.items() if n not in self._answered}
         if self._policy.budget is None or self._policy.effect is not None:
-            return found  # an effect may have been made: it is for the service to say
+            return found  # an effect may have been made already: only the service can tell
         asked = enumerate(found.items())
         return {n: r._replace(service=self._purse.policy(i)) for i, (n, r) in asked}
 
@@ -251,7 +255,7 @@ class CallOperator(Operator):
         came = self._came
         if self._identity:
             batch = self._with_identity(batch)
-        if self._pending is None:  # before these come, what an earlier life has left
+        if self._pending is None:  # first the calls that an earlier life left open
             self._pending = self._restored()
         if self._lanes is not None:
             self._lanes.came(batch, came + 1)
@@ -259,11 +263,11 @@ class CallOperator(Operator):
         self.facts.set("came", came + batch.num_rows)
         self._cuts.rows_came(came - self._asked, self.services.step)
         self._marks.rows_came()
-        self._ask()
+        self._ask(batch)
         return None
 
     def _with_identity(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that say what they are about: all NULLs would be one effect."""
+        """The rows whose identity has no NULL; all rows with NULL would be the same effect."""
         missing = np.zeros(batch.num_rows, bool)
         for name in self._identity:
             missing |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
@@ -271,9 +275,10 @@ class CallOperator(Operator):
             self.reject_row(ValueError(f"NULL in {', '.join(self._identity)}"), batch, row)
         return batch.filter(pa.array(~missing)) if missing.any() else batch
 
-    def _ask(self) -> None:
-        """As many as may be under way."""
+    def _ask(self, newest: pa.RecordBatch | None = None) -> None:
+        """Make as many calls as the limit allows. ``newest``: the rows that have just come."""
         asked, came = self._asked, self._came
+        rows = None
         room = self._policy.in_flight - len(self._waiting)
         if self._lanes is not None:
             calls, asked = self._lanes.next(asked, came, room)
@@ -281,10 +286,12 @@ class CallOperator(Operator):
             return
         else:
             *calls, behind = self._cuts.cut(asked, came, room, self.services.step).tolist()
+            if newest is not None and asked == came - newest.num_rows:  # usually none has waited
+                rows = newest.slice(0, behind - 1 - asked)
             asked = behind - 1
         self.facts.set("asked", asked)
         under_way = len(self._waiting) - len(self._answered)
-        for number, request in self._requests(calls).items():
+        for number, request in self._requests(calls, rows).items():
             self._waiting[number] = request
             policy = self._purse.policy(under_way)
             under_way += 1
@@ -305,7 +312,7 @@ class CallOperator(Operator):
         self._cuts.forget(calls)
         if lanes is not None:
             lanes.gone(calls)
-        self._store.remove(np.sort(orders))
+        self._store.remove(orders)
         self._ask()
         self._marks.release(next(iter(self._in_line), self._asked + 1))
         return batch
@@ -316,7 +323,7 @@ class CallOperator(Operator):
         return None
 
     def _in_order(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """The answers that no earlier row is in the way of; the others are kept."""
+        """The answers that no unanswered earlier row holds back; the others are kept."""
         self._answered.update((outcome.number, outcome) for outcome in outcomes)
         if self._lanes is not None and self._ordered == "key":
             of = (outcome.number for outcome in outcomes)
@@ -353,11 +360,11 @@ class CallOperator(Operator):
         return self.rows_with(rows, answers) if answers else None
 
     def reject_row(self, error: Exception, rows: pa.RecordBatch, row: int) -> None:
-        """A row whose call, or whose answer, is of no use."""
+        """Reject a row whose call failed or whose answer cannot be used."""
         self.reject(error, rows.slice(row, 1))
 
     def _each(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[bool, Any]]:
-        """For each row whether it is answered, and the answer or the error."""
+        """For each row, whether its call succeeded, and the answer or the error."""
         for outcome in outcomes:
             rows = range(outcome.number, self._cuts.last(outcome.number) + 1)
             if not outcome.ok:
@@ -369,16 +376,17 @@ class CallOperator(Operator):
             yield from ((True, one) for _, one in zip(rows, answers, strict=True))
 
     def _instead(self, row: int, error: Exception) -> Any:
-        """What is made of an error."""
+        """The answer that on_error makes of an error."""
         if self._on_error is None:
             raise error
-        # Made again of the row: a call may have changed a list that it was given.
+        # Computed from the row again: the call may have changed a list among its arguments.
         given = self._store.at(np.array([row], np.int64))
         return self._on_error(*self.arguments_of(given)[0], error)
 
     def _fail_at_once(self, outcomes: Sequence[Outcome]) -> None:
-        """An error that ends the job ends it before it is logged: the next start asks again. One
-        that is logged did not; the policy may be another one by now."""
+        """An error that ends the job does so before it is logged, so that the next start makes the
+        call again. On replay nothing is raised: a logged error did not end the job, although the
+        policy may have changed since."""
         if not self.services.step.is_live:
             return
         errors = ((o, decode_error(o.answer)) for o in outcomes if not o.ok)
@@ -407,7 +415,7 @@ class CallOperator(Operator):
 
     @property
     def _newest(self) -> int | None:
-        """The newest row that waits."""
+        """The newest waiting row."""
         if self._came > self._asked:
             return self._came
         newest = next(reversed(self._in_line), None)
@@ -415,14 +423,14 @@ class CallOperator(Operator):
 
     @property
     def _waits(self) -> bool:
-        """Whether some row does."""
+        """Whether any row waits."""
         return bool(self._in_line) or self._came > self._asked
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
         return self._marks.came(incoming_ms, self._came, self._newest)
 
     def next_due_ms(self) -> int | None:
-        if self._came > self._asked and not self.is_full:  # rows wait for others
+        if self._came > self._asked and not self.is_full:  # rows wait for a full batch
             return self._cuts.due_ms()
         return self._marks.due(waits=self._waits)
 
@@ -437,7 +445,7 @@ class CallOperator(Operator):
 
 
 class ForEachAsyncOperator(CallOperator):
-    """Calls ``fn(value, ...)`` with values of some columns, or ``fn(row)``; nothing goes on."""
+    """Calls ``fn(value, ...)`` with values of some columns, or ``fn(row)``; no rows leave."""
 
     def __init__(self, policy: Policy, given: pa.Schema, of: Sequence[str], **how: Any) -> None:
         super().__init__(policy, given, **how)
@@ -451,7 +459,7 @@ class ForEachAsyncOperator(CallOperator):
 
 
 class MapAsyncOperator(CallOperator):
-    """Calls ``fn(row)`` and makes a row of what it answers."""
+    """Calls ``fn(row)`` and makes a row of the answer."""
 
     def __init__(self, policy: Policy, given: pa.Schema, schema: pa.Schema, **how: Any) -> None:
         super().__init__(policy, given, **how)

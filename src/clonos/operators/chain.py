@@ -1,8 +1,8 @@
 """A chain of operators as the program of one task.
 
-Rows enter at the first operator (or come out of any of them, when a timer fires or event time
-advances), pass through the rest, and are shared out to the output channels at the end of the
-step: first the rows, then the watermark.
+Rows enter at the first operator (or leave any operator when a timer fires or event time advances),
+pass through the rest, and are distributed to the output channels at the end of the step: first the
+rows, then the watermark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChainedOperator:
-    """An operator and where it is."""
+    """An operator and its place."""
 
     operator: Operator
     info: OperatorInfo
@@ -46,15 +46,15 @@ class ChainProgram:
     inputs
         The input channels; empty for a source.
     routers
-        Where the rows go.
+        They send the rows to the output channels.
     ports
-        By which input of the first operator a channel comes; 0 if it is not mentioned.
+        The input of the first operator to which a channel leads; 0 if not given.
     digests
-        Whether what it makes will ever be compared with what it made before a failure.
+        Whether its output may be compared with its output before a failure.
     bad_records
-        Where bad records go, if they are kept.
+        Sends bad records on, if they are kept.
     feedback
-        Inputs that come round: they have no watermarks, and event time does not wait for any.
+        Feedback channels: they carry no watermarks, and event time does not wait for them.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class ChainProgram:
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
         self._watermark_out: int | None = None
-        # What has passed before the first operator, between them, and after the last.
+        # Numbers of rows before the first operator, between operators, and after the last.
         self._rows = [0] * (len(operators) + 1)
         self._batches_in = self._batches_out = 0
-        self._given: Batch | None = None  # what this step is about, if it is one batch
-        self._made: Batch | pa.RecordBatch | None = None  # what it puts out
+        self._given: Batch | None = None  # the input of this step, if it is one batch
+        self._made: Batch | pa.RecordBatch | None = None  # the output of this step
         for chained in operators:
             chained.operator.open(chained.info, self._services)
         self._callers = [op for op in self._operators if op.makes_calls]
 
     @property
     def statistics(self) -> dict[str, int]:
-        """Per operator what it dropped: ``{"words: bad_records": 3}``."""
+        """What each operator dropped: ``{"words: bad_records": 3}``."""
         return {
             f"{name}: {fact}": operator.facts.get(fact)
             for name, operator in zip(self._names, self._operators, strict=True)
@@ -103,8 +103,8 @@ class ChainProgram:
     def traffic(self) -> dict[str, int]:
         """Rows into and out of each operator, batches into and out of the chain.
 
-        They are part of the state: a step that is replayed does not count twice, and what was
-        counted since the last checkpoint is counted again by its replay.
+        The counts are part of the state: they are restored from the last checkpoint, and replayed
+        steps are counted once.
         """
         counts = {"batches_in": self._batches_in, "batches_out": self._batches_out}
         for i, name in enumerate(self._names):
@@ -119,31 +119,31 @@ class ChainProgram:
 
     @property
     def operators(self) -> dict[str, Operator]:
-        """By name, in order, for those who measure them."""
+        """The operators by name, in order; used to measure them."""
         return dict(zip(self._names, self._operators, strict=True))
 
     @property
     def caller(self) -> Operator | None:
-        """Whose function has made the newest call."""
+        """The operator whose function made the newest call."""
         return self._services.caller
 
     @property
     def makes_calls(self) -> bool:
-        """Whether some operator may ask calls."""
+        """Whether some operator may make asynchronous calls."""
         return bool(self._callers)
 
     @property
     def is_full(self) -> bool:
-        """Whether some operator wants no more rows before calls are answered."""
+        """Whether some operator wants no more rows until calls are answered."""
         return any(operator.is_full for operator in self._callers)
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the rows that wait for calls."""
+        """The size of the rows that wait for calls."""
         return sum(operator.waiting_bytes for operator in self._callers)
 
     def open_calls(self) -> dict[CallId, Request]:
-        """All that were asked and not answered."""
+        """All unanswered calls."""
         return {
             CallId(operator.info.number, number): request
             for operator in self._callers
@@ -151,7 +151,7 @@ class ChainProgram:
         }
 
     def on_source(self, step: Step, batch: Batch) -> None:
-        """Rows of the task's source."""
+        """Rows come from the task's source."""
         self._services.begin(step)
         self._batches_in += 1
         self._given = batch
@@ -172,14 +172,14 @@ class ChainProgram:
         self._finish(step)
 
     def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
-        """Event time of the task is that of the channel that is furthest behind, of those that
-        are not idle."""
+        """The task's event time is that of the channel furthest behind; idle channels do not
+        count."""
         self._services.begin(step)
         self._mark(channel, watermark_ms)
         self._finish(step)
 
     def on_outcomes(self, step: Step, outcomes: Sequence[Outcome]) -> None:
-        """Each goes to the operator that has asked; what it makes of it goes on from there."""
+        """Each outcome goes to the operator that asked; its rows go on from there."""
         self._services.begin(step)
         of: dict[int, list[Outcome]] = {}
         for outcome in outcomes:
@@ -207,7 +207,7 @@ class ChainProgram:
         self._finish(step)
 
     def on_end(self, step: Step, channel: int | None) -> None:
-        """After the last input's end, operators give out what they still hold."""
+        """After the last input has ended, operators release the rows that they still hold."""
         self._services.begin(step)
         if channel is not None:
             self._facts.set(f"ended {channel}", value=True)
@@ -219,7 +219,7 @@ class ChainProgram:
 
     @property
     def _over(self) -> int:
-        """How many operators have heard that no more rows come; the last may still have calls."""
+        """How many operators know that no more rows come; the last of them may have open calls."""
         over: int = self._facts.get("over", 0)
         return over
 
@@ -233,7 +233,7 @@ class ChainProgram:
                 return
 
     def delta(self) -> Delta:
-        """All state that changed since the last call."""
+        """The state that changed since the last call."""
         self._facts.set("traffic", [self._batches_in, self._batches_out, *self._rows])
         return Delta(self._names, self._changes())
 
@@ -244,7 +244,7 @@ class ChainProgram:
             operator.use(shelf, nbytes // len(large))
 
     def apply(self, delta: bytes | Content) -> None:
-        """Put a delta on top of the state."""
+        """Apply a delta to the state."""
         opened = open_delta(delta)
         for number, is_fact, keys, values in decode_delta(self._names, opened):
             if number == CHAIN:
@@ -263,7 +263,7 @@ class ChainProgram:
     def _changes(self) -> Iterator[tuple[int, Changes | Frozen]]:
         yield CHAIN, self._facts.changes()
         for i, operator in enumerate(self._operators):
-            changes = operator.changes()  # first: it may change a fact
+            changes = operator.changes()  # before the facts: it may change one
             yield i, operator.facts.changes()
             yield i, changes
 
@@ -282,7 +282,7 @@ class ChainProgram:
         if batch is not None and batch.num_rows:
             self._rows[-1] += batch.num_rows
             self._produced.append(batch)
-        # A watermark follows the rows that it was made of.
+        # A watermark follows the rows from which it was derived.
         for position, watermark in made:
             self._advance(position, watermark)
 
@@ -306,7 +306,7 @@ class ChainProgram:
             facts.set("watermark", min(active))
             self._advance(0, min(active))
         elif was_idle:
-            # Those behind us have to count on this task again.
+            # Tasks downstream must no longer treat this one as idle.
             self._advance(0, facts.get("watermark"))
 
     def _advance(self, start: int, watermark_ms: int) -> None:
@@ -328,7 +328,7 @@ class ChainProgram:
         if self._produced:
             batch, self._produced = concat(self._produced), []
             given = self._given
-            # What goes on as it came has its digest already.
+            # A batch that passes unchanged has its digest already.
             self._made = given if given is not None and given.payload is batch else batch
             for router in self._routers:
                 self._batches_out += router.emit(step, batch, self._whole, self._seal, self._facts)
@@ -348,7 +348,7 @@ class ChainProgram:
         step.wake_at(min(dues, default=None))
 
     def _whole(self) -> Batch:
-        """All that this step has made, sealed once however many outputs want it."""
+        """The output of this step as one batch, sealed once for all outputs."""
         if isinstance(self._made, pa.RecordBatch):
             self._made = self._seal(self._made)
         assert self._made is not None

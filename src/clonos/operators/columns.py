@@ -1,4 +1,4 @@
-"""Column expressions: rows chosen by a condition, columns computed of others, all by kernels."""
+"""Column expressions: rows filtered by a condition, and columns computed by Arrow's kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clonos.operators.base import Operator
 
 @dataclass(frozen=True)
 class Projection:
-    """The columns that an operator makes, each with its field, in order.
+    """The output columns of an operator, each with its field, in order.
 
     Examples
     --------
@@ -39,25 +39,25 @@ class Projection:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows that are made."""
+        """The schema of the output rows."""
         return pa.schema([field for field, _ in self.columns])
 
     @property
     def fingerprint(self) -> str:
-        """What it is, as text: a checkpoint belongs to one graph."""
+        """The projection as text; a checkpoint is bound to its graph by such fingerprints."""
         return ", ".join(f"{field.name}: {made.fingerprint}" for field, made in self.columns)
 
     def reads(self, unread: Collection[str] = ()) -> frozenset[str]:
-        """The columns that it looks at, if nobody looks at those of its own that are `unread`."""
+        """The columns that it reads if its output columns in `unread` are not needed."""
         return frozenset().union(*(columns_of(made) for _, made in self.without(unread).columns))
 
     def without(self, unread: Collection[str]) -> Projection:
-        """The same, but for columns that nobody looks at; one remains, to count the rows by."""
+        """The same without unread columns; one always remains, so that rows can be counted."""
         kept = tuple(column for column in self.columns if column[0].name not in unread)
         return Projection(kept or self.columns[:1])
 
     def keeps(self, column: str) -> bool:
-        """Whether a column passes as it is, under its name."""
+        """Whether a column passes unchanged under its own name."""
         return any(
             field.name == column and isinstance(made, Column) and made.name == column
             for field, made in self.columns
@@ -65,7 +65,7 @@ class Projection:
 
 
 class FormulaOperator(Operator):
-    """Computes batches as a whole; those with a bad record in halves, until it is found."""
+    """Computes whole batches; a batch with a bad record is halved until that record is found."""
 
     reads: frozenset[str]
 

@@ -1,6 +1,6 @@
-"""What user functions may ask of the world: time, random numbers, calls.
+"""Access of user functions to the world: time, random numbers, calls.
 
-Everything here gives the same answers when a step is replayed.
+Everything here returns the same values when a step is replayed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Context:
     def random(self) -> np.random.Generator:
         """Random numbers that depend only on (job seed, task, operator, step).
 
-        A stream of its own for each step; nothing needs to be logged.
+        Each step has its own stream, so nothing needs to be logged.
         """
         position = self._services.step.position
         if self._random is None or self._random_step != position:
@@ -60,10 +60,10 @@ class Context:
         return self._random
 
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call `fn` once, ever: on replay its logged answer or exception comes back.
+        """Call `fn` once and for all: on replay its logged answer or exception is used.
 
-        Of a function with ``@clonos.service`` its ``timeout``, ``attempts`` and ``backoff`` hold,
-        and all attempts are one call.
+        For a function with ``@clonos.service``, its ``timeout``, ``attempts`` and ``backoff``
+        apply, and all attempts are one call.
         """
         require_no_effect(fn, self._operator.info.where)
         self._services.caller = self._operator
@@ -72,20 +72,20 @@ class Context:
         return self._services.step.call(fn, args, kwargs)
 
     def idempotency_key(self, identity: Any, ordinal: int = 0) -> str:
-        """A name for a :meth:`call`, for services that deduplicate.
+        """An idempotency key for a :meth:`call` to a service that deduplicates.
 
-        The same identity has the same key in this operator of this job, whatever fails and however
-        the input is cut into batches, also after a restart from the checkpoint. A fresh run has
-        other keys, unless ``Job(lineage=...)`` names what it continues.
+        In this operator of this job, the same identity always has the same key, whatever fails and
+        however the input is cut into batches, also after a restart from the checkpoint. A fresh run
+        has other keys, unless ``Job(lineage=...)`` names the lineage that it continues.
 
         Parameters
         ----------
         identity
-            What the call is about, and no other call of this operator: the number of an order, or
-            several values as a tuple; for a batch, those of all its rows. Not its place in the
-            input: which rows make a batch may change in a recovery.
+            Identifies what the call is about, such as an order number, and differs between the
+            calls of this operator. Several values are given as a tuple; for a batch, those of all
+            rows. Do not use the place in the input: a recovery may form other batches.
         ordinal
-            Tells several calls about the same thing apart.
+            Distinguishes several calls with the same identity.
 
         Returns
         -------
@@ -95,19 +95,19 @@ class Context:
         Raises
         ------
         UnencodableValue
-            The identity is no plain value.
+            The identity is not a plain value.
         """
         return self._operator.info.effect_key(identity, ordinal)
 
     @property
     def watermark(self) -> datetime | None:
-        """Event time has come this far; None before the first watermark."""
+        """The current event time; None before the first watermark."""
         ms = self._services.watermark_ms(self._operator)
         return None if ms is None else from_ms(ms)
 
 
 def require_no_effect(fn: object, where: str) -> None:
-    """Raise `WrongType` for an effect: here it would be made as if it were none."""
+    """Raise `WrongType` for an effect: here it would be made like an ordinary call."""
     asked = fn.asked if isinstance(fn, Declared) else fn
     if isinstance(asked, Effect):
         raise WrongType(
@@ -120,12 +120,12 @@ def require_no_effect(fn: object, where: str) -> None:
 def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("row",)) -> bool:
     """Whether a user function wants ``(row, ctx)`` rather than ``(row)``; decided once.
 
-    `values`: what it is given besides the context, if that is not a row.
+    `values`: names of its arguments besides the context, if they are not a row.
 
     Raises
     ------
     WrongType
-        It can be called with neither.
+        It can be called in neither way.
 
     Examples
     --------

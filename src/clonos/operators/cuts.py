@@ -1,4 +1,4 @@
-"""Which rows one call is about: of each row by itself, or of up to so many that wait."""
+"""Which rows a call is about: a single row, or a batch of waiting rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Cuts:
-    """Of one operator. A call is about rows with consecutive numbers, and has that of the first.
+    """How an operator's rows form calls. A call has consecutive rows, and the number of the first.
 
-    Where a batch ends is part of the state: the log has one answer to all its rows.
+    Where a batch ends is part of the state, because the log has one answer for all its rows.
 
     Parameters
     ----------
     policy
-        How many rows a call is about, at most, and how long the first waits for the others.
+        The largest number of rows of a call, and how long the first row waits for others.
     facts, store
-        Where it is kept.
+        Where the cuts are kept.
     """
 
     def __init__(self, policy: Policy, facts: Facts, store: KeyedStore) -> None:
@@ -40,18 +40,18 @@ class Cuts:
         self._facts, self._store = facts, store
 
     def last(self, call: int) -> int:
-        """The last row that a call is about."""
+        """The last row of a call."""
         return call if self._is_single else call + (self._store.get(_KEY(b"b", call)) or 1) - 1
 
     def rows(self, calls: Sequence[int]) -> Int64:
-        """All rows that these calls are about."""
+        """All rows of these calls."""
         if self._is_single:
             return np.array(calls, np.int64)
         spans = [np.arange(call, self.last(call) + 1) for call in calls]
         return np.concatenate(spans) if spans else np.empty(0, np.int64)
 
     def calls(self, rows: Int64) -> list[int]:
-        """The calls that ask for these rows, of which none is missing."""
+        """The calls of these rows; the rows of each call are complete."""
         found: list[int] = []
         for row in rows.tolist():
             if not found or row > self.last(found[-1]):
@@ -59,7 +59,7 @@ class Cuts:
         return found
 
     def forget(self, calls: Iterable[int]) -> None:
-        """They are over."""
+        """These calls are over."""
         if not self._is_single:
             for call in calls:
                 if _KEY(b"b", call) in self._store:
@@ -68,31 +68,31 @@ class Cuts:
     # --- cutting ----------------------------------------------------------------------------------
 
     def is_enough(self, waiting: int) -> bool:
-        """Whether so many rows wait for no others, but for a call to be over."""
+        """Whether this many rows fill a batch, so that they wait only for a call to end."""
         return waiting >= self._most
 
     def rows_came(self, waited: int, step: Step) -> None:
-        """Rows came; so many had waited for others before."""
+        """Rows came; `waited` rows had been waiting for a full batch before."""
         if self._within_ms and not waited:
             self._facts.set(_SINCE, step.clock_ms())
 
     def rows_are_over(self) -> None:
-        """No others come: nobody waits for them."""
+        """No more rows come, so none waits for others any more."""
         if self._within_ms:
             self._facts.set(_OVER, value=True)
 
     def due_ms(self) -> int:
-        """When the rows that wait for others are asked for without them."""
+        """When the call of an incomplete batch is made."""
         since: int = self._facts.get(_SINCE, 0)
         return since + self._within_ms
 
     def cut(self, asked: int, came: int, most: int, step: Step) -> Int64:
-        """The next calls, at most so many, and the row behind them; none: that row alone.
+        """The first rows of the next calls, at most `most`, and the row after the last call.
 
         Parameters
         ----------
         asked, came
-            The last row that is asked for, and the last one there is.
+            The last row that has asked, and the last row that has come.
         """
         whole = min((came - asked) // self._most, most)
         ends = asked + self._most * np.arange(1, whole + 1)

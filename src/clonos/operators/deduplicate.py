@@ -18,10 +18,10 @@ from clonos.state.row_store import DUE
 
 
 class DeduplicateOperator(KeepsRows):
-    """Drops rows whose key it remembers.
+    """Drops rows whose key has been seen.
 
     A key is remembered for ever or, with `time`, until the watermark is `within_ms` past the time
-    of its first row. A key with a null in it is a key like any other.
+    of its first row. A key that contains a null is a key like any other.
     """
 
     joins: ClassVar = {"order": nothing}
@@ -55,7 +55,7 @@ class DeduplicateOperator(KeepsRows):
         self.facts.set("order", order + rows.num_rows)
         names = [*self._keys, DUE]
         self._store.append(pa.RecordBatch.from_arrays([*keys, due], names), order)
-        # Which zero of a key came first is of no account, as in Spark.
+        # Whether 0.0 or -0.0 came first in a key must not matter, as in Spark.
         one = dict(zip(self._keys, keys, strict=True))
         columns = [one.get(name, rows.column(name)) for name in rows.schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)

@@ -1,9 +1,9 @@
-"""Effects: calls that must not be made twice, or that a service must know again.
+"""Effects: calls that must not be made twice, or that a service must recognise when repeated.
 
-An effect is made once the log that leads to it cannot be lost (:mod:`clonos.core.calls`), so every
-recovery arrives at it again under the same name. What is left is *doubt*: an effect was begun, and
-nobody knows what became of it. A service that deduplicates is asked again under the same name;
-another one is asked whether it was made.
+An effect is made only when the log that leads to it cannot be lost (:mod:`clonos.core.calls`), so
+every recovery reaches it again under the same name. *Doubt* remains: an effect was begun, and its
+outcome is not known. A service that deduplicates is then asked again under the same name; another
+one is asked whether the effect was made.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _POLICIES: Final = ("fail", "on_error", "retry")
 
 @dataclass(frozen=True)
 class EffectCall:
-    """What a function of an effect learns as ``call``.
+    """The ``call`` argument of an effect's function.
 
     Attributes
     ----------
     key
-        The name of this effect, 24 lower-case letters and digits: the same in all attempts, after
-        all failures, and of no other effect.
+        The name of this effect, 24 lower-case letters and digits. It is the same in all attempts
+        and after all failures, and no other effect has it.
     attempt
         1 for the first attempt of this life of the task.
     """
@@ -46,24 +46,24 @@ class EffectCall:
 
 @dataclass(frozen=True)
 class Made:
-    """A check has found that the effect was made, and what it answered."""
+    """Returned by a check: the effect was made, with this answer."""
 
     answer: Any = None
 
 
 class NotMade(Exception):
-    """Surely not made: raised by an effect's function, or raised or returned by its check."""
+    """Certainly not made: raised by an effect's function, or raised or returned by its check."""
 
 
 class Effect:
-    """A function that changes something out there: what :func:`effect` makes of it.
+    """A function that changes something outside, as returned by :func:`effect`.
 
     Attributes
     ----------
     fn, check
         As given; ``check`` is None if the service deduplicates, or cannot be asked.
     idempotent
-        The service takes a second attempt with the same key for the first one.
+        Whether the service recognises a second attempt by its key.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Effect:
             )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the function, as if it were no effect: for your tests."""
+        """Call the function directly, for tests."""
         return self.fn(*arguments, **named)
 
 
 class EffectOptions(TypedDict, total=False):
-    """What :func:`effect` takes."""
+    """The keyword arguments of :func:`effect`."""
 
     idempotent: bool
     check: Callable[..., Any] | None
@@ -148,30 +148,30 @@ def effect(
 ) -> Any:
     """Declare that a function changes something: pays, sends, books.
 
-    ``map_async`` and ``with_column_async`` then make it once: not before the log that leads to it
-    is safe, and never again in silence. (Output commit, and what payment interfaces call an
-    idempotency key.)
+    ``map_async`` and ``with_column_async`` then make it once: only when the log that leads to it is
+    safe, and never silently again. (This is output commit, together with what payment interfaces
+    call an idempotency key.)
 
     Parameters
     ----------
     fn
-        A function or coroutine function, or a :class:`clonos.Service`; if it has a keyword argument
-        ``call``, it gets an :class:`EffectCall`. It raises :class:`NotMade` where it is sure that
-        nothing was done; after any other exception, or a timeout, it is in doubt.
+        A function or coroutine function, or a :class:`clonos.Service`. If it has a keyword argument
+        ``call``, it gets an :class:`EffectCall`. It raises :class:`NotMade` when certainly nothing
+        was done; after any other exception, or a timeout, the effect is in doubt.
     idempotent
-        The service deduplicates by ``call.key``: doubts are resolved by asking again.
+        The service deduplicates by ``call.key``, so an effect in doubt is simply asked for again.
     check
-        ``check(...)`` with the same arguments finds out about an effect in doubt. It returns
-        :class:`Made` with the answer, or :class:`NotMade`. If it returns anything else or raises,
-        it does not know yet, and is asked again, with pauses.
+        ``check(...)``, called with the same arguments, finds out about an effect in doubt. It
+        returns :class:`Made` with the answer, or :class:`NotMade`. If it returns anything else or
+        raises, it does not know yet, and is called again after a pause.
     check_for
-        Time after which a check that does not know is given up.
+        How long a check that does not know is repeated.
     on_unknown
-        What follows if nobody knows: ``"fail"`` ends the job with
+        What happens if the outcome stays unknown: ``"fail"`` ends the job with
         :class:`~clonos.errors.EffectUnknown`, and its next start checks again; ``"on_error"``
-        treats that as an error of the row; ``"retry"`` makes it again, perhaps a second time.
+        treats it as an error of the row; ``"retry"`` makes the effect again, perhaps a second time.
     refused
-        Exceptions that say, as ``NotMade`` does, that nothing was done.
+        Exceptions that mean, like ``NotMade``, that nothing was done.
 
     Examples
     --------

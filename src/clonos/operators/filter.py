@@ -1,4 +1,4 @@
-"""filter: keep the rows for which a function says so."""
+"""filter: keep the rows for which a function returns true."""
 
 from __future__ import annotations
 

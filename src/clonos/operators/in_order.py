@@ -18,7 +18,7 @@ from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, PieceStor
 
 
 class _Rows:
-    """Rows as pieces that are never combined."""
+    """Pieces that are single rows, never combined."""
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
         self.schema = pa.schema([*schema, *INTERVAL])
@@ -31,9 +31,9 @@ class _Rows:
 
 
 class InOrderOperator(Operator):
-    """Gives out rows in the order of `time`, then of the columns `ties`, then of arrival.
+    """Releases rows ordered by `time`, then by the columns `ties`, then by arrival.
 
-    Rows that come behind the watermark, or have no time, are dropped and counted.
+    Rows that arrive after the watermark has passed them, or have no time, are dropped and counted.
     """
 
     joins: ClassVar = {"order": nothing, "combined": nothing}
@@ -46,7 +46,7 @@ class InOrderOperator(Operator):
         self._time = time
         self._ties = tuple(ties)
         self._store = PieceStore(_Rows(schema, keys), self.facts)
-        self._earliest: int | None = None  # not known
+        self._earliest: int | None = None  # unknown
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         times = event_ms(batch.column(self._time))

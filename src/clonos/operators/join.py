@@ -1,8 +1,8 @@
 """Joins of two streams on equal keys, bounded in event time or not.
 
-Each row has a time, and an interval of times of the other side's rows that it accepts; two rows of
+Each row has a time and an interval of times that it accepts for rows of the other side. Two rows of
 one key are joined if each accepts the other's time. A row is kept until the watermark reaches the
-last time that it accepts. The three ways to join differ only in where the interval comes from.
+end of its interval. The kinds of joins differ only in where the interval comes from.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from clonos.state.row_store import DUE, Found, take
 Int64 = npt.NDArray[np.int64]
 
 TIME: Final = "~time"
-"""In a store, the time of a row."""
+"""The column of a store with the time of a row."""
 _FROM: Final = "~from"
 _ORDERS: Final = (range(1 << 62), range(1 << 62, 1 << 63))
-"""Each side numbers its own rows; in layers the numbers tell the sides apart."""
+"""The row numbers of the two sides; in layers they show to which side a row belongs."""
 
 
 class Always(NamedTuple):
     """All times are accepted: nothing is ever dropped."""
 
     def times(self, batch: pa.RecordBatch) -> tuple[Int64, Int64, Int64]:
-        """Per row: its time, the first and the last time that it accepts."""
+        """For each row: its time, and the first and last time that it accepts."""
         nothing = np.zeros(batch.num_rows, np.int64)
         return nothing, nothing - FOR_EVER, nothing + FOR_EVER
 
@@ -67,7 +67,7 @@ class SameWindow(NamedTuple):
 
 
 class Between(NamedTuple):
-    """A row names the times that it accepts: from one column up to before another."""
+    """A row has the interval in two of its columns: start (included) and end (excluded)."""
 
     start: str
     end: str
@@ -89,8 +89,8 @@ Keys = tuple[Sequence[str], Sequence[str]]
 class JoinOperator(KeepsRows):
     """An inner join; input 0 is the left side, input 1 the right one.
 
-    Output: all columns of the left row, then those of the right row, for each pair once, when its
-    second row comes.
+    Output: all columns of the left row, then those of the right row; once for each pair, when its
+    second row arrives.
     """
 
     joins: ClassVar = {"order 0": nothing, "order 1": nothing}
@@ -142,7 +142,7 @@ class JoinOperator(KeepsRows):
         return LargeRowStore(schema, self._keys[port], times, orders)
 
     def _usable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """Rows without a null in key or times: the others are joined with nothing."""
+        """Rows without nulls in key or times; the others have no partners."""
         for name in self._must_have(port):
             column = batch.column(name)
             if column.null_count:
@@ -150,11 +150,11 @@ class JoinOperator(KeepsRows):
         return batch
 
     def _must_have(self, port: int) -> list[str]:
-        """The columns without which a row has no partner."""
+        """The columns in which a null means that a row has no partners."""
         return [*self._keys[port], *(n for n in self._bounds[port] if isinstance(n, str))]
 
     def _in_time(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """The rows that are not late, as the store has them: with the times that they accept."""
+        """The rows that are not late, with their intervals added, as the store keeps them."""
         times, first, last = self._bounds[port].times(batch)
         mark = self.watermark_ms
         if mark is not None and (is_late := last <= mark).any():
@@ -167,7 +167,7 @@ class JoinOperator(KeepsRows):
         return pa.RecordBatch.from_arrays(columns, names)
 
     def _partners(self, rows: pa.RecordBatch, store: LargeRowStore, port: int) -> Found:
-        """What is in a store of the other side for new rows of this one."""
+        """The rows of the other side's store that match new rows of this side."""
         found = store.find(rows, self._keys[port])
         at, start, end = (numbers(found.rows, name)[found.which] for name in (TIME, _FROM, DUE))
         mine = found.probes

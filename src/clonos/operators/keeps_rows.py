@@ -24,7 +24,7 @@ class KeepsRows(Operator):
 
     @property
     def row_stores(self) -> Sequence[LargeRowStore]:
-        """All stores of the operator. No number of a row is in two of them, as layers mix rows."""
+        """All stores of the operator. They share no row numbers, because layers mix their rows."""
         raise NotImplementedError
 
     def changes(self) -> Frozen:
@@ -40,6 +40,6 @@ class KeepsRows(Operator):
             store.restore_run(run)
 
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
-        # Rows get new numbers, and so lie at other places.
+        # Rows get new numbers, which are their keys in layers, so whole rows must be read.
         mine = [Share(share.facts, *with_rows(*share[1:])) for share in shares]
         super().adopt(mine, heir, where)

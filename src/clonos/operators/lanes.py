@@ -1,4 +1,4 @@
-"""Rows of one key that wait for calls: how many may ask at a time, and which may go on."""
+"""Rows of one key that wait for calls: how many may ask at a time, and which may leave."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Lanes:
-    """Of one operator: the rows of a key are a lane. They ask in their order.
+    """The waiting rows of an operator by key: the rows of a key form a lane and ask in order.
 
-    A row that is passed by, because so many calls of its key are open, is *held*: this is part of
-    the state. All else follows from the rows that there are.
+    A row is *held* if later rows asked before it because its key had reached the limit of open
+    calls. This is part of the state. Everything else follows from the waiting rows.
 
     Parameters
     ----------
     keys
         The columns of the key.
     per_key
-        So many calls of a key are open at most; None: any number.
+        How many calls of a key may be open; None: any number.
     store
-        Where it is written down which rows are held.
+        Where held rows are recorded.
 
     Attributes
     ----------
     rows
-        The key of each row that has not gone on, by number, in this order.
+        The key of each row that has not left, ordered by number.
     held
-        How many of them are held.
+        How many rows are held.
     """
 
     def __init__(self, keys: Sequence[str], per_key: int | None, store: KeyedStore) -> None:
@@ -49,9 +49,9 @@ class Lanes:
         self.rows: dict[int, bytes] = {}
         self.held = 0
         self._lanes: defaultdict[bytes, deque[int]] = defaultdict(deque)
-        self._open: Counter[bytes] = Counter()  # calls that are open, or have their place
+        self._open: Counter[bytes] = Counter()  # calls that are open or have been granted
         self._holds: defaultdict[bytes, deque[int]] = defaultdict(deque)
-        self._due: list[int] = []  # a heap of rows that are held and have their place
+        self._due: list[int] = []  # a heap of held rows whose calls have been granted
 
     def came(self, rows: pa.RecordBatch, first: int) -> None:
         """New rows, numbered from `first` on."""
@@ -60,7 +60,7 @@ class Lanes:
     def restore(
         self, rows: pa.RecordBatch, numbers: Int64, asked: int, answered: Collection[int]
     ) -> Int64:
-        """All rows that wait, of an earlier life; returns those that have asked."""
+        """Take over the waiting rows of an earlier life; returns those that have asked."""
         self._add(rows, numbers.tolist())
         has_asked = []
         for number, key in self.rows.items():
@@ -87,12 +87,12 @@ class Lanes:
     # --- asking ---------------------------------------------------------------------------------
 
     def next(self, asked: int, came: int, most: int) -> tuple[list[int], int]:
-        """Which rows ask now, at most so many: those that were held come first.
+        """The rows that ask now, at most `most`; held rows come first.
 
         Returns
         -------
         list of int, int
-            Their numbers, and up to which row each has asked or is held.
+            Their numbers, and the last row up to which all have asked or are held.
         """
         calls: list[int] = []
         while self._due and len(calls) < most:
@@ -113,7 +113,7 @@ class Lanes:
         return calls, asked
 
     def answered(self, numbers: Iterable[int]) -> None:
-        """Their calls are over: others of their keys have a place."""
+        """The calls of these rows are over, so that others of their keys may ask."""
         for number in numbers:
             key = self.rows[number]
             self._open[key] -= 1
@@ -128,8 +128,7 @@ class Lanes:
     # --- going on -------------------------------------------------------------------------------
 
     def unblocked(self, numbers: Iterable[int], answered: Collection[int]) -> list[int]:
-        """Rows of the keys of these that have their answers, and none before them in their lane
-        has not."""
+        """Rows in the lanes of these that are answered, as are all rows before them in the lane."""
         found: list[int] = []
         for key in {self.rows[number]: None for number in numbers}:
             for number in self._lanes[key]:
@@ -139,11 +138,11 @@ class Lanes:
         return sorted(found)
 
     def gone(self, numbers: Iterable[int]) -> None:
-        """They have gone on."""
+        """These rows have left."""
         for number in numbers:
             key = self.rows.pop(number)
             lane = self._lanes[key]
-            lane.remove(number)  # near its beginning: only calls that are open come before it
+            lane.remove(number)  # near the beginning: only open calls come before it
             if not lane:
                 for by_key in (self._lanes, self._open, self._holds):
                     by_key.pop(key, None)

@@ -1,4 +1,4 @@
-"""last: for every row, aggregates of it and the rows of its key that came just before."""
+"""last: for every row, aggregates of it and the rows of its key just before it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Int64 = npt.NDArray[np.int64]
 
 
 class LastOperator(KeepsRows):
-    """Adds to each row aggregates of the last `number` rows of its key, itself among them.
+    """Adds to each row aggregates of the last `number` rows of its key, itself included.
 
-    Only the columns that are aggregated are kept of earlier rows, `number` - 1 per key. Floats
-    are added from the oldest row to the newest.
+    Of the `number` - 1 earlier rows per key, only the aggregated columns are kept. Floats are added
+    from the oldest row to the newest.
     """
 
     joins: ClassVar = {"order": nothing}
@@ -64,7 +64,7 @@ class LastOperator(KeepsRows):
         results = self._results(
             rows.take(pa.array(by_key)), first, np.flatnonzero(by_key >= earlier)
         )
-        # Back from the order of keys to that of arrival.
+        # Reorder from key order to order of arrival.
         arrival = pa.array(np.argsort(by_key[by_key >= earlier]))
         self._remember(found.rows, fresh, by_key, codes)
         columns = [*batch.columns, *(column.take(arrival) for column in results)]
@@ -78,7 +78,7 @@ class LastOperator(KeepsRows):
         self.facts.set("order", self._store.adopt([share.values for share in shares], 0))
 
     def _results(self, rows: pa.RecordBatch, first: Int64, wanted: Int64) -> list[pa.Array]:
-        """The aggregates at the rows `wanted`; `rows` are sorted by key, `first` is its begin."""
+        """The aggregates at the rows `wanted`; `rows` are sorted by key, each begins at `first`."""
         begin = np.maximum(first[wanted], wanted - self._number + 1)
         counts = wanted - begin + 1
         codes = np.repeat(np.arange(len(wanted)), counts)
@@ -97,7 +97,7 @@ class LastOperator(KeepsRows):
         by_key: Int64,
         codes: Int64,
     ) -> None:
-        """Keep the newest rows of each key, of those that are known and those that have come."""
+        """Keep the newest of each key's known and new rows."""
         earlier = known.num_rows
         sizes = np.bincount(codes)
         from_end = np.cumsum(sizes)[codes] - np.arange(len(codes))

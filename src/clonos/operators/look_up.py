@@ -22,7 +22,7 @@ VERSIONS: Final = pa.schema(
         pa.field("table", pa.large_binary(), nullable=False),
     ]
 )
-"""A version of a table is one row: it arrives whole or not at all."""
+"""A version of a table is a single row, so that it arrives completely or not at all."""
 
 
 class SideTable:
@@ -31,10 +31,10 @@ class SideTable:
     Parameters
     ----------
     given
-        A DataFrame, or a function that returns one, or an Arrow table or record batch. It stays in
-        the driver: it is not pickled.
+        A DataFrame, a function that returns one, or an Arrow table or record batch. It stays in the
+        driver and is not pickled.
     schema
-        Of the table.
+        The table's schema.
     """
 
     def __init__(self, given: Any, schema: pa.Schema) -> None:
@@ -42,7 +42,7 @@ class SideTable:
         self._given = given
 
     def given(self) -> Any:
-        """The table as the user has it: a DataFrame, or an Arrow table or record batch."""
+        """The table as the user gave it: a DataFrame, or an Arrow table or record batch."""
         return self._given() if callable(self._given) else self._given
 
     def read(self) -> pa.RecordBatch:
@@ -51,7 +51,7 @@ class SideTable:
         Raises
         ------
         ValueError
-            It has other columns than it had.
+            Its columns have changed.
         """
         table = self.given()
         if hasattr(table, "toArrow"):
@@ -67,7 +67,7 @@ class SideTable:
 def looked_up(
     schema: pa.Schema, table: pa.Schema, table_on: Sequence[str], *, is_left: bool
 ) -> pa.Schema:
-    """The columns of rows, and those of the table but for its keys."""
+    """The columns of the rows, then those of the table without its keys."""
     fields = [field for field in table if field.name not in table_on]
     if is_left:
         fields = [field.with_nullable(True) for field in fields]
@@ -75,11 +75,11 @@ def looked_up(
 
 
 class LookUpOperator(Operator):
-    """Joins rows with those of a table that every task has.
+    """Joins rows with a table that every task has.
 
-    A row comes once for each row of the table that has its key, in the table's order; without one
-    it is dropped, or comes with nulls (``is_left``). The driver puts the content in the place of a
-    :class:`SideTable` before it ships the operator.
+    A row leaves once for each table row with its key, in the table's order. A row without a match
+    is dropped, or leaves with nulls (``is_left``). Before the driver ships the operator, it
+    replaces a :class:`SideTable` by its content.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class LookUpOperator(Operator):
             self._show(table)
 
     def _show(self, table: pa.RecordBatch) -> None:
-        """From here on, look into this table."""
+        """Use this table from now on."""
         store = self._table = RowStore(table.schema, self._table_on)
-        for name in self._table_on:  # null is equal to nothing here
+        for name in self._table_on:  # null matches nothing
             table = table.filter(table.column(name).is_valid())
         store.append(table, 0)
 
@@ -119,7 +119,7 @@ class LookUpOperator(Operator):
         probes = found.probes
         if self._is_left:
             times = np.bincount(probes, minlength=batch.num_rows)
-            # A row without a partner has a place of its own, with null in it.
+            # A row without a partner appears once, with nulls.
             padded = np.repeat(np.arange(batch.num_rows), np.maximum(times, 1))
             partner = np.full(len(padded), -1)
             partner[np.repeat(times > 0, np.maximum(times, 1))] = found.which
@@ -134,13 +134,13 @@ class LookUpOperator(Operator):
 class VersionedLookUpOperator(LookUpOperator):
     """The same; input 1 brings newer versions of the table.
 
-    Which version a row saw is in the order in which the inputs were taken, and so in the log. The
-    newest version is state: what was looked up before a failure is found again behind it.
+    Which version a row sees follows from the order in which inputs are taken, which is in the log.
+    The newest version is part of the state, so that a replay after a failure sees it again.
     """
 
     joins: ClassVar = {"version": highest, "table": nothing}
 
-    _shown: int | None = None  # the version that is being looked up in
+    _shown: int | None = None  # the version in use
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         newest = self.facts.get("version")

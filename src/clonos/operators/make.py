@@ -1,6 +1,6 @@
-"""Makes the operator of a task from an operation: the one place that knows which is which.
+"""Makes a task's operator from an operation; the only place that maps one to the other.
 
-Sources and sinks register the operations of their own beside what these are about.
+Sources and sinks register their own operations in their own modules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_operator(operation: op.Operation) -> Operator:
     Raises
     ------
     NotImplementedError
-        Tasks do not know this operation.
+        Tasks cannot run this operation.
 
     Examples
     --------

@@ -12,9 +12,9 @@ from clonos.operators.rowwise import UserFunctionOperator
 
 
 class MapBatchesOperator(UserFunctionOperator):
-    """Calls ``fn(batch)``; the result is brought to the declared schema.
+    """Calls ``fn(batch)``; the result is converted to the declared schema.
 
-    How rows are grouped into batches is not defined, only that it is the same on replay.
+    How rows are grouped into batches is not defined, but it is the same on replay.
     """
 
     def __init__(self, fn: Callable[..., Any], schema: pa.Schema) -> None:

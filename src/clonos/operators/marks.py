@@ -1,4 +1,4 @@
-"""Watermarks that wait until all rows before them have gone on."""
+"""Watermarks that wait until all rows before them have left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clonos.operators.watermark import IDLE
 from clonos.state.stores import Facts
 
 LOWEST: Final = IDLE + 1
-"""Says nothing about event time, but that its sender counts again."""
+"""A watermark that says only that its sender is no longer idle."""
 AT_ONCE: Final = 0
 """A time that has passed, whatever the clock says."""
 
@@ -20,20 +20,20 @@ JOINS: Final[dict[str, Join]] = {
     "is idle": everybody,
     "passed": lowest,
 }
-"""What becomes of the facts if there are more or fewer tasks. No call is open then, so no mark
+"""How facts are combined when the number of tasks changes. No call is open then, so no watermark
 waits."""
 
 
 class Marks:
-    """Of one operator whose rows wait for calls, which are numbered 1, 2, ....
+    """The waiting watermarks of an operator whose rows wait for calls numbered 1, 2, ....
 
-    Whoever is behind it must not take it for idle while a row waits here: event time would go on
-    without that row.
+    While a row waits, tasks downstream must not treat this one as idle: event time would advance
+    past that row.
 
     Parameters
     ----------
     facts
-        Where they are kept.
+        Where the watermarks are kept.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -41,7 +41,7 @@ class Marks:
         self._passed: int | None = None
 
     def rows_came(self) -> None:
-        """Rows begin to wait: the input is idle no more."""
+        """Rows have come: the input is no longer idle."""
         self._facts.set("idle waits", value=False)
         if self._facts.get("is idle"):
             self._pass(self._facts.get("passed", LOWEST))
@@ -52,14 +52,14 @@ class Marks:
         Parameters
         ----------
         number
-            Of the newest call so far.
+            The number of the newest call so far.
         newest
-            Of those that wait; None: nothing waits.
+            The number of the newest waiting call; None: nothing waits.
 
         Returns
         -------
         int or None
-            The same if it may go on.
+            A watermark that may go on now.
         """
         if newest is None:
             self._pass(watermark_ms)
@@ -72,10 +72,10 @@ class Marks:
             else:
                 marks.append([number, watermark_ms])
             self._facts.set("marks", marks)
-        return self.take()  # if a timer has just begun to wait
+        return self.take()  # the one that ends idleness, if it has just been set
 
     def release(self, first: int) -> None:
-        """No call before this one is open any more: what came before it may go on."""
+        """All calls before this one are over, so watermarks before it may go on."""
         marks = self._facts.get("marks", [])
         passed = [mark for number, mark in marks if number < first]
         if passed:
@@ -83,9 +83,10 @@ class Marks:
             self._pass(passed[-1])
 
     def due(self, *, waits: bool) -> int | None:
-        """When :meth:`on_timer` is wanted: a step passes on one watermark, and IDLE comes last.
+        """When :meth:`on_timer` must be called: IDLE goes last, in a step of its own, because a
+        step passes on only one watermark.
 
-        `waits`: some row does.
+        `waits`: whether some row waits.
         """
         return AT_ONCE if self._facts.get("idle waits") and not waits else None
 
@@ -95,7 +96,7 @@ class Marks:
             self._pass(IDLE)
 
     def take(self) -> int | None:
-        """The newest watermark that may go on, once."""
+        """Return the newest watermark that may go on, and forget it."""
         passed, self._passed = self._passed, None
         return passed
 

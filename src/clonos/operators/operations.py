@@ -1,7 +1,8 @@
-"""What users write, as data: an operation is what an execution translates.
+"""Operations: what users write, as data that an execution translates.
 
-Tasks are one execution: :func:`clonos.operators.make.make_operator` makes a task's operator of an
-operation. Spark's own plans are the other: :mod:`clonos.dataframes` makes a DataFrame of it.
+Tasks are one execution: :func:`clonos.operators.make.make_operator` turns an operation into a
+task's operator. Spark's own plans are the other: :mod:`clonos.dataframes` turns it into a
+DataFrame.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ Function = Callable[..., Any]
 
 
 class Operation:
-    """Base of all: a frozen dataclass, which is pickled and sent to slots.
+    """The base class: a frozen dataclass that is pickled and sent to slots.
 
-    Fields that are not compared are for the driver: they are not pickled, and no part of a
+    Fields with ``compare=False`` are for the driver only: they are neither pickled nor part of a
     checkpoint's identity.
     """
 
     @property
     def settings(self) -> list[Any]:
-        """Its plain values, and those in its windows, aggregates and parts. They tell whether a
+        """Its plain values, and those in its windows, aggregates and parts. They show whether a
         checkpoint belongs to this graph."""
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # of every subclass
         found = [_setting(getattr(self, name)) for name in fields if fields[name].compare]
@@ -43,7 +44,7 @@ class Operation:
 
     @property
     def keeps(self) -> tuple[pa.Schema, ...]:
-        """The columns of the rows that it keeps, or of what it makes of them to keep."""
+        """The schemas of the rows, or of things made from rows, that it keeps as state."""
         return ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,14 +63,14 @@ def _setting(value: Any) -> Any:
     if isinstance(value, Mapping):
         return [[str(key), _setting(held)] for key, held in value.items()]
     if isinstance(value, (tuple, list)):
-        kind = [type(value).__name__] if hasattr(value, "_fields") else []  # which kind of window
+        kind = [type(value).__name__] if hasattr(value, "_fields") else []  # the kind of window
         return [*kind, *(_setting(held) for held in value)]
     return []
 
 
 @dataclass(frozen=True)
 class PassOn(Operation):
-    """All rows as they are: the head of a union, of most sources and sinks."""
+    """Passes all rows on: the head of a union, and of most sources and sinks."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class MapBatches(Operation):
 
 @dataclass(frozen=True)
 class WithColumn(Operation):
-    """``with_column``: `column` is made of the columns `of`; `schema` is that of the result."""
+    """``with_column``: `column` is computed from the columns `of`; `schema`: of the result."""
 
     fn: Function
     of: tuple[str, ...]
@@ -140,7 +141,7 @@ class MapAsync(Operation):
 
 @dataclass(frozen=True)
 class ForEachAsync(Operation):
-    """``for_each_async``: it is given the columns `of`, or the row if there are none."""
+    """``for_each_async``: the function gets the columns `of`, or the row if `of` is empty."""
 
     policy: Policy
     given: pa.Schema
@@ -183,7 +184,7 @@ class Where(Operation):
 class Project(Operation):
     """``select``, ``withColumn``, ...: columns, as formulas and as Spark was given them.
 
-    ``choose``: makes them of a DataFrame; None if they are only chosen and renamed.
+    ``choose``: computes them from a DataFrame; None if they are only chosen and renamed.
     """
 
     projection: Projection
@@ -217,13 +218,13 @@ class LookUp(Operation):
         return looked_up(self.schema, self.table.schema, self.table_on, is_left=self.is_left)
 
     def showing(self, table: pa.RecordBatch) -> LookUp:
-        """The same with the content of its table."""
+        """The same operation with the content of its table."""
         return replace(self, table=table)
 
 
 @dataclass(frozen=True)
 class AggregateWindows(Operation):
-    """``agg`` of a window. ``pre_aggregate``: before rows are shuffled, if that is exact."""
+    """``agg`` of a window. ``pre_aggregate``: fold rows before the shuffle, if that is exact."""
 
     schema: pa.Schema
     keys: tuple[str, ...]
@@ -242,7 +243,7 @@ class AggregateWindows(Operation):
 
     @property
     def folds_early(self) -> bool:
-        """Whether rows are folded before they are shuffled."""
+        """Whether rows are folded before the shuffle."""
         return self.pre_aggregate and self._folded().is_exact
 
     def _folded(self) -> Folded:
@@ -276,14 +277,14 @@ class TopOfWindows(Operation):
 
 @dataclass(frozen=True)
 class EarlyPart(Operation):
-    """Of windows, what is done before rows are shuffled. Only a compiled job has it."""
+    """The part of a window operation before the shuffle. Only compiled jobs have it."""
 
     of: AggregateWindows | TopOfWindows
 
 
 @dataclass(frozen=True)
 class LatePart(Operation):
-    """Of windows, what is done behind an :class:`EarlyPart`."""
+    """The part of a window operation behind an :class:`EarlyPart`."""
 
     of: AggregateWindows | TopOfWindows
 
@@ -321,7 +322,7 @@ class Join(Operation):
 
     @property
     def passes_event_time(self) -> bool:
-        """Whether event time advances behind it: not where rows wait for partners for ever."""
+        """Whether event time advances downstream; not if rows may wait for partners for ever."""
         return self.how == "inner" or not isinstance(self.bounds[0], Always)
 
     @property
@@ -331,7 +332,7 @@ class Join(Operation):
 
 @dataclass(frozen=True)
 class Deduplicate(Operation):
-    """``deduplicate``; without `time` for ever."""
+    """``deduplicate``; without `time`, keys are remembered for ever."""
 
     schema: pa.Schema
     keys: tuple[str, ...]
@@ -381,7 +382,7 @@ class Last(Operation):
 
 @dataclass(frozen=True)
 class TransformRows(Operation):
-    """``transformWithState``; `states` are those that the processor declares."""
+    """``transformWithState``; `states`: the processor's declared states."""
 
     processor: Any
     keys: tuple[str, ...]

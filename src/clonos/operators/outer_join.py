@@ -1,8 +1,8 @@
-"""Joins that also ask which rows have no partner: outer joins, semi joins, anti joins.
+"""Joins whose result depends on which rows have no partner: outer, semi and anti joins.
 
-A side whose rows are asked has two stores: the rows that *wait* for their first partner, and, if
-they may have more, the rows that have *met* one. A row that waits leaves when the watermark has
-reached the last time that it accepts: nothing can come any more that would be its partner.
+A side on which this matters has two stores: rows that *wait* for their first partner, and, if they
+may have more, rows that have *met* one. A waiting row leaves when the watermark reaches the end of
+its interval, because no partner can come any more.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from clonos.state.row_store import DUE, Found, take
 
 _END: Final = int(np.iinfo(np.int64).max)
 _SHIFT: Final = 61
-"""In layers, the highest bits of a row's number are that of its store."""
+"""In layers, the highest bits of a row's number identify its store."""
 
 
 class How(NamedTuple):
-    """What comes out of a join.
+    """The output of a join.
 
     Attributes
     ----------
     alone
-        For each side, whether its rows come out that have no partner.
+        For each side, whether rows without a partner are output.
     pairs
-        Whether pairs come out; if not, only rows of the left side.
+        Whether pairs are output; otherwise only rows of the left side.
     """
 
     alone: tuple[bool, bool] = (False, False)
@@ -43,7 +43,7 @@ class How(NamedTuple):
 
     @property
     def asks(self) -> tuple[bool, bool]:
-        """For each side, whether it matters which of its rows have a partner."""
+        """For each side, whether the output depends on which of its rows have a partner."""
         return self.alone[0] or not self.pairs, self.alone[1]
 
 
@@ -55,11 +55,11 @@ HOWS: Final[Mapping[str, How]] = {
     "semi": How(pairs=False),
     "anti": How((True, False), pairs=False),
 }
-"""The joins that there are, by the shortest of their names."""
+"""All joins, by the shortest of their names."""
 
 
 def joined_schema(schemas: Schemas, how: str) -> pa.Schema:
-    """The columns that come out: those of a side that may be missing can be null.
+    """The output columns; those of a side that may be missing are nullable.
 
     Examples
     --------
@@ -85,9 +85,9 @@ def joined_schema(schemas: Schemas, how: str) -> pa.Schema:
 class OuterJoinOperator(JoinOperator):
     """A join of any kind but an inner one.
 
-    A pair comes out when its second row comes, and so does the left row of a semi join with its
-    first partner. A row without a partner comes out when it can have none any more, with nulls for
-    the columns of the other side. So the watermark must not pass the rows that are still here.
+    A pair is output when its second row arrives; a left row of a semi join, when its first partner
+    is there. A row without a partner is output when none can come any more, with nulls for the
+    columns of the other side. So the watermark must not pass rows that are still waiting.
     """
 
     joins: ClassVar = {
@@ -101,7 +101,7 @@ class OuterJoinOperator(JoinOperator):
         super().__init__(schemas, keys, bounds)
         self.schema = joined_schema(schemas, how)
         self._how = HOWS[how]
-        # Rows that wait hold back the watermark until they leave: at the end, if not before.
+        # Waiting rows hold back the watermark until they leave: at the end of the input at latest.
         times = [DUE, ROW_TIME] if self._is_bounded else [DUE]
         self._waiting = [
             self._new_store(port, times, _ORDERS[f"waiting {port}"]) if is_asked else None
@@ -124,7 +124,7 @@ class OuterJoinOperator(JoinOperator):
         return concat(made) if made else None
 
     def _met_by(self, rows: pa.RecordBatch, port: int) -> list[pa.RecordBatch]:
-        """What new rows come to; they are kept, and those that they meet wait no more."""
+        """The output for new rows. They are kept, and rows that have met one no longer wait."""
         has_met = np.zeros(rows.num_rows, bool)
         made = []
         for store in self._of(1 - port):
@@ -151,7 +151,7 @@ class OuterJoinOperator(JoinOperator):
         return made
 
     def _leave(self, port: int, pairs: Found) -> pa.RecordBatch:
-        """Rows have met their first partner: they wait no more, but may meet others."""
+        """Rows have met their first partner: they no longer wait, but may meet others."""
         waiting = self._waiting[port]
         assert waiting is not None
         _, firsts = np.unique(pairs.orders, return_index=True)
@@ -175,10 +175,10 @@ class OuterJoinOperator(JoinOperator):
         return self._over(_END)
 
     def _over(self, mark: int) -> pa.RecordBatch | None:
-        """The rows whose time is over have no partner, if they have met none."""
+        """The output of waiting rows whose interval has ended: they have no partner."""
         made = []
         for port, waiting in enumerate(self._waiting):
-            if self._is_bounded:  # else no row is found by its time
+            if self._is_bounded:  # otherwise rows are not indexed by time
                 self._stores[port].drop_due(mark)
             if waiting is not None and (rows := waiting.take_due(mark)).num_rows:
                 made.append(self._alone(rows, port))
@@ -188,7 +188,7 @@ class OuterJoinOperator(JoinOperator):
         if incoming_ms == IDLE:
             return incoming_ms
         if isinstance(self._bounds[0], Always):
-            return None  # rows may come out at the end, whatever their time
+            return None  # rows of any time may be output at the end
         held = [store.lowest(ROW_TIME) for store in self._shown()]
         before = [time - 1 for time in held if time is not None]
         passed = min([incoming_ms, *before])
@@ -197,7 +197,7 @@ class OuterJoinOperator(JoinOperator):
         return passed
 
     def _shown(self) -> list[LargeRowStore]:
-        """The stores whose rows may still come out."""
+        """The stores whose rows may still be output."""
         return [*self._of(0), *(self._of(1) if self._how.pairs else [])]
 
     def _of(self, port: int) -> list[LargeRowStore]:
@@ -227,14 +227,14 @@ class OuterJoinOperator(JoinOperator):
             self.facts.set(fact, first + store.adopt(chosen, first))
 
     def _unusable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """The rows that :meth:`_usable` leaves out."""
+        """The rows that :meth:`_usable` excludes."""
         has_null = np.zeros(batch.num_rows, bool)
         for name in self._must_have(port):
             has_null |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
         return batch.filter(pa.array(has_null))
 
     def _alone(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """Rows without a partner, as they come out."""
+        """The output for rows without a partner."""
         mine = rows.select(self._schemas[port].names).columns
         if not self._how.pairs:
             return pa.RecordBatch.from_arrays(mine, schema=self.schema)

@@ -1,4 +1,4 @@
-"""process: the user's own logic per key, with state and timers."""
+"""process: user-defined logic per key, with state and timers."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ _PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...
 
 
 class Process:
-    """Base class for logic per key: override :meth:`on_row` and what else you need.
+    """Base class for logic per key: override :meth:`on_row`, and other methods as needed.
 
-    One object serves all keys of a task: keep nothing that depends on the input in its
-    attributes, but in ``ctx.state(...)``, which belongs to the current key and survives failures.
+    One object serves all keys of a task. Keep nothing that depends on the input in its attributes;
+    use ``ctx.state(...)``, which belongs to the current key and survives failures.
 
-    What takes a while is asked with ``ctx.service(...)``: other rows go on, also of the same key,
-    and a method of yours hears the answer.
+    Slow services are called through ``ctx.service(...)``: meanwhile other rows are processed, even
+    of the same key, and one of your methods gets the reply.
 
     Examples
     --------
@@ -108,7 +108,7 @@ class Process:
 
     def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any] | None:
         """A row of the current key (``ctx.key``); returns rows of the declared schema."""
-        raise NotImplementedError  # a job whose process lacks it is refused
+        raise NotImplementedError  # never called: a job whose process lacks it is refused
 
     def on_timer(self, key: Any, due: int, ctx: ProcessContext) -> Iterable[Any] | None:
         """A timer of this key is due (`due` in ms since the epoch)."""
@@ -117,7 +117,7 @@ class Process:
 class ValueState:
     """One value per key.
 
-    What :meth:`get` returns is a copy: changing it in place does nothing until :meth:`set`.
+    :meth:`get` returns a copy: changing it in place has no effect until :meth:`set`.
     """
 
     def __init__(self, name: str, data_type: str | None, operator: ProcessOperator) -> None:
@@ -159,20 +159,20 @@ class ValueState:
 class Timers:
     """Timers of the current key, in ms since the epoch or as datetimes.
 
-    A timer is known by its kind and time: setting it twice is setting it once.
+    A timer is identified by its kind and time, so setting it twice has no further effect.
     """
 
     def __init__(self, operator: ProcessOperator) -> None:
         self._operator = operator
 
     def processing_time(self, due: int | datetime) -> None:
-        """Call ``on_timer`` when the clock reaches `due`; never, if the input ends before."""
+        """Call ``on_timer`` when the clock reaches `due`, unless the input ends before."""
         self._set(PROCESSING_TIME, due)
 
     def event_time(self, due: int | datetime) -> None:
         """Call ``on_timer`` when the watermark reaches `due`, or when the input ends.
 
-        Without :meth:`Stream.with_watermark` before it, there is no watermark.
+        There is a watermark only if :meth:`Stream.with_watermark` comes before this operator.
         """
         self._set(EVENT_TIME, due)
 
@@ -194,7 +194,7 @@ class Timers:
 
 
 class ProcessContext(Context):
-    """The context of a :class:`Process`: also state and timers of the current key."""
+    """The context of a :class:`Process`, which adds state and timers of the current key."""
 
     def __init__(self, operator: ProcessOperator) -> None:
         super().__init__(operator)
@@ -215,22 +215,22 @@ class ProcessContext(Context):
         batch_within: Duration | None = None,
         **how: Unpack[PolicyOptions],
     ) -> Asked:
-        """A service that may be asked without waiting for it; declare it in :meth:`Process.open`.
+        """Declare, in :meth:`Process.open`, a service that is called asynchronously.
 
         Parameters
         ----------
         name
-            Of the service in state: keep it as long as calls may be open.
+            The service's name in the state; do not change it while calls may be open.
         fn
-            What is asked: a coroutine function, a plain one, a :class:`clonos.Service`, or a
-            :func:`clonos.effect`, if the stream's ``process(..., effects=True)`` says so.
+            A coroutine function, a plain function, a :class:`clonos.Service`, or, with
+            ``process(..., effects=True)``, a :func:`clonos.effect`.
         batch
-            How many questions one call may be about, of any keys: the function gets a list of each
-            argument, and returns a list with one answer for each question. Each has a reply of its
-            own. All other options are about calls, not questions.
+            How many questions, of any keys, one call may answer. The function gets a list of each
+            argument, and returns a list with one answer for each question. Each question has its
+            own reply. All other options apply to calls, not to questions.
         batch_within
-            How long questions wait for others, if there are fewer than `batch`. By default those
-            go together that wait at the same time.
+            How long questions wait if there are fewer than `batch`. By default, a call takes the
+            questions that are waiting when it is made.
         how
             ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``: see
             :func:`clonos.operators.service.policy_of`.
@@ -238,16 +238,16 @@ class ProcessContext(Context):
         return self._process.declare(name, fn, how, batch, batch_within)
 
     def state(self, name: str, data_type: str | None = None) -> ValueState:
-        """State of this name; `data_type` (such as ``"long"``) makes :meth:`ValueState.set`
-        check what it is given."""
+        """State of this name. With a `data_type` (such as ``"long"``), :meth:`ValueState.set`
+        checks its values."""
         return self._process.value_state(name, data_type)
 
 
 class ProcessOperator(Operator):
     """Runs a :class:`Process` row by row.
 
-    ``in_flight``: calls that may be open; if more are asked they wait, and so does its input;
-    ``effects``: some of its services may be effects.
+    ``in_flight``: how many calls may be open; further questions wait, and so does the input.
+    ``effects``: its services may be effects.
     """
 
     has_values = True
@@ -277,7 +277,7 @@ class ProcessOperator(Operator):
         super().__init__()
         self._in_flight = in_flight
         self._may_have_effects = effects
-        # Programs are made several times from one definition; each has an object of its own.
+        # Several programs are made from one definition; each needs its own object.
         self._process = copy.deepcopy(process)
         self.hears_timers = type(process).on_timer is not Process.on_timer
         self._keys = tuple(keys)
@@ -289,8 +289,8 @@ class ProcessOperator(Operator):
         self.timers = TimerTable(self.values, self.facts)
         self.store = KeyedStore(self._undo)
         self._calls = CallTable(self.store, in_flight)
-        self._asks: list[bytes] = []  # of the callback that runs
-        self._origin = 0  # of the conversation that it belongs to
+        self._asks: list[bytes] = []  # questions of the running callback
+        self._origin = 0  # of the callback's conversation
         self._marks = Marks(self.facts)
         self.key: Any = None
         self.key_group = 0
@@ -302,7 +302,7 @@ class ProcessOperator(Operator):
         self._process.open(self._ctx)
 
     def state(self) -> dict[Any, dict[str, Any]]:
-        """By key, what is kept for it: its values by name."""
+        """The values of each key, by name."""
         found: dict[Any, dict[str, Any]] = {}
         for address in [one for one in self.values if one.startswith(_STATE)]:
             name, encoded_key = split(address[len(_STATE) :])
@@ -311,25 +311,25 @@ class ProcessOperator(Operator):
         return found
 
     def value_state(self, name: str, data_type: str | None) -> ValueState:
-        """State of a name, by key."""
+        """Declare state of this name."""
         state = ValueState(name, data_type, self)
         self.expects(state.prefix)
         return state
 
     def expects(self, prefix: bytes) -> None:
-        """Values of this prefix are looked up together, for all keys of a batch."""
+        """Look up values of this prefix together for all keys of a batch."""
         if prefix not in self._prefixes:
             self._prefixes.append(prefix)
 
     def _expect(self, keys: Iterable[bytes]) -> None:
-        """Values of these keys will be wanted."""
+        """Look up the values of these keys in advance."""
         self.values.relieve()
         if self.values.has_levels:
             self.values.expect([prefix + key for key in keys for prefix in self._prefixes])
 
     @property
     def encoded_key(self) -> bytes:
-        """Of the current key."""
+        """The encoding of the current key."""
         if self._encoded_key is None:
             raise OperatorError(
                 "state and timers belong to a key, and there is no current key",
@@ -369,7 +369,7 @@ class ProcessOperator(Operator):
         return min((ms for ms in due if ms is not None), default=None)
 
     def on_end(self) -> pa.RecordBatch | None:
-        # Event time has reached its end; processing time has not, those timers are void.
+        # Event time has reached its end. Processing time has not, so its timers never fire.
         self._calls.inputs_are_over()
         return self._fire(EVENT_TIME, None)
 
@@ -405,14 +405,14 @@ class ProcessOperator(Operator):
         batch: int | None = None,
         within: Duration | None = None,
     ) -> Asked:
-        """A service that may be asked."""
+        """Declare a service."""
         fn, how = undeclared(fn, how)
         if isinstance(fn, Effect) and not self._may_have_effects:
             raise WrongType(
                 f"the service {name!r} is an effect",
                 where=self.info.where,
                 remedy="say process(..., effects=True): then the log that leads to an effect is "
-                "made safe before",
+                "made safe first",
             )
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
         policy = of_several(policy, batch, within, f"{self.info.where}: {name}")
@@ -421,7 +421,7 @@ class ProcessOperator(Operator):
         return Asked(policy, self.ask)
 
     def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
-        """Ask once the callback that runs has returned; if it raises, nothing was asked."""
+        """Ask when the running callback has returned; if it raises, nothing is asked."""
         method_of(self._process, then, self.info.where)
         if policy.batch is not None and not arguments:
             raise WrongType(
@@ -444,7 +444,7 @@ class ProcessOperator(Operator):
                 self.services.ask(self, number, request)
 
     def _ask_due(self) -> None:
-        """What has waited, and may be asked now."""
+        """Make waiting calls that may be made now."""
         for number, request in self._calls.due(self.services.step):
             self.services.ask(self, number, request)
 
@@ -530,7 +530,7 @@ class ProcessOperator(Operator):
         callback: Callable[..., Iterable[Any] | None],
         *args: Any,
     ) -> None:
-        """Run one callback: its results and state changes appear together or not at all."""
+        """Run one callback: its results and state changes take effect together or not at all."""
         as_tuple = self._builder.as_tuple
         self._undo.begin()
         try:
@@ -552,7 +552,7 @@ def _decode_key(encoded: bytes) -> Any:
 
 
 def described(address: bytes) -> str:
-    """What is kept under an address of a process's store, for error messages.
+    """What an address of a process's store holds, for error messages.
 
     Examples
     --------

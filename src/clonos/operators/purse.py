@@ -1,8 +1,8 @@
-"""What a task has spent of its share of a budget, and who answers when nothing is left.
+"""How much of its share of a budget a task has spent, and the refusal when nothing is left.
 
-What was spent is counted from outcomes that are in the log, and is part of the state: no failure
-changes it. Whether one more call is affordable decides only who answers it, the service or a
-refusal. Either is an outcome, and logged. So a restart may come with another budget.
+Spending is computed from logged outcomes and is part of the state, so no failure changes it. The
+budget only decides whether the service or a refusal answers a call. Either answer is a logged
+outcome, so a restart may change the budget.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from clonos.state.stores import Facts
 
 
 class Purse:
-    """What one task has spent on one service.
+    """The spending of one task on one service.
 
     Parameters
     ----------
     policy
-        Of the task: its budget is the task's share.
+        The task's policy, whose budget is the task's share.
     facts
-        Where it is written down.
+        Where spending is kept.
     where
         For error messages.
     prefix
-        Of the facts, if an operator has several services.
+        The prefix of the facts' names, if an operator has several services.
     """
 
     def __init__(self, policy: Policy, facts: Facts, where: str, prefix: str = "") -> None:
@@ -43,19 +43,19 @@ class Purse:
 
     @property
     def calls(self) -> int:
-        """Calls that were answered."""
+        """The number of answered calls."""
         calls: int = self._facts.get(self._calls, 0)
         return calls
 
     @property
     def micros(self) -> int:
-        """What they have cost, in millionths."""
+        """Their cost in millionths."""
         micros: int = self._facts.get(self._micros, 0)
         return micros
 
     @property
     def hits(self) -> int:
-        """Questions that a remembered answer has answered; they are no calls."""
+        """Questions answered by remembered answers; they do not count as calls."""
         hits: int = self._facts.get(self._hits, 0)
         return hits
 
@@ -67,17 +67,17 @@ class Purse:
 
     @property
     def unknown(self) -> int:
-        """Effects of which nobody knows whether they were made."""
+        """Number of effects whose outcome is unknown."""
         unknown: int = self._facts.get(self._unknown, 0)
         return unknown
 
     @property
     def usage(self) -> Usage:
-        """All of it."""
+        """All of these numbers."""
         return Usage(self.calls, self.micros, self.hits, self.tokens, self.unknown)
 
     def policy(self, open_calls: int) -> Policy:
-        """Who answers one more call, beside so many that are open: the service, or a refusal."""
+        """The policy for one more call beside `open_calls`: the service's, or a refusal."""
         budget = self._policy.budget
         if budget is None:
             return self._policy
@@ -96,7 +96,7 @@ class Purse:
         return self._refusing
 
     def _used_up(self, budget: Budget, open_calls: int) -> str | None:
-        """What does not suffice for one more call; None: all does."""
+        """The part of the budget that is too small for one more call; None: it suffices."""
         policy = self._policy
         if budget.calls is not None and self.calls + open_calls >= budget.calls:
             return f"{budget.calls} calls"
@@ -108,9 +108,9 @@ class Purse:
         return None
 
     def pay(self, outcomes: Sequence[Outcome]) -> None:
-        """These are in the log."""
+        """Count these logged outcomes."""
         hits = sum(not outcome.attempts for outcome in outcomes)
-        if hits:  # they were remembered
+        if hits:  # remembered answers
             self._facts.set(self._hits, self.hits + hits)
         failed = {o.id: decode_error(o.answer) for o in outcomes if not o.ok}
         unknown = sum(isinstance(error, EffectUnknown) for error in failed.values())
@@ -133,7 +133,7 @@ class Purse:
             )
 
     def _total(self, name: str, price: Cost, unit: int, answers: Sequence[bytes]) -> int:
-        """What so many answers come to, in whole units."""
+        """The total of these answers, in whole units."""
         if not callable(price):
             return len(answers) * round(price * unit)
         total = 0
@@ -155,17 +155,17 @@ class Purse:
 def _suffices(
     spent: int, limit: int | None, price: Cost | None, unit: int, open_calls: int
 ) -> bool:
-    """Whether one more call is affordable, beside those that are open."""
+    """Whether the budget allows one more call beside the open ones."""
     if limit is None:
         return True
-    if callable(price):  # nobody knows what the open ones will come to
+    if callable(price):  # the cost of open calls is unknown
         return spent < limit
     assert price is not None
     return spent + (open_calls + 1) * round(price * unit) <= limit
 
 
 class _Refusal:
-    """Stands in for a service whose budget is used up."""
+    """Refuses calls in place of a service whose budget is used up."""
 
     def __init__(self, what: str) -> None:
         self._what = what

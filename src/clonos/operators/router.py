@@ -1,4 +1,4 @@
-"""How the rows at the end of a chain are shared out among the channels to the next one."""
+"""How the rows at the end of a chain are distributed over the channels to the next chain."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Routing(Enum):
-    """Who gets a row."""
+    """Which task gets a row."""
 
     FORWARD = "forward"  # the task with the same index
     HASH = "hash"  # the owner of its key
-    ROUND_ROBIN = "round robin"  # batch by batch, each in turn
-    BROADCAST = "broadcast"  # everybody
+    ROUND_ROBIN = "round robin"  # whole batches, to the tasks in turn
+    BROADCAST = "broadcast"  # all tasks
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Router:
         seal: Callable[[pa.RecordBatch], Batch],
         facts: Facts,
     ) -> int:
-        """Put `batch` on these channels; at most one batch on each. Returns on how many.
+        """Put `batch` on these channels, at most one batch on each; returns the number of channels.
 
-        ``whole`` gives all of it sealed, ``seal`` seals parts.
+        ``whole`` returns the sealed batch, ``seal`` seals parts of it.
         """
         if len(self.channels) == 1:
             step.emit(self.channels[0], whole())
         elif self.routing is Routing.HASH:
             return self._emit_by_key(step, batch, whole, seal)
         elif self.routing is Routing.ROUND_ROBIN:
-            # Keyed by channel: the counter stays right if a task has several outputs.
+            # One counter per channel group: a task may have several outputs.
             turn = facts.get(f"turn {self.channels[0]}", 0)
             facts.set(f"turn {self.channels[0]}", (turn + 1) % len(self.channels))
             step.emit(self.channels[turn], whole())

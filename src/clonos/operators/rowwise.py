@@ -1,4 +1,4 @@
-"""What map, flat_map and filter share: a user function that is called once per row."""
+"""Base of map, flat_map and filter: a user function that is called once per row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clonos.operators.context import Context, takes_context
 
 
 class UserFunctionOperator(Operator):
-    """Holds a function of ``(row)`` or ``(row, ctx)`` as one of ``(row)``."""
+    """Wraps a function of ``(row)`` or ``(row, ctx)`` as one of ``(row)``."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__()

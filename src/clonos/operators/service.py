@@ -1,4 +1,4 @@
-"""A service: a function outside the job, and how it is asked."""
+"""Services: functions outside the job, and how they are called."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SHOWN: Final = 3
 
 
 class Service:
-    """Base class for what is asked over a connection: derive from it and override :meth:`call`.
+    """Base class for services that hold a connection: derive from it and override :meth:`call`.
 
-    An object is copied for each life of a task, and lives in an event loop beside the steps.
+    The object is copied for each life of a task, and runs in an event loop outside of steps.
 
     Examples
     --------
@@ -48,7 +48,7 @@ class Service:
         """Called once, before the first call."""
 
     async def call(self, *arguments: Any) -> Any:
-        """Answer one question. What it returns or raises is logged."""
+        """Answer one question. The return value or exception is logged."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -57,37 +57,37 @@ class Service:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """How calls of one operator are made; nothing of it is in the log.
+    """How calls of one operator are made. It is never logged.
 
     Attributes
     ----------
     fn
         A coroutine function, a plain function (called in a thread), or a :class:`Service`.
     timeout_s
-        Of one attempt.
+        The timeout of one attempt.
     attempts
-        So often at most, with pauses in between: exponential, with jitter, within `backoff_s`.
+        The largest number of attempts, with exponential pauses and jitter within `backoff_s`.
     per_second
-        Attempts per second at most; None: any number.
+        The largest number of attempts per second; None: any number.
     hedge_s
         If an attempt takes longer, a second one begins, and the first answer counts; None: never.
     in_flight
-        Calls under way at most.
+        How many calls may be open.
     tells_trace
-        An error ends the job: then the user's lines are told with it.
+        An error ends the job, so it is reported with the trace of user code.
     effect
-        What it means to make such a call, if it changes something.
+        The effect that the call is, if it is one.
     budget, cost, tokens
-        What may be spent, what a call costs, and how many tokens it takes.
+        The budget, the cost of a call, and its number of tokens.
     batch, batch_within_ms
-        A call is about up to so many rows, and the first of them waits so long for the others;
-        None: about one row.
+        The largest number of rows of a call, and how long the first row waits for others; None: a
+        call has one row.
     cache_ttl_s, cache
-        How long an answer is good for, if the same is asked again; None: it is not. And where it
-        is remembered beside the task's own memory.
+        How long an answer is reused for the same question (None: never), and where it is kept
+        besides the task's own memory.
     instead_of
-        It only refuses, because the budget of that one is used up; and it does so when the calls
-        of that one that are under way are over, for they are paid.
+        This policy only refuses, because the budget of that one is used up. It waits until the open
+        calls of that one are over, because these are paid for.
     """
 
     fn: Callable[..., Any] | Service
@@ -110,21 +110,21 @@ class Policy:
     instead_of: Policy | None = None
 
     def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
-        """The same for one of so many tasks, which share rate and budget."""
+        """The policy of one task, with its share of rate and budget."""
         per_second = self.per_second and self.per_second / parallelism
         budget = self.budget and self.budget.of_task(index, parallelism)
         return replace(self, per_second=per_second, budget=budget, tells_trace=tells_trace)
 
     @property
     def fingerprint(self) -> str:
-        """What it is to make such a call; a checkpoint with open calls goes on with no other."""
+        """The kind of call; a checkpoint with open calls continues only with the same kind."""
         of_rows = "" if self.batch is None else " of several rows"
         if self.effect is None:
             return f"a plain call{of_rows}"
         return f"{'an idempotent effect' if self.effect.idempotent else 'an effect'}{of_rows}"
 
     def is_fatal(self, error: Exception) -> bool:
-        """Whether it ends the job, whatever is said of other errors."""
+        """Whether this error ends the job, however other errors are handled."""
         effect = self.effect
         return (
             isinstance(error, EffectUnknown)
@@ -133,22 +133,22 @@ class Policy:
         )
 
     def pause_s(self, attempts: int) -> float:
-        """After so many attempts, until the next one."""
+        """The pause after this many attempts."""
         first, most = self.backoff_s
         pause_s: float = min(most, first * 2 ** (attempts - 1))
         return pause_s * random.uniform(0.5, 1.0)
 
     def given(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """What an attempt gets: a function may empty the lists of a batch while it works."""
+        """The arguments of an attempt: copies, because a function may empty a batch's lists."""
         return arguments if self.batch is None else [list(values) for values in arguments]
 
     def require_answers(self, arguments: Sequence[Any], answer: Any) -> Any:
-        """Return the answer, which has one for each row of a batch.
+        """Return the answer; for a batch, check that it has one answer for each row.
 
         Raises
         ------
         WrongLength
-            It has not.
+            It has more or fewer.
         """
         if self.batch is None:
             return answer
@@ -167,7 +167,7 @@ class Policy:
 
     @property
     def checking(self) -> Policy:
-        """How the check of an effect is asked."""
+        """The policy for calls of an effect's check."""
         assert self.effect is not None
         assert self.effect.check is not None
         name = f"check of {self.name}"
@@ -175,7 +175,7 @@ class Policy:
 
     @property
     def is_async(self) -> bool:
-        """Whether it runs in the event loop."""
+        """Whether the function runs in the event loop."""
         return isinstance(self.fn, Service) or is_async(self.fn)
 
 
@@ -192,7 +192,7 @@ def _asked_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, An
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(asking)
-    with ThreadPoolExecutor(1) as thread:  # a notebook's thread has a loop, which is busy
+    with ThreadPoolExecutor(1) as thread:  # a notebook's thread already runs a loop
         return thread.submit(asyncio.run, asking).result()
 
 
@@ -208,41 +208,41 @@ async def _ask(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether a function returns a coroutine, as far as one can see."""
+    """Whether a function returns a coroutine, as far as can be told."""
     call = getattr(fn, "__call__", fn)  # noqa: B004 - an object may have an async __call__
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
 
 
 class Declared:
-    """A function that says by itself how it is asked, as :func:`clonos.causal.service` makes it.
+    """A function that brings its own options, as made by :func:`clonos.causal.service`.
 
     Attributes
     ----------
     asked
         The function.
     how
-        Options; where it is used, others may be given.
+        Options; they can be overridden where the function is used.
     """
 
     asked: Callable[..., Any]
     how: PolicyOptions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """For plain PySpark; within a job, it is the job that asks."""
+        """Used in plain PySpark; in a job, the job makes the call."""
         raise NotImplementedError
 
     def at_once(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask here and now, within the time, as often as is allowed."""
+        """Call the function now, in this thread, with its timeout and attempts."""
         raise NotImplementedError
 
 
 def undeclared(fn: Any, how: PolicyOptions) -> tuple[Any, PolicyOptions]:
-    """What is asked, and how: as it declares itself, unless something else is said here."""
+    """The function, and its options: its own, overridden by those given here."""
     return (fn.asked, {**fn.how, **how}) if isinstance(fn, Declared) else (fn, how)
 
 
 class PolicyOptions(TypedDict, total=False):
-    """How a service is asked; :func:`policy_of` says what each means."""
+    """Options of a service; :func:`policy_of` explains them."""
 
     timeout: Duration
     attempts: int
@@ -257,7 +257,7 @@ class PolicyOptions(TypedDict, total=False):
 
 
 class ServiceOptions(PolicyOptions, total=False):
-    """What ``clonos.service`` takes."""
+    """Options of ``clonos.service``."""
 
     name: str | None
     idempotent: bool
@@ -280,39 +280,38 @@ def policy_of(
     cache_ttl: Duration | None = None,
     cache: Cache | None = None,
 ) -> Policy:
-    """How users say in which way a service is asked.
+    """Make a policy from users' options.
 
     Parameters
     ----------
     timeout
-        Of one attempt. The time between a row and its outcome is not limited by it: attempts may
-        wait for their turn.
+        The timeout of one attempt. It does not limit the time between a row and its outcome,
+        because attempts may have to wait.
     attempts
-        So often is a call tried that raises; the last outcome counts.
+        How often a call that raises is tried; the last outcome counts.
     backoff
-        Pause after the first attempt that fails, and the longest one; in between they double, with
-        jitter.
+        The pause after the first failed attempt, and the longest pause; pauses double, with jitter.
     per_second
-        So many attempts per second at most, by all tasks of the operator together.
+        The largest number of attempts per second, over all tasks of the operator.
     hedge
-        After so long a second attempt begins beside the first one, and the first answer counts.
+        After this time a second attempt begins beside the first one; the first answer counts.
     budget
-        What all calls of all tasks may cost together, in all runs with one checkpoint; each task
-        has an equal share. A call beyond it is not made: its outcome is the error `BudgetSpent`.
+        The budget of all tasks together, in all runs with one checkpoint; each task has an equal
+        share. A call beyond it is not made; its outcome is the error `BudgetSpent`.
     cost
-        What a call costs: a number, or a function of the answer. A call that failed costs nothing.
+        The cost of a call: a number, or a function of the answer. A failed call costs nothing.
     tokens
-        How many tokens a call takes: a number, or a function of the answer.
+        The tokens of a call: a number, or a function of the answer.
     cache_ttl
-        For so long, an answer is good for other rows of the task that ask the same: that is no
-        call, and costs nothing. It is logged as any answer is.
+        How long an answer is reused for other rows of the task with the same question. This counts
+        as no call and costs nothing. The answer is logged like any other.
     cache
-        A :class:`clonos.Cache`: with it, for rows of other tasks, other jobs and later runs, too.
+        A :class:`clonos.Cache`, to reuse answers in other tasks, other jobs and later runs, too.
 
     Raises
     ------
     WrongType
-        Something cannot be meant so.
+        An option is invalid.
     """
     if not callable(fn) and not isinstance(fn, Service):
         raise WrongType(
@@ -360,12 +359,12 @@ def policy_of(
 
 
 def of_several(policy: Policy, batch: int | None, within: Duration | None, where: str) -> Policy:
-    """The same for calls that are about up to `batch` rows, or questions of a process.
+    """The policy for calls with up to `batch` rows, or questions of a process.
 
     Raises
     ------
     WrongType
-        The options contradict each other, or one has a value that it cannot have.
+        The options contradict each other, or one is invalid.
     """
     if batch is None:
         if within is not None:
@@ -388,7 +387,7 @@ def of_several(policy: Policy, batch: int | None, within: Duration | None, where
 
 
 def columns_of(each: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
-    """What a function gets that answers several at once: a list of each argument.
+    """The arguments of a call with several questions: a list for each argument.
 
     Examples
     --------
@@ -401,7 +400,7 @@ def columns_of(each: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
 def require_arguments(
     fn: Callable[..., Any] | Service | Effect, where: str, values: Sequence[str]
 ) -> None:
-    """A function can be called with these arguments, and nothing else.
+    """Check that a function can be called with exactly these arguments.
 
     Raises
     ------

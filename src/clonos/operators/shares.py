@@ -1,5 +1,5 @@
-"""What a task takes over from the tasks that its operator had before, if there are more or fewer of
-them now: their state of some key groups, and facts made of the facts of all of them.
+"""State that a task takes over when the number of its operator's tasks has changed: the former
+tasks' state of its key groups, and facts combined from those of all former tasks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from clonos.errors import CannotUpgrade
 
 
 class Share(NamedTuple):
-    """Of one former task: all its facts, and of its state by key what another task takes over.
+    """One former task's contribution: all its facts, and the state by key that is taken over.
 
-    ``groups``: the key group of each row of ``keys`` and ``values``, which are those of a layer.
+    ``groups``: the key group of each row of ``keys`` and ``values``, which come from a layer.
     """
 
     facts: Mapping[str, Any]
@@ -27,24 +27,24 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Heir:
-    """The new task: which of how many."""
+    """The new task: its index, and the number of tasks."""
 
     index: int
     parallelism: int
 
 
 Join = Callable[[Sequence[Any], Heir], Any]
-"""What becomes of a fact: made of its values in all former tasks (None: it was never set); None:
-it is not set."""
+"""Combines the values of a fact in all former tasks (None: it was not set); returns the new value
+(None: it is not set)."""
 
 
 def total(values: Sequence[Any], heir: Heir) -> int | None:
-    """A count of what has happened: the first task goes on with it."""
+    """A count of events: the first task takes over the sum."""
     return sum(filter(None, values)) if heir.index == 0 else None
 
 
 def shared_out(values: Sequence[Any], heir: Heir) -> int:
-    """A count of what each task may use up of its share: everybody has spent as much.
+    """Spending against a share: the sum is divided equally.
 
     Examples
     --------
@@ -56,19 +56,19 @@ def shared_out(values: Sequence[Any], heir: Heir) -> int:
 
 
 def highest(values: Sequence[Any], heir: Heir) -> Any:
-    """Numbers go on behind all that were given."""
+    """A counter of numbers: continue after the highest one."""
     del heir
     return max((value for value in values if value is not None), default=None)
 
 
 REWOUND = "rewound"
-"""The fact that says when a job went back in time: of each time how many calls the task had asked
-by then, and the generation that began."""
+"""The fact that records rewinds: for each, how many calls the task had made, and the generation
+that began."""
 
 
 def may_be_made(number: int, rewound: Sequence[Sequence[int]]) -> bool:
-    """Whether a call was asked after the job went back in time: what it is about may have come
-    before, in the past that the job went back from.
+    """Whether a call came after a rewind, so that its effect may have been made already, in the
+    past that the job has left.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def may_be_made(number: int, rewound: Sequence[Sequence[int]]) -> bool:
 
 
 def as_of_the_newest(values: Sequence[Any], heir: Heir) -> list[list[int]] | None:
-    """All calls to come have names of the newest generation.
+    """After a change of parallelism, all calls have names of the newest generation.
 
     Examples
     --------
@@ -92,30 +92,30 @@ def as_of_the_newest(values: Sequence[Any], heir: Heir) -> list[list[int]] | Non
 
 
 def lowest(values: Sequence[Any], heir: Heir) -> Any:
-    """What all of them have promised: nothing, if one has promised nothing."""
+    """A promise, such as a watermark: the lowest one; none if some task has made none."""
     del heir
     return None if None in values else min(values)
 
 
 def everybody(values: Sequence[Any], heir: Heir) -> bool:
-    """Whether it is so in all tasks."""
+    """Whether it is true in all tasks."""
     del heir
     return all(values)
 
 
 def nothing(values: Sequence[Any], heir: Heir) -> None:
-    """It is found anew."""
+    """The fact is dropped, because it is computed anew."""
     del values, heir
 
 
 def require_answered(waiting: int, where: str) -> None:
-    """Raise `CannotUpgrade` if something waits for calls: they have numbers of their task."""
+    """Raise `CannotUpgrade` if rows wait for calls, whose numbers belong to a task."""
     if waiting:
         raise calls_are_open(where)
 
 
 def calls_are_open(where: str) -> CannotUpgrade:
-    """Calls, or what waits for them, belong to former tasks."""
+    """The error for open calls, which belong to former tasks."""
     return CannotUpgrade(
         "calls of it are open, and they belong to the tasks that it had",
         where=where,
@@ -131,7 +131,7 @@ def joined(
     Raises
     ------
     CannotUpgrade
-        A fact is of each task, and nobody has said what it would be of others.
+        A fact belongs to each task, and no rule says how to combine it.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """Spark's ``StatefulProcessor`` objects in tasks: ``transformWithState``.
 
-The object is the user's, and so are the names that it calls: what it is given here looks like
-PySpark's own. A batch of a task is what a micro-batch is for Spark: the object is called once for
-each key that has rows in it. Values, lists and maps by key are values of the operator, like those
-of a :class:`~clonos.operators.process.Process`; so is, for each key, what time-outs need to know.
+The user's object calls PySpark's names, so the objects that it is given here look like PySpark's
+own. A batch of a task corresponds to Spark's micro-batch: the object is called once for each key
+with rows in it. Values, lists and maps by key are values of the operator, like those of a
+:class:`~clonos.operators.process.Process`. So are, for each key, the times of timers and expiries.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ MODES: Final = {NONE: "None", PROCESSING: "ProcessingTime", EVENT: "EventTime"}
 """The time modes, and how PySpark spells them."""
 
 _SWEEP: Final = b"t"
-"""What the key of a timer begins with that looks for states whose time is over."""
+"""Key prefix of the timers that remove expired states."""
 
 
 class StatefulHandle:
-    """What ``init`` of a processor is given: PySpark's ``StatefulProcessorHandle``.
+    """The argument of a processor's ``init``: PySpark's ``StatefulProcessorHandle``.
 
     Parameters
     ----------
     operator
-        None: the job is being defined, and only what is declared is of interest.
+        None while the job is being defined, when only the declarations matter.
     mode
         One of :data:`MODES`.
     where
@@ -59,11 +59,11 @@ class StatefulHandle:
 
     @property
     def declared(self) -> tuple[tuple[Any, ...], ...]:
-        """Of each state, in order: kind, name, types, time to live."""
+        """Kind, name, types and time to live of each state, in order of declaration."""
         return tuple(self._states.declared)
 
     def sweep(self, now_ms: int) -> int | None:
-        """Forget what of the current key is too old; when there is more to forget, if ever."""
+        """Remove expired state of the current key; return when the next state expires, if any."""
         return self._states.sweep(now_ms)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -92,7 +92,7 @@ class StatefulHandle:
         return iter(self._timed().noted_timers())
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Refused: it is about all keys at once."""
+        """Refused, because it would affect all keys at once."""
         raise NotInTasks(
             f"deleteIfExists({stateName!r}) would remove a state of all keys whenever a task "
             "begins",
@@ -117,7 +117,7 @@ class StatefulHandle:
 
 
 class TimerValues:
-    """The time of a call: PySpark's ``TimerValues``. The clock is read if it is asked for."""
+    """PySpark's ``TimerValues``: the time of a call. The clock is read only on demand."""
 
     def __init__(self, operator: StatefulOperator) -> None:
         self._operator = operator
@@ -132,7 +132,7 @@ class TimerValues:
 
 
 class ExpiredTimerInfo:
-    """Which timer it is: PySpark's ``ExpiredTimerInfo``."""
+    """PySpark's ``ExpiredTimerInfo``: the timer that has expired."""
 
     def __init__(self, due: int) -> None:
         self._due = due
@@ -143,14 +143,14 @@ class ExpiredTimerInfo:
 
 
 class StatefulOperator(ProcessOperator):
-    """Runs a ``StatefulProcessor``: rows of a key at a time, in their order.
+    """Runs a ``StatefulProcessor``, one key's rows at a time, in order.
 
     Parameters
     ----------
     mode
         One of :data:`MODES`.
     time
-        The column with the event time: rows that are late by it are left out, as Spark does.
+        The column with the event time; late rows are dropped, as in Spark.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class StatefulOperator(ProcessOperator):
         time: str | None,
     ) -> None:
         super().__init__(Process(), keys, schema)
-        # See ProcessOperator: each program has an object of its own.
+        # Each program needs its own object, as in ProcessOperator.
         self._processor = copy.deepcopy(processor)
         self.mode = mode
         self._time = time
@@ -182,13 +182,13 @@ class StatefulOperator(ProcessOperator):
 
     @property
     def passed_ms(self) -> int:
-        """The watermark, as Spark has it: it begins with 0."""
+        """The watermark, which begins with 0 as in Spark."""
         mark = self.watermark_ms
         return 0 if mark is None else mark
 
     @property
     def timer_kind(self) -> bytes:
-        """Of the processor's timers."""
+        """The kind of the processor's timers."""
         return EVENT_TIME if self.mode == EVENT else PROCESSING_TIME
 
     def state(self) -> dict[Any, dict[str, Any]]:
@@ -203,12 +203,12 @@ class StatefulOperator(ProcessOperator):
         return list(self._noted.get() or ())
 
     def note_timers(self, dues: set[int]) -> None:
-        """Remember them: the timers themselves are found by time, not by key."""
+        """Record a key's timers, because the timers themselves are indexed by time, not by key."""
         self._noted.put(sorted(dues) or None)
 
     def sweep_by(self, due: int) -> None:
-        """Something of the current key is too old at `due`: one timer per key looks for that, at
-        the earliest of these times."""
+        """Some state of the current key expires at `due`. One timer per key is set to the earliest
+        expiry."""
         known = self._swept.get()
         if known is not None and known <= due:
             return
@@ -269,7 +269,7 @@ class StatefulOperator(ProcessOperator):
                 expiredTimerInfo=ExpiredTimerInfo(timer.due),
             )
             self._run(call, partial("timer of key {!r} at {}".format, self.key, timer.due), results)
-            # Only now, as in Spark: also if the processor has registered it again.
+            # Deleted after the call, even if the processor has registered it again, as in Spark.
             self._declared.deleteTimer(timer.due)
         return self._done(results)
 
@@ -295,7 +295,7 @@ class StatefulOperator(ProcessOperator):
     def _run(
         self, call: Callable[[], Any], record: Callable[[], Any], results: list[tuple[Any, ...]]
     ) -> None:
-        """One call of the processor: its results and state changes appear together, or not."""
+        """Call the processor: its results and state changes take effect together or not at all."""
         as_tuple = self._builder.as_tuple
         self._undo.begin()
         try:
@@ -313,7 +313,7 @@ def _rows_of_key(batch: pa.RecordBatch, codes: Any, code: int) -> pa.RecordBatch
 
 
 def _named(result: Any) -> Any:
-    """A result by its names, as Spark does; a Row without names by position."""
+    """A result matched by names, as in Spark; a Row without names is matched by position."""
     if not hasattr(result, "asDict"):
         return result
     return result.asDict(True) if hasattr(result, "__fields__") else tuple(result)

@@ -1,7 +1,7 @@
-"""What a ``StatefulProcessor`` keeps: PySpark's value, list and map states, by key.
+"""The state of a ``StatefulProcessor``: PySpark's value, list and map states, by key.
 
-Each is one value of the operator per key. With a time to live, what is in it has the moment at
-which it is too old, which is when it is not there any more; it is removed soon after.
+Each state is one value of the operator per key. With a time to live, its content is stored with its
+expiry. From then on it is invisible, and it is removed soon after.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PROCESSING: Final = "processingtime"
 """The time mode in which states may have a time to live."""
 TIMERS: Final = "~timers"
 TTL: Final = "~ttl"
-"""Hidden states: the times of a key's timers, and when something of it is too old."""
+"""Names of hidden states: the times of a key's timers, and its next expiry."""
 
 _STATE: Final = b"s"
-"""As in :mod:`clonos.operators.process`: what the address of a state begins with."""
+"""The prefix of states' addresses, as in :mod:`clonos.operators.process`."""
 
 _CLASSES: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...]] = (
     (pa.types.is_boolean, (bool,)),
@@ -55,17 +55,17 @@ class Owner(Protocol):
 
     @property
     def encoded_key(self) -> bytes:
-        """Of the current key."""
+        """The encoding of the current key."""
 
     def expects(self, prefix: bytes) -> None:
-        """Values of this prefix are looked up together."""
+        """Look up values of this prefix together."""
 
     def sweep_by(self, due: int) -> None:
-        """Something of the current key is too old at `due`."""
+        """Some state of the current key expires at `due`."""
 
 
 class HiddenState:
-    """One value per key that users do not see."""
+    """A value per key that users do not see."""
 
     def __init__(self, name: str, operator: Owner) -> None:
         self._prefix = _STATE + encode(name)
@@ -77,7 +77,7 @@ class HiddenState:
         return self._operator.values.get(self._prefix + self._operator.encoded_key)
 
     def put(self, value: Any) -> None:
-        """Replace it; None: there is none."""
+        """Replace it; None removes it."""
         operator = self._operator
         address = self._prefix + operator.encoded_key
         if value is not None or address in operator.values:
@@ -85,7 +85,7 @@ class HiddenState:
 
 
 class State:
-    """Base of the three kinds: what is kept is made of tuples of a declared schema."""
+    """Base of the three kinds, which keep tuples of a declared schema."""
 
     def __init__(self, operator: Owner | None, name: str, ttl_ms: int | None, where: str) -> None:
         self._name = name
@@ -112,7 +112,7 @@ class State:
         return self._state.get()
 
     def _stamped(self, value: Any) -> Any:
-        """A value as it is kept: with a time to live, the moment when it is over is beside it."""
+        """A value as it is stored: with its expiry, if there is a time to live."""
         if self._ttl_ms is None:
             return value
         assert self._operator is not None
@@ -121,7 +121,7 @@ class State:
         return (value, over)
 
     def _is_there(self, kept: Any) -> bool:
-        """Whether what is kept is not too old."""
+        """Whether a stored value has not expired."""
         if self._ttl_ms is None:
             return True
         assert self._operator is not None
@@ -131,7 +131,7 @@ class State:
         return kept if self._ttl_ms is None else kept[0]
 
     def sweep(self, now_ms: int) -> list[int]:
-        """Forget what is too old; when the rest will be."""
+        """Remove expired values; return the expiries of the rest."""
         raise NotImplementedError
 
 
@@ -191,11 +191,11 @@ class ListState(State):
         self._put([self._stamped(self._shape.fitted(value)) for value in newState])
 
     def appendValue(self, newState: Any) -> None:
-        """One more."""
+        """Append a value."""
         self.appendList([newState])
 
     def appendList(self, newState: Iterable[Any]) -> None:
-        """Several more."""
+        """Append several values."""
         fresh = [self._stamped(self._shape.fitted(value)) for value in newState]
         self._put([*filter(self._is_there, self._get() or ()), *fresh])
 
@@ -211,7 +211,7 @@ class ListState(State):
 
 
 class MapState(State):
-    """PySpark's ``MapState``; its keys come in the order in which they were first given."""
+    """PySpark's ``MapState``; iterates in order of insertion."""
 
     def __init__(
         self, operator: Owner | None, name: str, ttl_ms: int | None, where: str,
@@ -225,20 +225,20 @@ class MapState(State):
         return bool(self._there())
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:
-        """What is there for a key of the map."""
+        """The value of a key of the map, if there is one."""
         return self._there().get(self._keys.fitted(key))
 
     def containsKey(self, key: Any) -> bool:
-        """Whether there is something for it."""
+        """Whether the map has this key."""
         return self._keys.fitted(key) in self._there()
 
     def updateValue(self, key: Any, value: Any) -> None:
-        """Put something there."""
+        """Set the value of a key of the map."""
         fitted = self._stamped(self._values.fitted(value))
         self._state.put({**(self._get() or {}), self._keys.fitted(key): fitted})
 
     def iterator(self) -> Iterator[tuple[Any, Any]]:
-        """All keys of the map with what is there, as they are now."""
+        """All keys and values of the map, as they are now."""
         return iter(self._there().items())
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
@@ -246,11 +246,11 @@ class MapState(State):
         return iter(self._there())
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """All that is there."""
+        """All values of the map."""
         return iter(self._there().values())
 
     def removeKey(self, key: Any) -> None:
-        """Take a key out of the map, if it is there."""
+        """Remove a key from the map, if it is there."""
         kept = self._get() or {}
         if kept.pop(self._keys.fitted(key), None) is not None:
             self._state.put(kept or None)
@@ -268,7 +268,7 @@ class MapState(State):
 
 
 class Shape:
-    """What tuples have to be."""
+    """The schema that tuples must match."""
 
     def __init__(self, schema: pa.Schema, name: str, where: str) -> None:
         self._fields = [
@@ -284,7 +284,7 @@ class Shape:
         Raises
         ------
         WrongType
-            It does not fit: Spark would fail, or make nulls of it.
+            It does not match the schema: Spark would fail, or store nulls.
         """
         if not isinstance(given, (tuple, list)):
             raise self._unfit(f"a {type(given).__name__}, not a tuple")
@@ -307,7 +307,7 @@ class Shape:
 
 
 def _plain(value: Any) -> Any:
-    """Rows and named tuples as tuples, numbers of NumPy as Python's."""
+    """Convert Rows and named tuples to tuples, NumPy's numbers to Python's."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     if isinstance(value, list):
@@ -320,7 +320,7 @@ def _plain(value: Any) -> Any:
 
 
 class States:
-    """The states that a processor declares, under PySpark's names for how that is done."""
+    """The states that a processor declares."""
 
     def __init__(self, operator: Owner | None, mode: str, where: str) -> None:
         self._operator = operator
@@ -330,11 +330,11 @@ class States:
 
     @property
     def declared(self) -> list[tuple[Any, ...]]:
-        """Of each: kind, name, types, time to live."""
+        """Kind, name, types and time to live of each state."""
         return [told for told, _ in self._known.values()]
 
     def sweep(self, now_ms: int) -> int | None:
-        """Forget what of the current key is too old; the next moment when something will be."""
+        """Remove expired state of the current key; return the next expiry, if any."""
         timed = [state for told, state in self._known.values() if told[-1] is not None]
         return min((over for state in timed for over in state.sweep(now_ms)), default=None)
 

@@ -1,4 +1,4 @@
-"""with_watermark: event time made of a column of the rows."""
+"""with_watermark: event time derived from a column of the rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from clonos.operators.shares import everybody, highest, lowest
 _PER_MS: Final = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 IDLE: Final = -(2**62)
-"""In place of a watermark: nothing is expected from here for now, do not wait for it."""
+"""Sent in place of a watermark: the sender is idle, so receivers do not wait for it."""
 
 
 class WatermarkOperator(Operator):
     """Promises that no row comes later than `delay_ms` behind the newest one seen.
 
-    Watermarks from upstream end here. If no rows come for `idle_ms` of processing time, nobody
-    waits for this task's watermark until there are rows again.
+    Watermarks from upstream end here. If no rows come for `idle_ms` of processing time, the task is
+    idle: receivers do not wait for its watermark until rows come again.
     """
 
     joins: ClassVar = {"made": lowest, "seen": highest, "idle": everybody}
@@ -79,7 +79,7 @@ def event_ms(column: pa.Array) -> pa.Array:
         return pc.multiply(ticks, 1000)
     is_null = ticks.is_null().to_numpy(zero_copy_only=False) if ticks.null_count else None
     values = (ticks.fill_null(0) if ticks.null_count else ticks).to_numpy()
-    # Arrow's own way to round times down is ten times slower, and its division rounds up below 0.
+    # Arrow's floor for times is ten times slower, and its division rounds up below 0.
     return pa.array(values // _PER_MS[unit], mask=is_null)
 
 

@@ -1,9 +1,8 @@
 """Windows over rows, in processing time or event time.
 
-A window [start, end) fires when processing time reaches its end or the watermark its last
-millisecond, a session a millisecond later; what comes later is dropped and counted. At the end of
-the input all windows that are still open fire. Output is ordered by window, then by first
-appearance of the key.
+A window [start, end) fires when processing time reaches its end or the watermark reaches its last
+millisecond; a session, one millisecond later. Later rows are dropped and counted. At the end of the
+input all open windows fire. Output is ordered by window, then by first appearance of the key.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class _Windowing(Operator):
-    """What an operator needs that cuts rows into pieces."""
+    """Base of operators that turn rows into pieces."""
 
     def __init__(self, content: Content, window: Window) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class _Windowing(Operator):
         self._window = window
 
     def _pieces(self, batch: pa.RecordBatch, clock_ms: int | None) -> pa.RecordBatch | None:
-        """Pieces of rows; without event time of rows that come at `clock_ms`."""
+        """Pieces of rows; in processing time, all rows have the time `clock_ms`."""
         window = self._window
         if isinstance(window, Given):
             batch = self._without_nulls(self._without_nulls(batch, window.start), window.end)
@@ -60,11 +59,11 @@ class _Windowing(Operator):
 
 
 class PartialOperator(_Windowing):
-    """Folds the rows of each batch before they are shuffled: one piece per key and window."""
+    """Folds the rows of each batch before the shuffle: one piece per key and window."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the pieces."""
+        """The schema of the pieces."""
         return self._content.schema
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -73,9 +72,9 @@ class PartialOperator(_Windowing):
 
 
 class WindowOperator(_Windowing):
-    """Collects rows, or pieces of them, and gives out windows.
+    """Collects rows, or pieces of them, and releases windows.
 
-    ``is_final``: what comes are pieces made by a :class:`PartialOperator`.
+    ``is_final``: the input are pieces made by a :class:`PartialOperator`.
     """
 
     joins: ClassVar = {"order": nothing, "combined": nothing, "done": highest}
@@ -90,7 +89,7 @@ class WindowOperator(_Windowing):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what comes out."""
+        """The schema of the output."""
         return self._content.output
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -133,7 +132,7 @@ class WindowOperator(_Windowing):
         self.adopt_pieces(shares, [share.values for share in shares], where)
 
     def adopt_pieces(self, shares: Sequence[Share], values: Sequence[pa.Array], where: str) -> None:
-        """Take the pieces among the state of others; they may be late by no window."""
+        """Adopt pieces of former tasks; none may belong to a window that was released already."""
         done = self.facts.get("done", -FOR_EVER)
         for share, of_share in zip(shares, values, strict=True):
             before = share.facts.get("done", -FOR_EVER)
@@ -143,7 +142,7 @@ class WindowOperator(_Windowing):
                 end = self._window.next_end(starts, ends, before)
                 if end is not None and end - 1 <= done:
                     raise CannotUpgrade(
-                        "some of its tasks have given out a window that others have not yet",
+                        "some of its tasks have released a window that others have not yet",
                         where=where,
                         remedy="start the job as it was, and stop it again",
                     )
@@ -151,11 +150,11 @@ class WindowOperator(_Windowing):
         self._is_restored = True
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
-        """The output for windows that are over, as combined pieces."""
+        """The output for windows that are over, given as combined pieces."""
         return self._content.result(fired)
 
     def _now(self, pieces: pa.RecordBatch, clock_ms: int) -> pa.RecordBatch:
-        """In processing time a piece belongs to the window in which it arrives here."""
+        """Put pieces into the window of the time when they arrive, in processing time."""
         assert not isinstance(self._window, Given)
         starts, ends = self._window.intervals(np.full(pieces.num_rows, clock_ms))
         at = pieces.schema.get_field_index(START)
@@ -175,7 +174,7 @@ class WindowOperator(_Windowing):
         """Note when the next window ends; a session may turn out to end later."""
         self._look_again()
         if isinstance(self._window, Session) and not self._in_event_time:
-            # A timer is visible: it must not depend on when pieces are combined.
+            # Timers are logged, so they must not depend on when pieces are combined.
             pieces, self._next_end = self._store.combine(), None
         done = self.facts.get("done", -FOR_EVER)
         end = self._window.next_end(numbers(pieces, START), numbers(pieces, END), done)
@@ -183,14 +182,14 @@ class WindowOperator(_Windowing):
             self._next_end = end if self._next_end is None else min(end, self._next_end)
 
     def _look_again(self) -> None:
-        """After all layers are restored: any of them may have changed a fact that counts here."""
+        """Compute the next end after all layers are restored: any layer may change the facts."""
         if self._is_restored:
             self._is_restored = False
             self._next_end = None
             self._look_ahead(self._store.all())
 
     def _fire(self, mark: int) -> pa.RecordBatch | None:
-        """Give out the windows that are over at `mark`."""
+        """Release the windows that are over at `mark`."""
         self._look_again()
         done = self.facts.get("done", -FOR_EVER)
         if isinstance(self._window, Fixed) and not self._window.is_tumbling:

@@ -1,4 +1,4 @@
-"""What windows hold: aggregates of their rows, or the foremost of them."""
+"""The content of windows: aggregates of their rows, or their top rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Content:
-    """Base of both. ``keys`` and ``window`` say which pieces belong together."""
+    """Base of both kinds. ``keys`` and ``window`` define which pieces belong together."""
 
     schema: pa.Schema
     output: pa.Schema
@@ -39,11 +39,11 @@ class Content:
         self._window = window
 
     def start(self, batch: pa.RecordBatch, starts: Int64, ends: Int64) -> pa.RecordBatch:
-        """Pieces of rows."""
+        """Make pieces of rows."""
         raise NotImplementedError
 
     def thinned(self, pieces: pa.RecordBatch) -> pa.RecordBatch:
-        """As few pieces as can be made of those of one batch."""
+        """Reduce the pieces of one batch to as few as possible."""
         return pieces
 
     def combine(self, pieces: pa.RecordBatch) -> Combined:
@@ -55,11 +55,11 @@ class Content:
         raise NotImplementedError
 
     def rows(self, pieces: pa.RecordBatch) -> int:
-        """How many rows went into the pieces."""
+        """How many rows the pieces were made of."""
         raise NotImplementedError
 
     def _groups(self, batch: pa.RecordBatch, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
-        """Codes of rows that belong together, in order of appearance, and first rows."""
+        """Group codes of rows in order of appearance, and the first row of each group."""
         columns = key_columns(batch, self.keys)
         if isinstance(self._window, Session):
             codes, _ = factorise(columns, batch.num_rows)
@@ -152,17 +152,17 @@ class Folded(Content):
 
 
 class Ranking(NamedTuple):
-    """By which column rows are ranked."""
+    """A column by which rows are ranked."""
 
     column: str
     is_descending: bool
 
 
 class Top(Content):
-    """The foremost `number` rows of each key and window.
+    """The top `number` rows of each key and window.
 
-    Rows that rank the same stand in order of arrival; with `ties` all that rank the same as the
-    last one are in, too.
+    Rows of equal rank keep their order of arrival; with `ties`, all rows that rank the same as the
+    last one are included.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Top(Content):
         return Combined(kept, chosen, codes)
 
     def result(self, pieces: pa.RecordBatch) -> pa.RecordBatch:
-        is_alone = self._number == 1 and not self._ties  # one row of each: they are in order
+        is_alone = self._number == 1 and not self._ties  # one row per group: they are in order
         ranked = pieces if is_alone else pieces.take(pa.array(self._rank(pieces)))
         bounds = {WINDOW_START: START, WINDOW_END: END}
         columns = [ranked.column(name) for name in self._columns]
@@ -212,13 +212,13 @@ class Top(Content):
         return int(pieces.num_rows)
 
     def _rank(self, pieces: pa.RecordBatch) -> Int64:
-        """The foremost rows, by window and key in order of appearance, then by rank."""
+        """The top rows, ordered by appearance of window and key, then by rank."""
         starts, ends = numbers(pieces, START), numbers(pieces, END)
         codes, firsts = self._groups(pieces, starts, ends)
         rows = self._candidates(pieces, codes, len(firsts))
         pieces = pieces.select([o.column for o in self._by])
         if rows is not None:
-            if len(rows) == len(firsts):  # one of each: there is nothing to rank
+            if len(rows) == len(firsts):  # one row per group: nothing to rank
                 alone = np.empty(len(rows), np.int64)
                 alone[codes[rows]] = rows
                 return alone
@@ -241,7 +241,7 @@ class Top(Content):
         return foremost
 
     def _candidates(self, pieces: pa.RecordBatch, codes: Int64, groups: int) -> Int64 | None:
-        """Without sorting, the rows that can be foremost; None if that is not simple."""
+        """The rows that can be on top, found without sorting; None if that is not simple."""
         column = pieces.column(self._by[0].column)
         is_simple = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
         if self._number > 1 or not is_simple or column.null_count:
@@ -259,12 +259,12 @@ class Top(Content):
 def _sort_keys(
     pieces: pa.RecordBatch, codes: Int64, by: Sequence[Ranking]
 ) -> tuple[pa.Table, list[Any]]:
-    """By which columns rows are sorted; NaN is the largest value, as in Spark, null comes last."""
+    """The sort columns; as in Spark, NaN is the largest value and null comes last."""
     columns: dict[str, Any] = {"": codes}
     keys: list[Any] = [("", "ascending")]
     for number, (name, is_descending) in enumerate(by):
         column = columns[f"{number}"] = pieces.column(name)
-        if pa.types.is_floating(column.type) and is_descending:  # Arrow has NaN at the end
+        if pa.types.is_floating(column.type) and is_descending:  # Arrow puts NaN at the end
             columns[f"{number} is NaN"] = pc.is_nan(column).cast(pa.int8())
             keys.append((f"{number} is NaN", "descending"))
         keys.append((f"{number}", "descending" if is_descending else "ascending"))

@@ -1,7 +1,7 @@
-"""Which windows there are: where a row belongs, and what is complete at a point of event time.
+"""The kinds of windows: which rows they contain, and when they are over.
 
-All times are in ms. A window is over when the watermark reaches its last millisecond; a session a
-millisecond later, as a row exactly at its end would still prolong it (so it is in Spark and Flink).
+All times are in ms. A window is over when the watermark reaches its last millisecond; a session,
+one millisecond later, because a row exactly at its end still extends it (as in Spark and Flink).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOR_EVER = 2**61
 class Due(NamedTuple):
     """Pieces of windows that are complete.
 
-    ``pieces``: their numbers, a piece once for each of its windows; ``starts`` and ``ends`` of
+    ``pieces``: their numbers, each piece once for each of its windows; ``starts``, ``ends``: of
     these windows; ``is_over``: which pieces belong to no later window.
     """
 
@@ -33,9 +33,9 @@ class Due(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """Windows of one size, one beginning every `slide_ms`; side by side if that is the size.
+    """Windows of one size that begin every `slide_ms`; tumbling if that is the size.
 
-    A piece covers a *pane*: the time between two edges of windows.
+    A piece covers a *pane*: the time between two neighbouring window bounds.
     """
 
     size_ms: int
@@ -48,12 +48,12 @@ class Fixed(NamedTuple):
         return self.size_ms == self.slide_ms
 
     def intervals(self, times: Int64) -> tuple[Int64, Int64]:
-        """Per row the start of its pane, and the end of the last window that it is in."""
+        """For each row, the start of its pane, and the end of its last window."""
         pane = math.gcd(self.size_ms, self.slide_ms)
         return times // pane * pane, times // self.slide_ms * self.slide_ms + self.size_ms
 
     def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
-        """What is over at `mark` and was not at `done`."""
+        """The windows that are over at `mark` and were not at `done`."""
         pieces, window_starts = [], []
         for back in range(-(-self.size_ms // self.slide_ms)):
             first = starts // self.slide_ms * self.slide_ms - back * self.slide_ms
@@ -67,14 +67,14 @@ class Fixed(NamedTuple):
         return Due(chosen[by_window], begin, begin + self.size_ms, self.is_over(ends, mark))
 
     def is_over(self, ends: Int64, mark: int) -> Mask:
-        """Whether windows that end there expect no more rows at `mark`."""
+        """Whether windows with these ends are over at `mark`."""
         return ends - 1 <= mark
 
     def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
-        """When the next window is over in which any of the pieces is: at this mark plus 1."""
+        """The time plus 1 at which the next window of any of the pieces is over."""
         if not len(starts):
             return None
-        # The first window that has the pane in it, and is not over at `done`.
+        # The first window that contains the pane and is not over at `done`.
         earliest = np.maximum(starts - self.size_ms, done - self.size_ms + 1)
         first = (earliest // self.slide_ms + 1) * self.slide_ms
         return int(np.min(first)) + self.size_ms
@@ -92,7 +92,7 @@ class Session(NamedTuple):
         return True
 
     def intervals(self, times: Int64) -> tuple[Int64, Int64]:
-        """A session of each row alone."""
+        """The session that each row makes alone."""
         return times, times + self.gap_ms
 
     def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
@@ -105,13 +105,13 @@ class Session(NamedTuple):
         return ends <= mark
 
     def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
-        """See :meth:`Fixed.next_end`; rows to come may prolong a session."""
+        """See :meth:`Fixed.next_end`; later rows may extend a session."""
         del starts, done
         return int(ends.min()) + 1 if len(ends) else None
 
 
 class Given(NamedTuple):
-    """Windows that rows name themselves, by two columns: from the one, up to before the other."""
+    """Windows given by two columns of the rows: start (included) and end (excluded)."""
 
     start: str
     end: str
@@ -145,7 +145,7 @@ def is_event_time(window: Window) -> bool:
 
 
 def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
-    """Number intervals by session: those of one code that overlap or touch, directly or by others.
+    """Number intervals by session: intervals of one code that overlap or touch form a session.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
     low = int(starts.min(initial=0))
     span = int(ends.max(initial=0)) - low + 1
     assert int(codes.max(initial=0) + 1) * span < 2**62, "times too far apart for sessions"
-    # Shifted apart, the intervals of one code never reach those of the next.
+    # Shift codes apart, so that intervals of one code never touch those of the next.
     shift = codes * span - low
     starts, ends = starts + shift, ends + shift
     by_start = np.argsort(starts)

@@ -1,4 +1,4 @@
-"""All rows of a window, with its bounds, when it is over."""
+"""Outputs all rows of a window, with its bounds, when it is over."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from clonos.state.pieces import END, START, numbers, orders_of
 
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62
-"""Rows are numbered from here on, windows from 0: the numbers tell them apart in layers."""
+"""Rows are numbered from here, windows from 0, so that layers can tell them apart."""
 
 
 class WindowRowsOperator(KeepsRows, WindowOperator):
-    """Keeps rows beside the windows that they are in; only the latter change as rows come."""
+    """Keeps rows and windows separately, so that arriving rows change only the windows."""
 
     joins: ClassVar = {**WindowOperator.joins, "row": nothing}
 
@@ -75,7 +75,7 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
         self.facts.set("row", _FIRST_ORDER + rows)
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows that have a time, and whose window as far as they make it is not over."""
+        """Rows that have a time and are not late: the window that each makes alone is not over."""
         window = self._window
         assert isinstance(window, (Fixed, Session))
         if window.event_time is None:

@@ -1,4 +1,4 @@
-"""with_column: one column made of values of others; the rest of a row stays in Arrow."""
+"""with_column: a column computed from values of others; the rest of a row stays in Arrow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clonos.operators.context import Context, takes_context
 
 
 class WithColumnOperator(Operator):
-    """Calls ``fn(value, ...)`` with the values of some columns, row after row."""
+    """Calls ``fn(value, ...)`` with the values of some columns, row by row."""
 
     def __init__(
         self, fn: Callable[..., Any], of: Sequence[str], column: str, schema: pa.Schema
@@ -44,13 +44,13 @@ class WithColumnOperator(Operator):
         return with_values(self._schema, self._field, values, batch, self._reject)
 
     def _called(self, batch: pa.RecordBatch) -> tuple[list[Any], list[int]]:
-        """What the function made of each row, and the rows of which it could make nothing."""
+        """The function's value for each row, and the rows for which it raised."""
         call = self._call
         given = [values_of(batch.column(name)) for name in self._of]
         made = map(call, *given) if given else starmap(call, repeat((), batch.num_rows))
         values: list[Any] = []
         bad: list[int] = []
-        while len(values) < batch.num_rows:  # goes on behind each row that fails
+        while len(values) < batch.num_rows:  # continue behind each row that fails
             try:
                 values.extend(made)
                 if len(values) < batch.num_rows:
@@ -66,7 +66,7 @@ class WithColumnOperator(Operator):
 
 
 Reject = Callable[[Exception, pa.RecordBatch, int], None]
-"""Deals with an error, of a batch's row of this number."""
+"""Handles an error for the row of this number of a batch."""
 
 
 def with_values(
@@ -76,7 +76,7 @@ def with_values(
     batch: pa.RecordBatch,
     reject: Reject,
 ) -> pa.RecordBatch | None:
-    """The rows of a batch with these values in one column; without those that do not fit."""
+    """The rows of a batch with these values in one column; values that do not fit are rejected."""
     try:
         column = column_of(field, values)
     except ValueError:
@@ -91,7 +91,7 @@ def with_values(
 def _unfit(
     field: pa.Field, values: Sequence[Any], batch: pa.RecordBatch, reject: Reject
 ) -> list[int]:
-    """The rows whose value is none of the column's type."""
+    """The rows whose value is not of the column's type."""
     bad = []
     for i, value in enumerate(values):
         try:
@@ -105,7 +105,7 @@ def _unfit(
 def without(
     values: list[Any], batch: pa.RecordBatch, bad: Sequence[int]
 ) -> tuple[list[Any], pa.RecordBatch]:
-    """Values and rows but those with these numbers."""
+    """Values and rows without those of these numbers."""
     left_out = set(bad)
     good = [i for i in range(len(values)) if i not in left_out]
     return [values[i] for i in good], batch.take(pa.array(good, pa.int64()))

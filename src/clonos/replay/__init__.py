@@ -1,9 +1,8 @@
-"""The past of a job, done again: in one process, from a checkpoint, with the answers of its log.
+"""Replays the past of a job: in one process, from a checkpoint, with the answers in its log.
 
-Every step that the log knows is taken again by the code of the tasks, from the state that they had
-at their last checkpoint, or at an earlier one that the job has kept. So an error can be looked at
-where it happened, with a debugger, as often as one likes. (In databases this is point-in-time
-recovery; in debuggers, record and replay.)
+The code of the tasks repeats every logged step, from the state at the last checkpoint, or at an
+earlier point of the job's history. So an error can be inspected where it happened, with a debugger,
+as often as needed. (Databases call this point-in-time recovery; debuggers, record and replay.)
 """
 
 from __future__ import annotations
@@ -27,39 +26,38 @@ __all__ = ["NothingToReplay", "Replay", "ReplayedTask", "Step"]
 
 
 class Replay:
-    """A job as it was at a checkpoint, and all that its log knows of what came then.
+    """A job as it was at a checkpoint, with its log since.
 
-    The checkpoint is only read; sinks, services and Spark are never touched. The job itself may be
-    stopped, complete, or have failed; while it runs, what its journal holds at this moment counts.
+    The checkpoint is only read; sinks, services and Spark are never touched. The job may be
+    stopped, complete, failed, or running; if it runs, the replay uses its journal as it is now.
 
     Parameters
     ----------
     job
-        A :class:`clonos.Job` with the same graph. Its
-        functions may have been changed, to print something for instance: if they do anything
-        other than before, that is a ``Divergence``.
+        A :class:`clonos.Job` with the same graph. Its functions may have been changed, for instance
+        to print something; if they compute anything else than before, that is a ``Divergence``.
     checkpoint_dir
-        Where the checkpoint is, or a copy of it; by default that of the job.
+        The checkpoint, or a copy of it; by default that of the job.
     journal
-        Where the journal is, if not below the checkpoint_dir.
+        The journal, if it is not below the checkpoint_dir.
     call
-        ``call(fn, *args)`` answers calls of ``ctx.call`` behind the log's end; without it they
+        ``call(fn, *args)`` answers calls of ``ctx.call`` after the end of the log; without it they
         raise :class:`~clonos.replay.NothingToReplay`.
     at
-        A point of the past that the job keeps (``Job(history=...)``): its number, ``"oldest"``, or
-        a time; then the newest point at or before it. By default, the newest checkpoint.
+        A point of the job's history (``Job(history=...)``): its number, ``"oldest"``, or a time,
+        which means the newest point at or before it. By default, the newest checkpoint.
 
     Attributes
     ----------
     lost
-        What is to be said of steps that had failed, and cannot be done again.
+        Messages about failed steps that cannot be repeated.
 
     Raises
     ------
     NothingToReplay
         There is no checkpoint, the job keeps no log, or rows can only be read with Spark.
     OtherJob
-        The checkpoint is that of another graph.
+        The checkpoint belongs to another graph.
 
     Examples
     --------
@@ -71,9 +69,9 @@ class Replay:
     """
 
     watch: Callable[[ChainProgram], Watched] = Watched
-    """Who looks at what the tasks' programs are given."""
+    """Wraps the tasks' programs to record their input."""
     follows = False
-    """Whether the log grows while it is done again."""
+    """Whether the log grows during the replay."""
 
     def __init__(
         self,
@@ -118,7 +116,7 @@ class Replay:
         self.close()
 
     def close(self) -> None:
-        """Let go of what sources have opened."""
+        """Close files and connections of sources."""
         self._close()
 
     def __getitem__(self, name: str) -> ReplayedTask:
@@ -136,13 +134,13 @@ class Replay:
 
     @property
     def is_at_the_end(self) -> bool:
-        """Whether every step that the log knows has been done."""
+        """Whether all logged steps have been repeated."""
         return all(task.is_at_the_end for task in self)
 
     @property
     def compared(self) -> dict[str, tuple[int, int]]:
-        """Of each sink's task, how many outputs are known to be the ones that were delivered since
-        the checkpoint, and how many of these there are."""
+        """For each task of a sink, how many outputs were found equal to those delivered since the
+        checkpoint, and how many were delivered."""
         return {t.name: t.compared for t in self if t.machine.spec.is_sink}
 
     def step(
@@ -153,23 +151,24 @@ class Replay:
         Parameters
         ----------
         task
-            Of this one, after what others have to do before; by default, of the first that can.
+            Do a step of this task, after necessary steps of others; by default, of the first task
+            that can do one.
         beyond
-            Go on behind the log's end with the input that is there. What happens then need not
-            be what happened: order, clock and cuts of the input are chosen anew.
+            Go on after the end of the log, with the input that is available. This need not repeat
+            what happened, because order, clock and cuts of the input are chosen anew.
         state
-            Say what the step has changed in the state: ``before`` and ``after``. All state of its
-            task is looked at for that, twice. A notebook shows the step with its rows and changes.
+            Record what the step changes in the state: ``before`` and ``after``. For this, the whole
+            state of its task is read, twice. A notebook shows the step with its rows and changes.
 
         Raises
         ------
         OperatorError
             A function has raised; ``__cause__`` is its own exception.
         Divergence
-            The program does something else than it did.
+            The program does something else than before.
         """
         wanted = None if task is None else self[task]
-        # Who is asked for, then from the sinks upwards: nobody makes what nobody waits for.
+        # The wanted task first, then from the sinks upwards, so that none works ahead of need.
         order = [*([] if wanted is None else [wanted]), *reversed(self._tasks.values())]
         while (done := self._first_of(order, beyond, wanted if state else None, state)) is not None:
             if wanted is None or done.task == wanted.name:
@@ -187,7 +186,7 @@ class Replay:
         Returns
         -------
         list of Step
-            Those of `task`, or all, with their rows: of a long log, rather call :meth:`step`.
+            The steps of `task`, or all, with their rows. For a long log, use :meth:`step` instead.
         """
         steps: list[Step] = []
         while to is None or task is None or self[task].position < to:
@@ -212,7 +211,7 @@ class Replay:
         return None
 
     def feed(self, task: ReplayedTask) -> None:
-        """Give it what those before it have made meanwhile."""
+        """Give a task the new items of its senders."""
         for channel, end in task.machine.inputs.items():
             if self._items is not None:
                 if items := self._items.pop(channel, ()):
@@ -226,7 +225,7 @@ class Replay:
                 sender.machine.outputs[channel].log.truncate(items[-1].seq)
 
     def fed(self, task: ReplayedTask, channel: int, items: Sequence[Item]) -> None:
-        """A task is about to be given these; for those who want to know."""
+        """A task is about to get these items; a hook for subclasses."""
 
     def _require_no_calls(self) -> None:
         for task in self:

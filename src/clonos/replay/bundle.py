@@ -1,18 +1,17 @@
-"""A past in one file, which can be done again anywhere.
+"""A past in one file, which can be replayed anywhere.
 
 It is a ZIP archive::
 
-    about.json          of which job, from when, and what an archive of this kind looks like
+    about.json          which job it is from, its beginning, and the format of the archive
     journal             the log since then, as records of the house-keeper's journal
     layers/<path>       the state of the tasks when it begins
-    rows/<task>.arrow   what their sources have given since
-    items/<channel>     of a single task: what it was sent
+    rows/<task>.arrow   the rows of their sources since
+    items/<channel>     for a single task: the items that it was sent
     original            what happened, for changed code: see :mod:`clonos.branch.kept`
-    outputs/<n>.arrow   what was delivered
+    outputs/<n>.arrow   delivered output
 
-It has what a replay reads, and nothing else: no secrets of the job, no certificates, none of the
-keys in URIs. The rows, the state and the answers of services are in it. :mod:`clonos.branch.draft`
-writes it.
+It has what a replay reads (rows, state and answers of services), and nothing else: no secrets of
+the job, no certificates, no keys of URIs. :mod:`clonos.branch.draft` writes it.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ from clonos.sources.readers import CutReader
 from clonos.storage.layers import LayerStore
 
 FORMAT: Final = 2
-"""Of the archive, and of all that is in it."""
+"""The format of the archive, and of everything in it."""
 
 ABOUT, JOURNAL, LAYERS = "about.json", "journal", "layers"
 ORIGINAL: Final = "original"
 
 
 class Bundle:
-    """An archive that is open for reading; its content is in a temporary folder until then.
+    """An archive opened for reading; until it is closed, its content is in a temporary folder.
 
     Raises
     ------
     UnreadableBundle
-        It is damaged, or of another format.
+        It is damaged, or has another format.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -94,7 +93,7 @@ class Bundle:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Whatever is wrong with the file is an `UnreadableBundle`."""
+        """Turn all errors of reading into `UnreadableBundle`."""
         try:
             yield
         except (
@@ -109,35 +108,35 @@ class Bundle:
 
     @property
     def has_original(self) -> bool:
-        """Whether it knows what happened; else only the job's own code can find that out."""
+        """Whether it records what happened; if not, only the job's own code can find that out."""
         return ORIGINAL in self.about["files"]
 
     def only(self, compiled: CompiledJob) -> int | None:
-        """The number of the task that it is of; None: all."""
+        """The only task that it includes; None: all."""
         numbers = {task.name: task.id for task in compiled.plan.tasks}
         return None if self.about["task"] is None else numbers[self.about["task"]]
 
     def items(self, task: TaskSpec) -> dict[int, list[Item]]:
-        """By channel, what the only task was sent."""
+        """The items sent to the only task, by channel."""
         with self.reading():
             return {c: list(_items(items_path(self.folder, c))) for c in task.inputs}
 
     def require(self, compiled: CompiledJob) -> None:
-        """Raise `OtherJob` if a job has another graph. Where it reads and writes does not count."""
+        """Raise `OtherJob` if a job has another graph; places of sources and sinks may differ."""
         require_same(self.about["graph"], portable(compiled), self.path)
 
     @property
     def store(self) -> LayerStore:
-        """Where the layers are."""
+        """The store with the layers."""
         return LayerStore(str(self.folder / LAYERS))
 
     def recover(self, keeper: HouseKeeper) -> None:
-        """Let a house-keeper that knows nothing know what there is to know."""
+        """Restore an empty house-keeper from the journal."""
         with self.reading():
             keeper.recover(_unpacked((self.folder / JOURNAL).read_bytes()))
 
     def readable(self, code: TaskCode, activate: Activate) -> TaskCode:
-        """A task whose source, if it has one, is read from here."""
+        """A task whose source, if it has one, reads rows of the bundle."""
         if code.source is None:
             return code
         records = (record for run in activate.log for record in run.records)
@@ -157,9 +156,9 @@ class BundledRows(CutReader):
     Parameters
     ----------
     path
-        A file of Arrow's, or the name of none if there are no rows.
+        An Arrow file; it does not exist if there are no rows.
     rows
-        How many there are in each of the cuts that the log knows.
+        The number of rows in each logged cut.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, rows: Sequence[int]) -> None:
@@ -189,7 +188,7 @@ class BundledRows(CutReader):
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
         raise NothingToReplay(
-            "a bundle has no rows behind the end of its log",
+            "a bundle has no rows beyond the end of its log",
             where=str(self._path),
             remedy="go on from the checkpoint itself",
         )
@@ -202,12 +201,12 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def rows_path(folder: Path, task: int) -> Path:
-    """Where the rows are that a task's source has given."""
+    """The file with the rows of a task's source."""
     return folder / "rows" / f"{task}.arrow"
 
 
 def find_bundle(path: str) -> Path | None:
-    """A bundle, if that is what lies there."""
+    """The path of a bundle, if it is one."""
     found = Path(path)
     with suppress(OSError):  # such as a name that is too long
         return found if "://" not in path and found.is_file() else None
@@ -215,7 +214,7 @@ def find_bundle(path: str) -> Path | None:
 
 
 def items_path(folder: Path, channel: int) -> Path:
-    """Where the items are that a single task was sent by a channel."""
+    """The file with the items that a single task was sent by a channel."""
     return folder / "items" / str(channel)
 
 
@@ -238,7 +237,7 @@ def _unpacked(packed: bytes) -> Iterator[bytes]:
 
 
 def portable(compiled: CompiledJob) -> dict[str, Any]:
-    """The graph of a job, but for the places where it reads and writes: tests have others."""
+    """The graph of a job without the places of its sources and sinks, which differ in tests."""
     graph: dict[str, Any] = json.loads(masked(json.dumps(describe(compiled))))
     for task in graph["tasks"].values():
         for edge in ("source", "sink"):

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from clonos.blame import users_traceback
 from clonos.errors import OperatorError
-from clonos.named import named_job
+from clonos.named import named_job, whole
 from clonos.nodes.versions import HASH_SEED
 from clonos.replay import NothingToReplay, Replay, Step
 from clonos.replay.past import Past, read
@@ -20,7 +20,7 @@ SUMMARY = "do again what a job has done since a checkpoint, in one process"
 
 
 def add_past(parser: argparse.ArgumentParser) -> None:
-    """Which job's past is looked at."""
+    """Arguments that select the past of a job."""
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
@@ -34,7 +34,7 @@ def add_past(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos replay`` understands."""
+    """The arguments of ``clonos replay``."""
     add_past(parser)
     parser.add_argument(
         "--at",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='begin at this point: "14:03", "2030-05-04 14:03", a number, or "oldest"',
     )
     parser.add_argument("--task", metavar="NAME", help="show the steps of this task: score[0]")
-    parser.add_argument("--to", type=int, metavar="N", help="with --task: end with its step N")
+    parser.add_argument("--to", type=whole(1), metavar="N", help="with --task: end with its step N")
     parser.add_argument("--rows", action="store_true", help="show every step with its rows")
     parser.add_argument(
         "--beyond", action="store_true", help="go on after the end of the log, with new input"
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if no function raised, and everything in the log was done again."""
+    """Returns 0 if no function raised, and the whole log was replayed."""
     if args.to is not None and args.task is None:
         raise NothingToReplay("--to needs a task", remedy="name it with --task")
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look_out(past: Past, *, with_debugger: bool) -> None:
-    """The last step will end this process: where it comes from is to be seen."""
-    faulthandler.enable()  # of a crash in native code it shows the lines that led there
+    """Prepare for a last step that will kill this process, so that its place can be seen."""
+    faulthandler.enable()  # shows the stack if native code crashes
     steps = ", ".join(
         f"step {step} of {past.compiled.plan.tasks[task].name}"
         for task, step in past.failed.items()
@@ -93,7 +93,7 @@ def _look_out(past: Past, *, with_debugger: bool) -> None:
 
 
 def begin_again_with_the_seed_of(past: Past) -> None:
-    """Start Python again with the hash seed of the job's slots: the order of sets depends on it."""
+    """Restart Python with the hash seed of the job's slots, on which the order of sets depends."""
     seed = past.hash_seed
     if seed and os.environ.get(HASH_SEED) != seed:
         sys.stdout.flush()
@@ -103,7 +103,7 @@ def begin_again_with_the_seed_of(past: Past) -> None:
 
 
 def _run(replay: Replay, args: argparse.Namespace) -> None:
-    """Everything in the log; then, if wanted, on."""
+    """Replay the log; then, if wanted, go on."""
     for beyond in (False, True) if args.beyond else (False,):
         while args.to is None or replay[args.task].position < args.to:
             step = replay.step(args.task, beyond=beyond)

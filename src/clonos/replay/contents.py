@@ -1,7 +1,7 @@
-"""What is in a checkpoint, without the job's code: state by key, and calls in the log.
+"""The contents of a checkpoint, without the job's code: state by key, and calls in the log.
 
-The checkpoint is only read, from a copy of its journal: no lock is taken, and the job may run.
-What is seen is the newest checkpoint in that copy; a job with markers was there at one moment.
+The checkpoint is only read, with a copy of its journal: no lock is taken, and the job may run. The
+newest checkpoint in that copy is shown; with markers it is consistent.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LOG_SCHEMA: Final = pa.schema(
 )
 
 VALUE: Final = b"s"
-"""What the address of a process's value begins with, and of timers of either time."""
+"""Prefix of the addresses of a process's values."""
 TIMERS: Final = (b"p", b"e")
 _BY_KEY: Final = frozenset({"ProcessRows", "TransformRows"})
 """Operators that keep values and timers by key."""
@@ -76,7 +76,7 @@ IN_ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "Last": (ORDER,),
     "Deduplicate": (DUE, ORDER),
 }
-"""Operators that keep only rows of the schema that the checkpoint names, and what stands beside."""
+"""Operators that keep only rows of the schema in the checkpoint, with their additional columns."""
 _FIELD: Final = re.compile(r"(?P<name>.*): (?P<type>\S.*?)(?P<must> not null)?")
 _DECIMAL: Final = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _TIME: Final = re.compile(r"timestamp\[us, tz=(.+)\]")
@@ -84,10 +84,10 @@ _TIME: Final = re.compile(r"timestamp\[us, tz=(.+)\]")
 
 @dataclass(frozen=True)
 class TaskContents:
-    """What a checkpoint has of one task.
+    """The part of one task in a checkpoint.
 
-    ``operators``: name, kind and settings of each, in their order; ``keeps``: the schemas of the
-    rows that they keep, by name, as text; ``runs``: entries of its log.
+    ``operators``: name, kind and settings of each, in order; ``keeps``: by name, the schemas of the
+    rows that they keep, as text; ``runs``: entries of its log.
     """
 
     index: int
@@ -101,12 +101,12 @@ class TaskContents:
 def contents(
     checkpoint_dir: str, journal: str | Path | None = None, *, with_log: bool = False
 ) -> list[TaskContents]:
-    """What a checkpoint has, task by task.
+    """The contents of a checkpoint, task by task.
 
     Parameters
     ----------
     with_log
-        Also what is in the journal and the history, from the oldest entry that is kept.
+        Include the log in the journal and the history, from the oldest entry kept.
 
     Raises
     ------
@@ -145,17 +145,17 @@ def contents(
 
 
 def state_rows(task: TaskContents, only: str | None = None) -> Iterator[pa.RecordBatch]:
-    """The state of a task: a batch for each operator that has some.
+    """The state of a task: a batch for each operator that has state.
 
     Parameters
     ----------
     only
-        The name of an operator; the others are left out.
+        Only the operator of this name.
 
     Raises
     ------
     NothingToReplay
-        The job has gone on meanwhile, and deleted layers.
+        The job has deleted layers meanwhile.
     """
     if not task.layers:
         return
@@ -183,11 +183,11 @@ _Row = tuple[str, str | None, str | None, str | None, int]
 def _rows(kept: Kept, kind: str, settings: Sequence[Any], keeps: Sequence[str]) -> Iterator[_Row]:
     yield from _facts(kept)
     if kind not in _BY_KEY:
-        # A run also has entries for the times at which rows are due.
+        # A run also has entries for the due times of rows.
         kept = kept.chosen(~kept.in_run | have_rows(kept.keys).to_numpy(zero_copy_only=False))
     schema = _schema(keeps[0], IN_ROWS[kind]) if kind in IN_ROWS else None
     if schema is not None and len(kept.values):
-        # Windows whose rows are folded before the shuffle: the setting is the operation.
+        # For windows folded before the shuffle, the setting is the whole operation.
         yield from _columnar(kept, schema, settings[0] if kind == "LatePart" else settings)
         return
     for address, value in zip(kept.keys.to_pylist(), kept.values.to_pylist(), strict=True):
@@ -200,7 +200,7 @@ def _facts(kept: Kept) -> Iterator[_Row]:
 
 
 def _columnar(kept: Kept, schema: pa.Schema, settings: Sequence[Any]) -> Iterator[_Row]:
-    """Rows in columns: the key of each, if the operator has one, and the whole row."""
+    """Columnar rows: the key of each, if the operator has a key, and the whole row."""
     values = kept.values.take(pa.array(np.argsort(orders_of(kept.keys))))
     columns = RowCodec(schema).decode(values)
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -212,7 +212,7 @@ def _columnar(kept: Kept, schema: pa.Schema, settings: Sequence[Any]) -> Iterato
 
 
 def _keys(settings: Sequence[Any], schema: pa.Schema) -> list[str]:
-    """The first setting of an operator by key is its key's columns."""
+    """The key columns, which are the first setting of an operator by key."""
     first = settings[0] if settings else []
     is_key = isinstance(first, list) and all(
         isinstance(name, str) and name in schema.names for name in first
@@ -236,7 +236,7 @@ def _plain_key(encoded: bytes) -> Any:
 
 
 def _schema(text: str, beside: Sequence[str]) -> pa.Schema | None:
-    """The schema of which this is ``str``, with numbers beside; None if it has other types.
+    """Parse the ``str`` of a schema, and add columns of numbers; None if it has other types.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def _type(text: str) -> pa.DataType | None:
 
 
 def log_rows(task: TaskContents, only: str | None = None) -> Iterator[pa.RecordBatch]:
-    """The calls in the log of a task, in their order."""
+    """The calls in the log of a task, in order."""
     rows = [row for row in _calls(task) if only in (None, row[0])]
     if rows:
         yield _batch(LOG_SCHEMA, rows)
@@ -303,7 +303,7 @@ def _answer(answer: bytes, *, ok: bool) -> str | None:
 
 
 def _service(settings: Sequence[Any]) -> str | None:
-    """An operator's only service is its first setting; a process has as many as it likes."""
+    """An operator's only service, which is its first setting; a process may have several."""
     return settings[0] if settings and isinstance(settings[0], str) else None
 
 
@@ -311,7 +311,7 @@ def _service(settings: Sequence[Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """As JSON; what JSON has not becomes a text."""
+    """A value as JSON; values that JSON lacks become strings."""
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""The formats ``clonos.state`` and ``clonos.log`` of Spark: what a checkpoint has, as DataFrames.
+"""Spark's formats ``clonos.state`` and ``clonos.log``: the contents of a checkpoint as DataFrames.
 
 Examples
 --------
@@ -8,8 +8,8 @@ Examples
     calls = spark.read.format("clonos.log").load("/data/checkpoint")
     state.where("operator = 'count' and kind = 'value'").select("key", "value")
 
-Options: ``operator``, to read one only; ``journal``, where the job has one elsewhere. A task of the
-job is a partition. Nothing is locked and nothing is written.
+Options: ``operator``, to read only that one; ``journal``, if it is not in the checkpoint_dir. Each
+task of the job is a partition. Nothing is locked and nothing is written.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LogSource(DataSource):
 
 
 def register(spark: Any) -> None:
-    """Make both formats known to a session that has not found them by itself."""
+    """Register both formats with a session that has not found them by itself."""
     from pyspark.errors import AnalysisException
 
     for source in (StateSource, LogSource):

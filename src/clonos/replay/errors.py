@@ -1,4 +1,4 @@
-"""What can go wrong when the past is looked at."""
+"""Errors of replays."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from clonos.errors import ClonosError
 
 
 class NothingToReplay(ClonosError):
-    """There is no checkpoint, or nothing in this process can read what its tasks have read."""
+    """There is no checkpoint, or this process cannot read the rows of its sources."""
 
 
 class UnreadableBundle(ClonosError):
-    """A bundle is damaged, or of a format that this clonos does not read."""
+    """A bundle is damaged, or has a format that this clonos cannot read."""
 
 
 class NotInLog(BaseException):
     """A function asks the world after the end of the log, where a replay has no answer.
 
-    No :class:`Exception`: a call that fails is an answer, and users' functions catch those.
+    Not an :class:`Exception`: a failed call is an answer, and user functions catch those.
     """

@@ -1,4 +1,4 @@
-"""What a section of a job has been sent since a point: the tasks before it make it once more."""
+"""The items sent to a section of a job since a point, made again by the tasks upstream."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from clonos.upgrade.section import borders
 
 
 def go_back(keeper: HouseKeeper, point: Point, store: LayerStore) -> None:
-    """Have a house-keeper of a stopped job hold the log since a point.
+    """Load the log since a point into the house-keeper of a stopped job.
 
     Raises
     ------
     CannotRewind
-        No log leads from there to here.
+        No log leads from the point to the present.
     """
     try:
         keeper.rewind(point, since(keeper, point, store))
@@ -35,27 +35,27 @@ def go_back(keeper: HouseKeeper, point: Point, store: LayerStore) -> None:
 def sent_since(
     past: Past, section: Collection[int], taken: Mapping[int, int]
 ) -> dict[int, list[Item]]:
-    """By channel into the section, all items behind those that it had taken.
+    """For each channel into the section, all items after those that it had taken.
 
-    Nothing is called, and rows of sources are compared with the log as they are read.
+    No calls are made, and rows of sources are compared with the log as they are read.
 
     Parameters
     ----------
     past
         From the point to the end of the log.
     taken
-        By channel, the number of the last item that was taken at the point.
+        By channel, the number of the last item taken at the point.
 
     Raises
     ------
     CannotRewind
-        It cannot be made again.
+        The items cannot be made again.
     """
     plan = past.compiled.plan
     found: dict[int, list[Item]] = {channel: [] for channel in borders(plan, section)}
     try:
         with Replay(replace(past, without=frozenset(section))) as replay:
-            for sender in replay:  # what its layer carries, it had sent by the point
+            for sender in replay:  # items in its layer were sent before the point
                 _take(sender, taken, found)
             while (step := replay.step()) is not None:
                 _take(replay[step.task], taken, found)
@@ -77,7 +77,7 @@ def _take(sender: ReplayedTask, taken: Mapping[int, int], found: dict[int, list[
 
 
 def rows_of(past: Past, sent: Mapping[int, list[Item]]) -> dict[str, int]:
-    """How many rows come again, by the operators to which they come."""
+    """How many rows are sent again, by receiving operator."""
     plan, rows = past.compiled.plan, dict[str, int]()
     for channel, items in sent.items():
         receiver = plan.tasks[plan.channels[channel].receiver]

@@ -1,4 +1,4 @@
-"""``clonos history``: the points of a job's past that one can go back to."""
+"""``clonos history``: lists the points of a job's history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMMARY = "the points of its past that a job keeps"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos history`` understands."""
+    """The arguments of ``clonos history``."""
     parser.add_argument("checkpoint", metavar="DIR", help="the checkpoint_dir of the job")
     parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
 
@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(directory: JobDirectory) -> tuple[History, Chains, int]:
-    """The history that a journal knows, the layers of the newest checkpoint, and the version of the
-    plan.
+    """The history in a journal, the layers of the newest checkpoint, and the plan's version.
 
     Raises
     ------

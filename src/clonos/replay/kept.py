@@ -1,4 +1,4 @@
-"""The points of a job's past that one can go back to."""
+"""Finds and pins the points of a job's history."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from clonos.storage.layers import LayerStore
 
 At = int | str | datetime
 """A point: its number, ``"oldest"``, or a time, which means the newest point at or before it. Times
-without a zone are local; ``"14:03"`` is the last time that the clock showed that."""
+without a zone are local; ``"14:03"`` means the last time when the clock showed this."""
 
 PIN_S: Final = 24 * 3600
-"""A pin expires after this long: its reader may have died."""
+"""A pin expires after this long, because its reader may have died."""
 
 
 class Pin:
-    """Keeps a running job from deleting what somebody reads, until it is closed.
+    """Keeps a running job from deleting files that are being read, until it is closed.
 
-    If the folder cannot be written to, there is no pin: it is a copy, from which nobody deletes.
+    If the folder is not writable, no pin is made: it is a copy, from which no job deletes.
     """
 
     def __init__(self, store: LayerStore, number: int) -> None:
@@ -54,12 +54,12 @@ def _unpin(store: LayerStore, path: str) -> None:
 
 
 def find(history: History, at: At, *, now_s: float | None = None) -> Point:
-    """The point that is meant.
+    """Find a point.
 
     Raises
     ------
     NothingToReplay
-        There is none, or no longer.
+        There is no such point (any more).
     """
     points = [point for point in history.points if point.number > history.going]
     if not points:
@@ -89,7 +89,7 @@ def find(history: History, at: At, *, now_s: float | None = None) -> Point:
 
 
 def parse_time(at: At, now_s: float) -> datetime:
-    """A moment.
+    """Parse a time.
 
     Raises
     ------
@@ -122,13 +122,13 @@ def parse_time(at: At, now_s: float) -> datetime:
 
 
 def shown(point: Point) -> str:
-    """When it was."""
+    """The time of a point, for messages."""
     moment = datetime.fromtimestamp(point.at_ms / 1000, timezone.utc).astimezone()
     return moment.isoformat(sep=" ", timespec="seconds")
 
 
 def require_there(history: History, point: Point) -> None:
-    """See that a point that was just pinned will not go.
+    """Check that a point still exists after it was pinned.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
     Raises
     ------
     NothingToReplay
-        Some are missing.
+        Some entries are missing.
     """
     history = keeper.history
     behind = [p.number for p in history.points if p.number >= point.number]
@@ -166,7 +166,7 @@ def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
 
 
 def _require_to_here(keeper: HouseKeeper, point: Point, runs: Sequence[Run]) -> None:
-    """Raise `UnreadableHistory` if it is the log of a life that the job went back from."""
+    """Raise `UnreadableHistory` if the point belongs to a past that a rewind has left."""
     ends = dict(point.positions)
     for run in runs:
         ends[run.task] = max(ends[run.task], run.end)

@@ -1,8 +1,8 @@
-"""What a restart of a stopped job would begin with, without restarting it.
+"""Finds out what a restart of a stopped job would begin with, without restarting it.
 
-The checkpoint is only read: from a copy of its journal, so that no lock is taken, and the job may
-be started again at any time. The coordinator that a restart has decides here, too, how much of
-each log counts; nothing else knows.
+The checkpoint is only read, with a copy of its journal, so that no lock is taken, and the job may
+be started again at any time. As in a restart, the coordinator decides how much of each log is
+valid; nothing else can.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ COPIES_MAX: Final = 20
 
 @dataclass(frozen=True)
 class Past:
-    """What is known of a job's past.
+    """The past of a job.
 
-    ``codes``: of its tasks, with sources that can be read again here; ``failed``: by task, the step
-    that has ended the job; ``lost``: what can be said of such steps that cannot be done again;
-    ``hash_seed``: of Python's sets, in the slots; ``lineage``, ``run``: what its effects are named
-    by; ``held``: what keeps it from being deleted: a pin in the folders of a job that may be
-    running, or the temporary folder of a bundle.
+    ``codes``: of its tasks, with sources that can be read here; ``failed``: by task, the step that
+    ended the job; ``lost``: messages about such steps that cannot be repeated; ``hash_seed``: of
+    Python in the slots; ``lineage``, ``run``: parts of the names of effects; ``held``: keeps files
+    from being deleted (a pin in the folders of a job that may be running, or the temporary folder
+    of a bundle).
 
-    ``only``: the one task that it is of, which was sent ``items``, by channel; ``without``: tasks
-    that are not done again, and all that are downstream of them; ``is_exact``: what
-    was delivered is known, and comes again; ``kills``: what was said of the failed step, if it
-    kills the process that takes it; ``opened_bytes``: layers of this size stay in the store, and
-    are read a part at a time.
+    ``only``: the single task that is included, which was sent ``items``, by channel; ``without``:
+    tasks that are not replayed, with all tasks downstream; ``is_exact``: delivered output is known
+    and must be made again; ``kills``: a message about the failed step, if it kills the process that
+    takes it; ``opened_bytes``: layers of this size stay in the store and are read in parts.
     """
 
     compiled: CompiledJob
@@ -73,15 +72,15 @@ class Past:
 
     @property
     def tasks(self) -> tuple[TaskSpec, ...]:
-        """Those that can be done again."""
+        """The tasks that can be replayed."""
         tasks = self.compiled.plan.tasks
         if self.only is not None:
             return (tasks[self.only],)
         return tuple(task for task in tasks if task.id not in self.without)
 
     def outputs(self, task: int) -> dict[str, int]:
-        """The channels by which what a task makes leaves this past, each with a name: that of the
-        sink; or, where nobody else is there, of who was sent it."""
+        """The channels by which a task's output leaves this past, by name: the sink's name or, for
+        a past of a single task, the receiver's."""
         plan = self.compiled.plan
         spec = plan.tasks[task]
         found = {spec.sink: spec.outputs[-1]} if spec.sink is not None else {}
@@ -92,7 +91,7 @@ class Past:
 
     @property
     def leaves(self) -> dict[int, str]:
-        """All channels by which something leaves this past, each with its name."""
+        """All channels by which output leaves this past, with their names."""
         return {c: name for task in self.tasks for name, c in self.outputs(task.id).items()}
 
     def records(self, task: int) -> Iterator[tuple[int, bytes]]:
@@ -103,20 +102,20 @@ class Past:
     def ends(
         self, until: Mapping[int, int] | None = None, task: int | None = None
     ) -> dict[int, int]:
-        """Up to which step each task goes, and those before it for its sake.
+        """The last step of each task, and the steps that tasks upstream must do for it.
 
         Parameters
         ----------
         until
-            A step of each task; by default the last that the log knows.
+            A step of each task; by default the ends of the logs.
         task
-            The only one that matters.
+            The only task that is needed.
         """
         logs = {t.id: dict(self.records(t.id)) for t in self.compiled.plan.tasks}
         floors = {t: self._floor(t) for t in logs}
         last = {t: max(log, default=floors[t]) for t, log in logs.items()}
         wanted = last if until is None else {t: min(until.get(t, last[t]), last[t]) for t in last}
-        # What a task that shares no log has taken, nobody knows: it may be all that there is.
+        # What an implied task has taken is unknown: it may be everything.
         found = wanted
         if task is not None and not self.compiled.plan.tasks[task].is_implied:
             found = {**floors, task: wanted[task]}
@@ -133,7 +132,7 @@ class Past:
         return layers[-1].position if layers else 0
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the pin or the temporary folder."""
         if self.held is not None:
             self.held.close()
 
@@ -149,28 +148,28 @@ def read(
     at: At | None = None,
     show: Callable[[HouseKeeper, LayerStore], object] | None = None,
 ) -> Past:
-    """Look at the checkpoint of a job, by default where the job itself keeps it; or at a bundle.
+    """Read the past from a job's checkpoint (by default the job's own), or from a bundle.
 
     It begins at the newest checkpoint, or at a point of the job's history.
 
     Parameters
     ----------
     show
-        Is shown what is known, before it is decided what counts.
+        Called with the house-keeper, before it is decided how much of the logs is valid.
 
     Raises
     ------
     NothingToReplay
-        There is none, or rows that it has read cannot be read again without Spark.
+        There is no checkpoint, or its rows cannot be read again without Spark.
     OtherJob, UnreadableCheckpoint, UnreadableJournal
-        It is not this job's, or it is damaged.
+        It belongs to another job, or is damaged.
     """
     checkpoint_dir = checkpoint_dir or compiled.options.checkpoint_dir
     if checkpoint_dir is None:
         raise NothingToReplay(
-            "nobody says where the checkpoint is",
+            "the job has no checkpoint_dir, and none was given",
             where=compiled.name,
-            remedy="give the checkpoint_dir that the job had",
+            remedy="name the folder where the job kept its checkpoint",
         )
     if not compiled.plan.causal_log:
         raise NothingToReplay(
@@ -235,7 +234,7 @@ def _read(
         point = find(keeper.history, at)
         pin = Pin(store, point.number)
         try:
-            keeper, _ = _keeper(compiled, directory)  # only now it says what stays
+            keeper, _ = _keeper(compiled, directory)  # read after the pin was written
             require_there(keeper.history, point)
             keeper.rewind(point, since(keeper, point, store))
         except BaseException:
@@ -261,9 +260,9 @@ def _read(
 
 
 class LiveKeeper:
-    """What the house-keeper of a job knows, which may run; looked at again and again.
+    """A copy of the house-keeper of a job that may be running, updated again and again.
 
-    The journal is read on from where it was read the last time, until the job begins another
+    Each time, the journal is read on from the last position, unless the job has begun another
     segment.
     """
 
@@ -275,14 +274,14 @@ class LiveKeeper:
         self._keeper, self._version = house_keeper(compiled.plan), 0
 
     def now(self) -> tuple[HouseKeeper, LayerStore, int]:
-        """What it knows at this moment; where layers are; and which of the job's graphs it is.
+        """The house-keeper as it is now, the layer store, and the version of the plan.
 
         Raises
         ------
         NothingToReplay
-            There is no journal, or another segment begins whenever it is looked at.
+            There is no journal, or it changes faster than it can be read.
         OtherJob
-            The job has another plan by now.
+            The job has another plan now.
         """
         with closing(JobDirectory(*self._where, on_one_machine=True)) as directory:
             directory.check(self._compiled)
@@ -291,7 +290,7 @@ class LiveKeeper:
                 self._keeper, self._version = house_keeper(self._compiled.plan), version_of(records)
             directory.require(self._compiled, self._version)
             self._keeper.recover(records)
-            self._keeper.take_records()  # nobody writes them
+            self._keeper.take_records()  # discarded
             return self._keeper, LayerStore(directory.layers_uri), self._version
 
     def _more(self, directory: JobDirectory) -> tuple[bool, list[bytes]]:
@@ -321,7 +320,7 @@ def copied_journal(directory: JobDirectory) -> Iterator[Journal]:
     Raises
     ------
     NothingToReplay
-        There is none.
+        There is no journal.
     """
     if directory.is_new:
         raise NothingToReplay(
@@ -336,7 +335,7 @@ def copied_journal(directory: JobDirectory) -> Iterator[Journal]:
 
 
 def _copy(disk: Disk, journal: str, to: Path) -> None:
-    """All segments: one, or two at the moment when a running job begins another."""
+    """Copy all segments: one, or two at the moment when a running job begins another."""
     for _ in range(COPIES_MAX):
         try:
             for info in disk.entries(journal):
@@ -355,12 +354,12 @@ def _copy(disk: Disk, journal: str, to: Path) -> None:
 def activations(
     compiled: CompiledJob, keeper: HouseKeeper
 ) -> tuple[dict[int, msg.Activate], dict[int, int], tuple[str, ...]]:
-    """What each task would be told if all of them were restarted; the steps that had failed, by
-    task; and what is to be said of those that cannot be done again.
+    """The activation of each task if all were restarted; the failed steps, by task; and messages
+    about those that cannot be repeated.
 
-    The house-keeper has read its journal, and is of no other use afterwards.
+    The house-keeper must have read its journal, and cannot be used for anything else afterwards.
     """
-    keeper.complete = False  # what is over can be looked at, too
+    keeper.complete = False  # a complete job can be replayed, too
     failed = dict(keeper.failed)
     coordinator = Coordinator(compiled.plan, keeper, address="", standbys=0)
     actions = coordinator.start()
@@ -381,7 +380,7 @@ def activations(
 
 
 def _missing(plan: Plan, keeper: HouseKeeper, task: int, position: int, record: bytes) -> str:
-    """What is not known of a step that has failed; empty if it can be done again."""
+    """What is missing for a failed step; empty if it can be repeated."""
     if keeper.length(task) != position - 1:
         return f"the log of the task ends at step {keeper.length(task)}"
     cause = decode_record(record)[0]

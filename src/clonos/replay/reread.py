@@ -1,4 +1,4 @@
-"""Whether sources still have the rows that they have given since a point of the past."""
+"""Checks whether sources still have the rows that they have given since a point."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _REMEDY: Final = (
 def reread(
     codes: Sequence[TaskCode], layers: Mapping[int, Layer], runs: Sequence[Run], spool_uri: str
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Read all rows again that came since a point, and compare them.
+    """Read all rows since a point again, and compare them with the log.
 
     Parameters
     ----------
     codes
-        Of the tasks that go back.
+        The tasks that go back.
     layers
-        By task, where it was at the point.
+        By task, its layer at the point.
     runs
         The log since then.
 
     Returns
     -------
     tuple
-        By source: how many rows came and can be read again; and, of those that cannot be read here,
-        why not.
+        By source: the number of rows that can be read again; and, for sources that cannot be read
+        here, the reason.
 
     Raises
     ------
     CannotRewind
-        Some are gone, or are others now.
+        Some rows are gone or have changed.
     """
     found: dict[str, int] = {}
     unknown: dict[str, str] = {}
@@ -64,7 +64,7 @@ def reread(
 
 
 def _read(code: TaskCode, floor: Layer, cuts: Sequence[Source | SourceCut]) -> int:
-    """How many rows there are; raises `CannotRewind` if it is not all of them."""
+    """The number of rows since the point; raises `CannotRewind` if some are missing."""
     assert code.source is not None
     rows = sum(cut.rows for cut in cuts)
     if not cuts:

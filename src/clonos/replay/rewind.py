@@ -1,4 +1,4 @@
-"""``clonos rewind``: a stopped job goes back to a point of its history, and on from there."""
+"""``clonos rewind``: takes a stopped job back to a point of its history."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Outputs = Literal["keep", "supersede"]
 
 @dataclass(frozen=True)
 class Rewound:
-    """A job that has gone back in time, or would (`is_done`).
+    """The outcome of a rewind, or what it would be (`is_done`).
 
-    ``point``, ``time``: its number, and when it was; ``generation``: of what is delivered from now
-    on; ``lanes``: by task of each sink, the numbers of its newest output at the point, and of all;
-    ``supersedes``: what was delivered since the point goes; ``rows``: by source, how many came
-    since and can be read again; ``unchecked``: of sources of which that is not known, why not;
-    ``section``: the operators that go back, if not all do; ``again``: by operator, how many rows
-    come to it once more from those that stay.
+    ``point``, ``time``: its number and time; ``generation``: of output from now on; ``lanes``: for
+    each task of a sink, the numbers of its newest output at the point, and of all; ``supersedes``:
+    whether output since the point is deleted; ``rows``: by source, the number of rows since the
+    point that can be read again; ``unchecked``: by source, why this was not checked; ``section``:
+    the operators that go back, if not all do; ``again``: by operator, the number of rows sent to it
+    again by tasks that stay.
     """
 
     is_done: bool
@@ -130,7 +130,7 @@ def rewind(
 
 
 def _superseded(compiled: CompiledJob, section: Collection[int] | None) -> tuple[str, ...]:
-    """The sinks of a section; raise `CannotRewind` if one cannot take anything back."""
+    """The sinks of a section; raises `CannotRewind` if one cannot take its output back."""
     names = {t.sink for t in compiled.plan.tasks if section is None or t.id in section}
     found = {name: sink for name, (sink, _) in compiled.sinks.items() if name in names}
     for name, sink in found.items():
@@ -226,7 +226,7 @@ def _rewind(
 def _handed_over(
     compiled: CompiledJob, directory: JobDirectory, file: JournalFile, plan: Rewind
 ) -> tuple[dict[int, list[Item]], dict[str, int]]:
-    """What a section is sent once more; see :mod:`clonos.replay.handover`."""
+    """The items that a section is sent again; see :mod:`clonos.replay.handover`."""
     keeper = house_keeper(compiled.plan, compiled.options.keep)
     file.recover(keeper)
     go_back(keeper, plan.point, plan.store)
@@ -265,13 +265,13 @@ def _sources(
     """See :func:`~clonos.replay.reread.reread`."""
     try:
         runs = since(keeper, plan.point, plan.store)
-    except NothingToReplay as error:  # forward again, say
+    except NothingToReplay as error:  # such as going forward again
         return {}, dict.fromkeys(_source_names(compiled, plan), error.what)
     return reread(_codes(compiled, plan), plan.layers, runs, directory.spool_uri)
 
 
 def _codes(compiled: CompiledJob, plan: Rewind) -> list[TaskCode]:
-    """Of those that go back: the others read nothing again."""
+    """The tasks that go back; the others read nothing again."""
     return [code for code in compiled.codes if code.task.id in plan.section]
 
 
@@ -280,7 +280,7 @@ def _source_names(compiled: CompiledJob, plan: Rewind) -> list[str]:
 
 
 def _require_output(rewound: Sequence[Mapping[str, Any]], point: Point) -> None:
-    """Raise `CannotRewind` if what had been delivered at a point was taken back later."""
+    """Raise `CannotRewind` if output from before the point was taken back later."""
     for one in rewound:
         if one["superseded"] and one["point"] < point.number <= one["newest"]:
             raise CannotRewind(
@@ -291,7 +291,7 @@ def _require_output(rewound: Sequence[Mapping[str, Any]], point: Point) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos rewind`` understands."""
+    """The arguments of ``clonos rewind``."""
     add_past(parser)
     parser.add_argument(
         "--at",
@@ -324,7 +324,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Go back, and say what has been delivered since."""
+    """Rewind, and print what was delivered since the point."""
     job = named_job(args.job).compile()
     how = {
         "sole_driver": args.sole_driver,

@@ -1,4 +1,4 @@
-"""A step that was done again, as it is told and as a notebook shows it."""
+"""A replayed step, as text and as a notebook shows it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 ROWS_MAX: Final = 10
-"""Of a batch that is shown, or of state; how many more there are is said."""
+"""How many rows of a batch, or entries of state, are shown."""
 TEXT_MAX: Final = 200
-"""Characters of a value."""
+"""How many characters of a value are shown."""
 
 
 State = Mapping[str, Mapping[Any, Mapping[str, Any]]]
@@ -26,18 +26,18 @@ class Step:
     Attributes
     ----------
     task, position
-        Whose, and its number in the log.
+        The task, and the step's number in the log.
     is_logged
-        Whether the job has done it, too; else it is one that a replay has gone on with.
+        Whether the step is in the log; otherwise the replay has gone on beyond it.
     cause
-        What it was about: ``"20 rows of the source"``, ``"2 batches of words[0]"``.
+        The event: ``"20 rows of the source"``, ``"2 batches of words[0]"``.
     took, made
         Rows that came in, in the order of the step, and rows that went out, by receiver. Arrow.
     answers
-        What calls and clock gave to the step, in order.
+        The results of calls and clock readings, in order.
     before, after
-        If `state` was asked for: what each ``Process`` keeps for the keys that the step has
-        changed, by operator and key, its values by name.
+        If `state` was requested: the state of each ``Process`` for the keys that the step has
+        changed, by operator and key, as values by name.
     """
 
     task: str
@@ -51,7 +51,7 @@ class Step:
     after: State = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The step as HTML, for notebooks."""
         return page_of(self)
 
     def __str__(self) -> str:
@@ -62,12 +62,12 @@ class Step:
 
 
 def count(number: int, what: str) -> str:
-    """Of something, in words."""
+    """A number of things, in words."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def page_of(step: Step) -> str:
-    """What it took, was answered and made, and what it has changed in the state."""
+    """The step's input, answers, output, and changes of state, as HTML."""
     parts = [f"<b>{escape(str(step))}</b>"]
     batches = [("took", batch) for batch in step.took]
     batches += [(f"made, for {name}", batch) for name, batch in step.made.items()]

@@ -1,4 +1,4 @@
-"""One task of the past: the automaton of production, fed by its own log."""
+"""One task of the past: production's automaton, fed with its own log."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from clonos.runtime.world import RealWorld
 from clonos.sources.prefetch import PATIENCE, PrefetchThread
 
 ROWS_MAX: Final = 4096
-"""Rows that a source reads at once behind the log's end."""
+"""Rows that a source reads at once after the end of the log."""
 QUIET_S: Final = 1.0
-"""Behind the log's end, a source that says nothing for this long has nothing to say."""
+"""After the end of the log, a source that is silent for this long counts as ended."""
 
 
 class Watched:
-    """A program, and the rows that its newest step was given."""
+    """A program that records the rows given to its newest step."""
 
     def __init__(self, program: ChainProgram) -> None:
         self.program = program
@@ -69,7 +69,7 @@ class Watched:
 
 
 class PastWorld(RealWorld):
-    """The world behind the log's end: it has a clock, and answers calls if it is told how."""
+    """The world after the end of the log: it has a clock, and `call` answers calls, if given."""
 
     def __init__(self, call: Callable[..., Any] | None) -> None:
         self._call = call
@@ -81,7 +81,7 @@ class PastWorld(RealWorld):
 
 
 class FollowingMachine(TaskMachine):
-    """Never live: where its log ends, there is more to come."""
+    """An automaton that is never live: at the end of its log it waits for more."""
 
     def _if_replayed(self) -> None:
         return
@@ -93,11 +93,11 @@ class ReplayedTask:
     Attributes
     ----------
     name
-        Such as ``"score[0]"``.
+        The task's name, such as ``"score[0]"``.
     restored_at, log_ends_at
         The positions between which the log knows every step.
     failed_at
-        The step that has ended the job, if one of this task did. The log knows what it was given.
+        The step of this task that ended the job, if any. The log has its input.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class ReplayedTask:
         return source
 
     def extend(self, run: msg.Run) -> None:
-        """The log has more entries."""
+        """Add log entries."""
         self.machine.book.append(run)
         self.log_ends_at = self.machine.book.length(self.machine.id)
         if self._source is not None:
             self._source.ask(cuts_to_read(run.records))
 
     def _expect(self, keeper: HouseKeeper) -> None:
-        """What has left the job is made again, or a ``Divergence`` says that it is not."""
+        """Expect delivered output to be made again; otherwise there will be a ``Divergence``."""
         for channel, output in self.machine.outputs.items():
             is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
             if is_last and self._plan.causal_log and not keeper.generation:
@@ -172,49 +172,49 @@ class ReplayedTask:
                 output.log.resume(known.consumed + 1, known.consumed_chain)
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""
         if self._source is not None:
             self._source.close()
 
-    # --- what there is to see -------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------------
 
     @property
     def position(self) -> int:
-        """Of its newest step."""
+        """The position of its newest step."""
         return self.machine.position
 
     @property
     def is_at_the_end(self) -> bool:
-        """Whether every step that the log knows has been done. The steps of a task that shares no
-        log follow from what it is given."""
+        """Whether all logged steps have been repeated. An implied task has no logged steps: they
+        follow from its input."""
         is_given = self._is_implied and any(end.queue for end in self.machine.inputs.values())
         return self.machine.position >= self.log_ends_at and not is_given
 
     @property
     def compared(self) -> tuple[int, int]:
-        """Of a sink's task: how many outputs are known to be the ones that were delivered since the
-        checkpoint, and how many of these there are. They are compared all at once, at the last."""
+        """For a task of a sink: how many outputs were found equal to those delivered since the
+        checkpoint, and how many were delivered. All are compared at once, at the last one."""
         made = max(output.log.last for output in self.machine.outputs.values())
         due = max(self._delivered - self._made, 0)
         return (due if made >= self._delivered else 0), due
 
     @property
     def open_calls(self) -> int:
-        """Calls that were asked for, and to which the log has no answer."""
+        """The number of calls without an answer in the log."""
         return len(self.machine.calls)
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Of its chain, in order."""
+        """The operators of its chain, in order."""
         return tuple(self.watched.program.operators)
 
     def state(self, operator: str) -> dict[Any, dict[str, Any]]:
-        """What a :class:`clonos.Process` keeps now: by key, its values by name.
+        """The present state of a :class:`clonos.Process`: by key, its values by name.
 
         Raises
         ------
         NothingToReplay
-            The task has no such operator, or it is no process.
+            The task has no such operator, or it is not a process.
         """
         found = self.watched.program.operators.get(operator)
         if not isinstance(found, ProcessOperator):
@@ -229,30 +229,30 @@ class ReplayedTask:
     # --- steps ----------------------------------------------------------------------------------
 
     def items(self, channel: int, after: int) -> list[Item]:
-        """What it has made for a channel behind number `after`."""
+        """The items that it has made for a channel after number `after`."""
         log = self.machine.outputs[channel].log
         return [log.item(seq) for seq in range(max(after + 1, log.first), log.last + 1)]
 
     def take(self, channel: int, items: Sequence[Item]) -> None:
-        """Its sender has made these."""
+        """Take items of a sender."""
         maker = self._plan.makers[channel]
         for item in items:
             data = msg.Data(channel, item.dep[maker].incarnation, item.of(maker), ())
             self.machine.handle(ev.Received(channel, 1, data))
 
     def step(self, *, beyond: bool, state: bool = False) -> Step | None:
-        """The next step, if there is what it takes; `beyond` the log's end only if it is said.
+        """Do the next step, if its input is there; after the end of the log only with `beyond`.
 
-        `state`: also what it has changed in the state, for which all of that is looked at.
+        `state`: also record what it changes in the state, for which the whole state is read.
 
         Raises
         ------
         OperatorError
             A function has raised; its own exception is the cause.
         Divergence
-            The program does something else than it did.
+            The program does something else than before.
         NothingToReplay
-            It asks the world, and nobody answers.
+            It asks a question without an answer.
         """
         if self._failure is not None:
             raise self._failure
@@ -309,7 +309,7 @@ class ReplayedTask:
             raise OperatorError(in_short(error), where=self.name) from error
 
     def _seeds(self) -> str:
-        """What to do if Python's sets have another order here than they had in the slots."""
+        """Advice for the case that Python's sets are ordered differently here than in the slots."""
         here = os.environ.get(HASH_SEED, "random")
         if not self._hash_seed or here == self._hash_seed:
             return ""
@@ -318,11 +318,11 @@ class ReplayedTask:
         )
 
     def _forget_outputs(self) -> None:
-        """Nobody takes what leaves the job."""
+        """Forget output that leaves the job."""
         for channel, output in self.machine.outputs.items():
             is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
             if is_last:
-                output.released = output.log.last  # whoever writes itself does not write here
+                output.released = output.log.last  # a replay does not write
                 output.log.truncate(output.log.last)
 
     def _offer_rows(self) -> None:
@@ -392,7 +392,7 @@ class ReplayedTask:
 
 
 def _changed(before: State, after: State) -> tuple[State, State]:
-    """Of both, the keys in which they differ.
+    """The parts of two states with the keys in which they differ.
 
     Examples
     --------

@@ -52,5 +52,20 @@ def failed(call: CallId, request: Request, error: BaseException, attempts: int, 
         encoded = b""
     if not 0 < len(encoded) <= ERROR_BYTES_MAX:
         encoded = encode_error(CallError(type(error).__name__, in_short(error)))
-    trace = users_traceback(error) if request.service.tells_trace else ""
+    trace = _trace_of(error) if request.service.tells_trace else ""
     return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
+
+
+def goes_on(lines: str) -> str:
+    """What is told of user code that nobody waits for any more."""
+    return f"Your code, which goes on:\n{lines}" if lines else ""
+
+
+def _trace_of(error: BaseException) -> str:
+    """The user's lines: those that an error went through, or where a thread was given up."""
+    if lines := users_traceback(error):
+        return lines
+    # Of an effect that is unknown it is the cause that knows.
+    ours = [each for each in (error, error.__cause__) if hasattr(each, "is_by_engine")]
+    traces: list[str] = [getattr(each, "trace", "") for each in ours]
+    return next(filter(None, traces), "")

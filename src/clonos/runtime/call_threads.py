@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from clonos.blame import in_short
+from clonos.blame import in_short, users_lines
+from clonos.runtime.call_outcomes import goes_on
 from clonos.runtime.effects import by_engine
 
 THREADS_MAX: Final = 128
@@ -56,11 +58,16 @@ class CallThreads:
         ----------
         key, late
             If the call is given up and goes on, it is put into `late` under this key.
+
+        Raises
+        ------
+        CancelledError
+            Nobody waits for it any more. If it goes on, ``trace`` has the lines where it is.
         """
-        loop = asyncio.get_running_loop()
+        loop, threads = asyncio.get_running_loop(), list[int]()
         try:
             given = arguments()
-            running = self._pool.submit(_call, fn, given)
+            running = self._pool.submit(_call, fn, given, threads)
         except BaseException:
             self.leave()
             raise
@@ -78,9 +85,11 @@ class CallThreads:
         running.add_done_callback(tell)
         try:
             return await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if not running.done():
                 given_up = True
+                lines = "".join(map(users_lines, threads))
+                error.trace = goes_on(lines)  # type: ignore[attr-defined]
                 if late is not None:
                     late[key] = running
                 self._hung += 1
@@ -94,7 +103,8 @@ class CallThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _call(fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+def _call(fn: Callable[..., Any], arguments: Sequence[Any], threads: list[int]) -> Any:
+    threads.append(threading.get_ident())
     try:
         return fn(*arguments)
     except StopIteration as error:  # no future may have it

@@ -25,7 +25,7 @@ from clonos.nodes.events import CallsOver
 from clonos.operators.cache import Cache
 from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
-from clonos.runtime.call_outcomes import encoded, failed, given_up
+from clonos.runtime.call_outcomes import encoded, failed, given_up, goes_on
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
@@ -256,7 +256,7 @@ class _Life:
             call, request = self._under_way[task]
             self.asker(request.service).leave(call, request)
             where = awaiting_lines(task.get_coro())
-            found.append((call, request, f"Your code, which goes on:\n{where}" if where else ""))
+            found.append((call, request, goes_on(where)))
         return found
 
     def asker(self, policy: Policy) -> _Asker:
@@ -466,6 +466,7 @@ class _Asker:
     def _no_answer(self, ended: BaseException | None = None) -> TimeoutError:
         """The error of a timeout. ``ended``: what has ended the call; its traceback shows where."""
         error = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+        error.trace = getattr(ended, "trace", "")  # type: ignore[attr-defined]
         return error.with_traceback(ended.__traceback__ if ended is not None else None)
 
     async def _alone(self, request: Request, named: Named) -> Any:

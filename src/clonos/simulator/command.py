@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from clonos.errors import ClonosError
+from clonos.named import positive, whole
 from clonos.simulator.mistakes.detection import HEAD, detect_all, write_seeds
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.coverage import Coverage, table
@@ -23,32 +25,63 @@ from clonos.simulator.runs.seeds import Result, simulate
 from clonos.simulator.world.virtual import TraceDigest
 
 SEEDS = 1000
+OWN = (
+    "rows",
+    "service",
+    "answers",
+    "check",
+    "same_rows",
+    "every_step",
+    "faults",
+    "duration",
+    "write_test",
+)
+"""Options that only a job of the user's has."""
+RANDOM = (*Kind._fields, "jobs", "digest", "mutations", "mutation", "enough", "write")
+"""Options that only random jobs have."""
 CHUNK = 20
 """Seeds that a process runs per report."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of ``clonos sim`` alone."""
+    """The parser of ``clonos sim`` alone."""
     result = argparse.ArgumentParser("clonos sim")
     add_arguments(result)
     return result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos sim`` understands."""
-    _add_arguments_of_a_job(parser)
-    parser.add_argument("--rivals", action="store_true", help="slow tasks are overtaken")
+    """The arguments of ``clonos sim``."""
     parser.add_argument(
-        "--seeds", type=int, help="how many to run; by default 1000, or 50 for a job of your own"
+        "job",
+        nargs="?",
+        metavar="MODULE:JOB",
+        help="a clonos.Job, or a function that returns one; by default, random jobs",
     )
-    parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="the first of them")
-    parser.add_argument("--seconds", type=float, help="stop after this long, whatever --seeds")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seed", type=int, metavar="S", help="run only this one")
+    parser.add_argument(
+        "--seeds",
+        type=whole(1),
+        metavar="N",
+        help="how many to run; by default 1000, or 50 for a job of your own",
+    )
+    parser.add_argument(
+        "--first-seed", type=whole(0), default=0, metavar="S", help="the first of them"
+    )
+    parser.add_argument(
+        "--seconds", type=positive, metavar="T", help="stop after this long, whatever --seeds"
+    )
+    parser.add_argument("--seed", type=whole(0), metavar="S", help="run only this one")
     parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
+    _add_arguments_of_a_job(parser)
+    _add_arguments_of_random_jobs(parser.add_argument_group("random jobs, to test the engine"))
+
+
+def _add_arguments_of_random_jobs(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="processes")
     parser.add_argument(
         "--digest", action="store_true", help="print only one digest of all that happened"
     )
+    parser.add_argument("--rivals", action="store_true", help="slow tasks are overtaken")
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
     parser.add_argument("--edge", action="store_true", help="links to the house-keeper break")
     parser.add_argument("--overlap", action="store_true", help="tasks fail while others recover")
@@ -91,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mutations", action="store_true", help="how often is each deliberate mistake found?"
     )
     parser.add_argument(
-        "--enough", type=int, default=10, metavar="N", help="with --mutations: found so often"
+        "--enough", type=whole(1), default=10, metavar="N", help="with --mutations: found so often"
     )
     parser.add_argument(
         "--write",
@@ -108,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse._ActionsContainer) -> None:
-    """What stands in for the world of a job, for all commands that run one without it."""
+    """Stand-ins for a job's sources and services, for all commands that run a job without them."""
     parser.add_argument(
         "--rows", action="append", default=[], metavar="[SOURCE=]FILE",
         help="rows for a source that needs Spark or a network: .jsonl, .csv or .parquet",
@@ -121,12 +154,6 @@ def add_inputs(parser: argparse._ActionsContainer) -> None:
 
 
 def _add_arguments_of_a_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "job",
-        nargs="?",
-        metavar="MODULE:JOB",
-        help="a clonos.Job, or a function that returns one; by default, random jobs",
-    )
     own = parser.add_argument_group("your own job")
     add_inputs(own)
     own.add_argument(
@@ -162,7 +189,13 @@ def run(args: argparse.Namespace) -> int:
     if args.job is not None:
         from clonos.simulator.user_job import command as user_job  # needs PySpark
 
+        if given := options_given(args, RANDOM):
+            raise _refused(
+                f"{', '.join(given)} is for random jobs only",
+                "for a job of your own, --faults says what fails",
+            )
         return user_job.run(args)
+    _require_for_random_jobs(args)
     args.seeds = SEEDS if args.seeds is None else args.seeds
     if args.mutations:
         seeds = range(args.first_seed, args.first_seed + args.seeds)
@@ -187,6 +220,28 @@ def run(args: argparse.Namespace) -> int:
         return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs, kind=kind)
 
 
+def _require_for_random_jobs(args: argparse.Namespace) -> None:
+    """Raise `CannotSimulate` if an option would be ignored."""
+    if given := options_given(args, OWN):
+        raise _refused(f"{', '.join(given)} without a job", "name it: clonos sim MODULE:JOB")
+    for option, needs in (("trace", "seed"), ("write", "mutations")):
+        if getattr(args, option) and getattr(args, needs) in {None, False}:
+            raise _refused(f"--{option} without --{needs}", "give both")
+
+
+def _refused(what: str, remedy: str) -> ClonosError:
+    from clonos.simulator.user_job.errors import CannotSimulate  # needs PySpark
+
+    return CannotSimulate(what, remedy=remedy)
+
+
+def options_given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Those options that are not what they are by default."""
+    default = parser().parse_args([])
+    given = [name for name in names if getattr(args, name) != getattr(default, name)]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
 def main(
     seeds: int,
     first_seed: int = 0,
@@ -197,7 +252,7 @@ def main(
 ) -> int:
     """Run `seeds` simulations, print how it went; 0 if no invariant was violated, 130 if it was
     interrupted."""
-    gc.freeze()  # what is there now stays: a tenth of the time goes into looking at it
+    gc.freeze()  # objects that exist now will stay; collecting them took a tenth of the time
     gc.set_threshold(50_000)
     started = time.monotonic()
     coverage: Coverage = Counter()
@@ -215,7 +270,7 @@ def main(
                 _say(f"  to see it again: clonos sim{kind.flags()} --seed {result.seed} --trace")
             elif done % 500 == 0:
                 _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
-    except KeyboardInterrupt:  # what there is by then is told, too
+    except KeyboardInterrupt:  # results so far are printed, too
         interrupted = True
     elapsed = time.monotonic() - started
     _say(table(coverage))
@@ -251,7 +306,7 @@ def _chunk(seeds: range, kind: Kind) -> list[Result]:
 
 
 def _print_digest(results: Iterable[Result]) -> int:
-    """Equal before and after a change: the change has changed nothing, not even a delay."""
+    """If the digest is equal before and after a change, behaviour is the same, delays included."""
     digest, failures = TraceDigest(), 0
     for result in results:
         digest.add(result.seed, result.verdict, result.digest)
@@ -261,7 +316,7 @@ def _print_digest(results: Iterable[Result]) -> int:
 
 
 def _print_detection(names: list[str], seeds: range, write: Path | None, **how: Any) -> int:
-    """Which invariant finds which mistake, and how often; 0 if each was found by its own."""
+    """Which invariant finds which mistake, and how often; 0 if its own invariant found each."""
     found: dict[str, int | None] = {}
     _say(HEAD)
     for detection in detect_all(names, seeds, **how):

@@ -2,9 +2,9 @@
 
 Rows are delivered once, in order per sink task, as soon as they are durable.
 
-Their parts are modules of this package: their description (``spec``), what a task writes with
-(``file_buffer``, ``writers``, ``tables``; ``transactions`` and ``postgres``), what the driver does
-with rows (``delivered``, ``outputs``), and how Spark reads them (``data_source``).
+The modules of this package hold their parts: the description (``spec``), writers in tasks
+(``file_buffer``, ``writers``, ``tables``; ``transactions`` and ``postgres``), delivery in the
+driver (``delivered``, ``outputs``), and the format that Spark reads (``data_source``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,15 @@ def console() -> SinkSpec:
 
 
 def callback(fn: Callable[..., Any]) -> SinkSpec:
-    """Call ``fn(batch)`` in the driver with each delivered Arrow batch."""
+    """Call ``fn(batch)`` in the driver with each delivered ``pyarrow.RecordBatch``.
+
+    A driver that is started again gives `fn` again what its journal still has.
+
+    Examples
+    --------
+    >>> callback(print).kind
+    'callback'
+    """
     return SinkSpec("callback", fn=_function(fn, "callback"))
 
 
@@ -71,7 +79,7 @@ def parquet(
     path
         A folder on any file system of pyarrow.
     rows_per_file
-        A file is written when there are so many rows, ...
+        A file is written when this many rows have come, ...
     linger
         ... or after this time.
     """
@@ -83,15 +91,15 @@ def table(
 ) -> SinkSpec:
     """Write a growing table that Spark and other readers follow while the job runs.
 
-    ``spark.readStream.format("clonos").load(path)`` is it as a stream, ``spark.read`` as it is
-    now; see :mod:`clonos.sinks.data_source`.
+    ``spark.readStream.format("clonos").load(path)`` reads it as a stream, ``spark.read`` reads the
+    present rows; see :mod:`clonos.sinks.data_source`.
 
     Parameters
     ----------
     path
         A folder on any file system of pyarrow, for this job only.
     rows_per_file
-        Rows become visible when there are so many, ...
+        Rows become visible when this many have come, ...
     linger
         ... or after this time.
     """
@@ -108,12 +116,12 @@ def spark(
     linger: str | timedelta = "100 ms",
     **options: Any,
 ) -> SinkSpec:
-    """Write with Spark, while the job runs: any format that ``df.writeStream`` has.
+    """Write with Spark while the job runs, in any format of ``df.writeStream``.
 
-    The tasks write a :func:`table`, and a streaming query of this Spark application follows it. It
-    starts, stops and fails with the job, and its checkpoint is in the job's: after a restart it
-    goes on where it was. What Spark's file sink, Delta or Iceberg write so is there exactly once;
-    its sink for Kafka may repeat rows after a failure (:func:`kafka` does not).
+    The tasks write a :func:`table`, and a streaming query of this Spark application follows it. The
+    query starts, stops and fails with the job. Its checkpoint is inside the job's, so it continues
+    after a restart. Spark's file sink, Delta and Iceberg then have each row exactly once; Spark's
+    Kafka sink may repeat rows after a failure (:func:`kafka` does not).
 
     Parameters
     ----------
@@ -121,14 +129,14 @@ def spark(
         As for ``writeStream``: ``format(...)``, ``start(path)``, ``partitionBy(...)``,
         ``trigger(processingTime=...)``, ``option(...)``.
     through
-        The folder of the table, for this job only; by default beside `path`: ``<path>.clonos``.
+        The folder of the table, for this job only; by default ``<path>.clonos``.
     linger
         Rows become visible to the query after this time.
 
     Raises
     ------
     WrongType
-        There is neither `path` nor `through`.
+        Neither `path` nor `through` is given.
 
     Examples
     --------
@@ -150,7 +158,15 @@ def spark(
 
 
 def spark_write(fn: Callable[..., Any]) -> SinkSpec:
-    """Call ``fn(df)`` with a Spark DataFrame of all rows when the job has ended."""
+    """Call ``fn(df)`` with a Spark DataFrame of all rows when the job has ended.
+
+    If the driver dies within `fn`, `fn` is called again with the same rows.
+
+    Examples
+    --------
+    >>> spark_write(lambda df: df.write.mode("overwrite").parquet("/data/out")).kind
+    'spark_write'
+    """
     return SinkSpec("spark_write", fn=_function(fn, "spark_write"))
 
 
@@ -161,34 +177,35 @@ def postgres(
     upsert: str | tuple[str, ...] | list[str] | None = None,
     mode: Literal["error", "append"] = "error",
 ) -> SinkSpec:
-    """Write into a table of PostgreSQL, from the tasks themselves, each row once.
+    """Write to a PostgreSQL table, from the tasks themselves, each row once.
 
-    Rows are visible as soon as they are durable in the job: what comes while a transaction runs
-    goes into the next one. Beside the table there is ``clonos_sink_marks``, with a row per task.
-    Driver and executors need ``pip install "clonos[postgres]"``, a direct connection (no PgBouncer
-    that pools transactions), and the right to create tables in that schema, or tables that exist.
+    Rows become visible as soon as they are durable in the job: rows that come while a transaction
+    runs go into the next one. A second table, ``clonos_sink_marks``, has a row per task. Driver and
+    executors need ``pip install "clonos[postgres]"``, a direct connection (no PgBouncer in
+    transaction mode), and the right to create tables in that schema, unless both tables exist.
 
     Parameters
     ----------
     dsn
-        As psycopg takes it. The password is in no message; it may be left to libpq's password file
-        or environment on every machine.
+        As psycopg takes it. Error messages never show the password, which may also come from
+        libpq's password file or environment on every machine.
     table
-        ``"orders"`` or ``"shop.orders"``. It is created if it does not exist. Else it must have the
-        stream's columns; others need a default.
+        ``"orders"`` or ``"shop.orders"``. It is created if it does not exist. Otherwise it must
+        have the stream's columns; its other columns need a default.
     upsert
         Columns of a unique index: a later row replaces an earlier one with the same values. If the
-        sink has several tasks, the stream must be keyed by these columns, or else rows of one key
-        come from several tasks, in any order.
+        sink has several tasks, the stream must be keyed by these columns; otherwise rows of one key
+        would come from several tasks, in any order.
     mode
-        ``"error"``: the table is empty, or this job's; ``"append"``: there may be other rows.
+        ``"error"``: the table must be empty or belong to this job; ``"append"``: it may have other
+        rows.
 
     Raises
     ------
     UnknownColumn, WrongType, BadGraph
-        When the job starts: table and stream do not fit.
+        When the job starts: the table does not match the stream.
     OutputExists
-        When the job starts: there are other rows.
+        When the job starts: the table has other rows.
 
     Examples
     --------
@@ -217,9 +234,9 @@ def kafka(
     transactions: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> SinkSpec:
-    """Write to a topic of Kafka, from the tasks themselves.
+    """Write to a Kafka topic, from the tasks themselves.
 
-    Rows go out in transactions: what comes while one runs goes into the next one. Readers with
+    Rows go out in transactions: rows that come while one runs go into the next one. Readers with
     ``isolation.level=read_committed`` see each row once, in the order of its task. The compacted
     topic ``clonos-marks`` has a mark for each task; it is created if it does not exist. Driver and
     executors need ``pip install "clonos[kafka]"``.
@@ -229,20 +246,20 @@ def kafka(
     servers
         ``"host:port,host:port"``.
     key
-        The column that is the messages' key: a text, bytes or an integer. Messages with one key go
-        to one partition, the one that Java's producers choose.
+        The column with the messages' key: text, bytes or an integer. Messages with the same key go
+        to the same partition, the one that Java's producers choose.
     value
         "json": an object of all columns; "text" and "bytes": the column ``value``.
     transactions
-        False: messages are written at least once, and again if a task dies or brokers do not
-        answer. Each has a header ``clonos-key``, which repetitions share.
+        False: messages are written at least once; some are repeated if a task dies or brokers do
+        not answer. Each message has a header ``clonos-key``, which is the same in repetitions.
     options
-        For librdkafka: ``{"security.protocol": "SSL", ...}``. They are in no message.
+        For librdkafka: ``{"security.protocol": "SSL", ...}``. Error messages never show them.
 
     Raises
     ------
     UnknownColumn, WrongType
-        When the job starts: the stream has no such columns.
+        When the job starts: the stream's columns do not match.
     SinkFailed
         When the job starts: the topic does not exist, or the cluster does not answer.
 
@@ -279,32 +296,34 @@ def http(
 ) -> SinkSpec:
     """POST rows as JSON to a service, from the tasks themselves.
 
-    Each request has a name that no other has, and that it keeps when it is sent again because a
-    task has died or an answer was lost. So rows are there at least once, and once if the service
-    ignores requests with a name that it knows. A task sends one request after the other, in order.
-    What passes by itself (no answer, 429, 5xx, also 408 and 425) is tried again as long as it
-    takes, and not before ``Retry-After``.
+    Each request has a unique name, which stays the same when the request is sent again because a
+    task died or an answer was lost. So the service gets each row at least once, and exactly once if
+    it ignores requests whose name it knows. A task sends one request after the other, in order.
+    Temporary failures (no answer, 429, 5xx, also 408 and 425) are retried without limit, and not
+    before ``Retry-After``.
 
     Parameters
     ----------
     url
-        ``"https://host/path"``. What follows the path is in no message.
+        ``"https://host/path"``. Error messages never show what follows the path.
     body
-        "array" of rows, "lines" (a row each), or "object": one row per request.
+        "array" of rows, "lines" (one row each), or "object": one row per request.
     headers
-        More of them, such as ``{"Authorization": "Bearer ..."}``. They are in no message.
+        Additional headers, such as ``{"Authorization": "Bearer ..."}``. Error messages never show
+        them.
     key
-        The header that has a request's name.
+        The header with the request's name.
     rows_per_request
-        At most so many. Do not change it for a job that goes on: names say which rows they are of.
+        The largest number of rows. Do not change it for a job that is to continue, because names
+        identify the rows of a request.
     timeout
-        How long an answer is waited for.
+        How long to wait for an answer.
     dead_letters
-        A folder for rows that the service refuses (400, 413, 415, 422), a file each. By default
-        such a row fails the job. Of a request that is refused, halves are sent, down to the row.
+        A folder for rows that the service refuses (400, 413, 415, 422), one file each. By default
+        such a row fails the job. A refused request is halved and sent again, down to single rows.
     under_way
-        How long an answer of 409 is taken to mean that a request of this name is under way, and is
-        tried again. After that it is a conflict that does not pass, and fails the job.
+        How long an answer of 409 is taken to mean that a request of this name is still under way,
+        and is retried. After that it is a lasting conflict, which fails the job.
 
     Examples
     --------
@@ -342,29 +361,29 @@ def transactional(
     close: Callable[[Any], Any] | None = None,
     retry_on: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
 ) -> SinkSpec:
-    """Write into any store that has transactions, from the tasks themselves, each row once.
+    """Write to any store with transactions, from the tasks themselves, each row once.
 
-    The functions are called by a thread of the task. ``clonos.testing.check_sink`` tries them out:
-    it kills and freezes processes at every line of them.
+    A thread of the task calls the functions. ``clonos.testing.check_sink`` tests them: it kills and
+    freezes processes at each of their lines.
 
     Parameters
     ----------
     open
-        ``open(lane)`` connects and returns what the others get as `db`. It keeps
-        ``lane.incarnation`` under ``lane.name`` in the store; if a higher one is there, it raises
-        :class:`clonos.Fenced`. From then on no older life may be able to commit.
+        ``open(lane)`` connects and returns the connection `db` for the other functions. It records
+        ``lane.incarnation`` under ``lane.name`` in the store; if a higher one is recorded, it
+        raises :class:`clonos.Fenced`. From then on no older life may be able to commit.
     last_key
-        ``last_key(db, lane)`` returns the mark, as `write` has left it; None: nothing was written.
+        ``last_key(db, lane)`` returns the mark that `write` has left; None: nothing was written.
     write
-        ``write(db, lane, outputs, before, last)`` does this in *one* transaction: it sees that the
-        incarnation is ``lane.incarnation`` and the mark is `before`, or else raises
+        ``write(db, lane, outputs, before, last)`` does this in *one* transaction: it checks that
+        the incarnation is ``lane.incarnation`` and the mark is `before`, and otherwise raises
         :class:`clonos.Fenced`; it writes the Arrow batches `outputs`; it moves the mark to `last`.
         Marks are pairs of integers (``generation``, ``seq``), or None.
     close
         ``close(db)``; ``db.close()`` if not given.
     retry_on
-        What these raise then is tried again, on a new connection, with growing pauses; so is
-        :class:`StoreAway`. Everything else ends the job with ``SinkFailed``.
+        After these exceptions, and after :class:`StoreAway`, the write is retried on a new
+        connection, with growing pauses. Any other exception ends the job with ``SinkFailed``.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The format ``clonos`` of Spark: tables between jobs and queries.
+"""Spark's format ``clonos``: tables between jobs and queries.
 
-What ``clonos.sinks.table`` writes, Spark reads, as a stream or as it is now; what a streaming query
-writes with it, any number of jobs read (``clonos.sources.table``), and so does Spark.
+Spark reads the tables that ``clonos.sinks.table`` writes, as a stream or as a batch. A streaming
+query can write such a table, too, for any number of jobs (``clonos.sources.table``) and queries.
 
 Examples
 --------
@@ -11,14 +11,14 @@ Examples
     so_far = spark.read.format("clonos").load("/data/alerts")
     clicks.writeStream.format("clonos").options(checkpointLocation="/data/q").start("/data/a")
 
-Options of reading: ``maxRowsPerTrigger``, ``maxFilesPerTrigger`` or ``maxBytesPerTrigger``, what a
-micro-batch takes at most (but one file at least), from Spark 4.2 on; ``failOnDataLoss``: with
-``"false"`` a query goes on behind rows that were removed before it read them, instead of failing.
-Of writing: ``removeRead``; with ``"true"`` a query removes what all jobs that read it have passed.
+Options for reading: ``maxRowsPerTrigger``, ``maxFilesPerTrigger`` or ``maxBytesPerTrigger`` limits
+a micro-batch (which has at least one file), from Spark 4.2 on; with ``failOnDataLoss`` ``"false"``
+a query continues after rows that were removed before it read them, instead of failing. For writing:
+with ``removeRead`` ``"true"`` a query removes rows that all jobs that read the table have passed.
 
-Rows of a sink task come in its order; an offset names, for each task, the newest file that was
-read. Files never change, so a query that is started again reads the same rows between the same
-offsets, and any number of queries can follow a table.
+Rows of a sink task come in its order. An offset names, for each task, the newest file read. Files
+never change, so a restarted query reads the same rows between the same offsets, and any number of
+queries can follow a table.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from clonos.storage.segments import START, Position, Positions, Segment, newest
 from clonos.storage.tables import NoTable, OtherTable, RowsRemoved, Table
 
 Offset = dict[str, str]
-"""Per task, the position of the newest file read; ``"table"``: the table it belongs to."""
+"""For each task, the position of the newest file read; ``"table"``: the table's name."""
 
 FORMAT: Final = "clonos"
 PARTITION_BYTES: Final = 32 << 20
-"""A Spark partition takes more files of a task only until it has this much."""
+"""A Spark partition takes further files of a task only until it has this much."""
 _TABLE: Final = "table"
 _LOOK_S: Final = 0.05
 
@@ -60,7 +60,7 @@ _SIZES: Final[Mapping[str, tuple[str, Callable[[Segment], int]]]] = {
     "maxFilesPerTrigger": ("max_files", lambda _: 1),
     "maxBytesPerTrigger": ("max_bytes", lambda segment: segment.nbytes),
 }
-"""Option -> what Spark calls that limit, and what it counts."""
+"""Option -> Spark's name for the limit, and what it counts."""
 
 
 class Files(InputPartition):
@@ -71,7 +71,7 @@ class Files(InputPartition):
 
 
 class _Rows:
-    """What both readers share."""
+    """Base of both readers."""
 
     _tolerant = False
 
@@ -80,24 +80,24 @@ class _Rows:
         self._schema: pa.Schema = parse_schema(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        for path in getattr(partition, "paths", ()):  # of an empty table Spark asks for nothing
+        for path in getattr(partition, "paths", ()):  # empty tables have no paths
             try:
                 for batch in self._table.read(path):
                     yield batch.select(self._schema.names).cast(self._schema)
-            except RowsRemoved:  # since the partition was planned
+            except RowsRemoved:  # removed after the partition was planned
                 if not self._tolerant:
                     raise
 
 
 class TableReader(_Rows, DataSourceReader):
-    """The rows that are there now."""
+    """Batch reads: the present rows."""
 
     def partitions(self) -> Sequence[InputPartition]:
         return packed(self._table.segments())
 
 
 class TableStream(_Rows, DataSourceStreamReader):
-    """Rows as they come."""
+    """Streaming reads."""
 
     def __init__(self, table: Table, schema: StructType, options: Mapping[str, str]) -> None:
         super().__init__(table, schema)
@@ -111,7 +111,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         return {_TABLE: self._table.id}
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - see above
-        from pyspark.sql.streaming import datasource  # the module is there from Spark 4.2 on
+        from pyspark.sql.streaming import datasource  # exists from Spark 4.2 on
 
         if self._limit is None:
             return datasource.ReadAllAvailable()
@@ -120,13 +120,13 @@ class TableStream(_Rows, DataSourceStreamReader):
         return getattr(datasource, kind)(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - see above
-        """The query is to end where the table ends now."""
+        """Note the present end of the table, where the query is to end."""
         self._target = newest(self._table.segments())
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
-        if start is None:  # before Spark 4.2 nobody says from where
-            # Of a query that goes on, that is not known before a batch is planned, which is also
-            # where the rows that have been removed meanwhile are missed.
+        if start is None:  # Spark before 4.2 does not pass it
+            # For a query that continues, the start is unknown until a batch is planned; removed
+            # rows are noticed there, too.
             start = self._last or self.initialOffset() | _offset(self._table.removed)
         self._start = start
         first = self._positions(start)
@@ -142,7 +142,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         return self._last
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - see above
-        """For the query's progress: where the table ends."""
+        """The end of the table, for the query's progress."""
         if self._start is None:
             return None
         return self._start | _offset(newest(self._table.segments(self._positions(self._start))))
@@ -160,7 +160,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         return packed(segments)
 
     def commit(self, end: Offset) -> None:
-        """Nothing is removed: others may read the table, too (see :func:`remove_rows`)."""
+        """Remove nothing: the table may have other readers (see :func:`remove_rows`)."""
 
     def _positions(self, offset: Offset) -> dict[int, Position]:
         if offset[_TABLE] != self._table.id:
@@ -172,7 +172,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         return {int(t): Position.parse(p) for t, p in offset.items() if t != _TABLE}
 
     def _require_kept(self, first: Positions, tasks: Iterable[int]) -> None:
-        """What these tasks wrote behind `first` must not have been removed."""
+        """Raise `RowsRemoved` if rows of these tasks after `first` were removed."""
         removed = self._table.removed
         lost = [t for t in tasks if removed.get(t, START) > first.get(t, START)]
         if lost and not self._tolerant:
@@ -189,7 +189,7 @@ class TableStream(_Rows, DataSourceStreamReader):
 
 
 class TableSource(DataSource):
-    """Spark's way to the readers."""
+    """The entry point for Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -225,7 +225,7 @@ class TableSource(DataSource):
 
 
 def _declare() -> None:
-    """Say that our stream knows the trigger availableNow, to a Spark that asks (4.2 and newer)."""
+    """Declare support for the trigger availableNow, from Spark 4.2 on."""
     try:
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
     except ImportError:
@@ -240,9 +240,9 @@ _declare()
 
 
 def register(spark: Any) -> None:
-    """Make the format known to a session that has not found it by itself.
+    """Register the format with a session that has not found it by itself.
 
-    Spark finds it where clonos is installed on the driver, so this is seldom needed.
+    Spark finds it if clonos is installed on the driver, so this is seldom needed.
     """
     from pyspark.errors import AnalysisException
 
@@ -266,17 +266,17 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
     Raises
     ------
     NoTable
-        There is none.
+        The table does not exist.
     StreamingQueryException
         The query has failed.
     TimeoutError
-        The job has not ended in time; the query runs on.
+        The job has not ended in time; the query keeps running.
     """
     table = _existing(path)
     until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     while not table.ended:
         if not query.isActive:
-            query.awaitTermination()  # raises what it has failed with
+            query.awaitTermination()  # raises the query's error
             return
         if time.monotonic() > until:
             raise TimeoutError(f"the job that writes {path} has not ended after {timeout_s} s")
@@ -286,38 +286,39 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 
 
 def remove_rows(path: str, older_than: timedelta) -> int:
-    """Remove what is older than a given age from a table, and return the number of files.
+    """Remove rows older than a given age from a table, and return the number of files removed.
 
-    A query that has not read them all fails with :class:`~clonos.storage.tables.RowsRemoved`, as
-    does a new one: set its option ``failOnDataLoss`` to begin with what is left.
+    Queries that have not read them all fail with :class:`~clonos.storage.tables.RowsRemoved`, and
+    so do new ones, unless the option ``failOnDataLoss`` lets them begin with the remaining rows.
     """
     return _existing(path).remove(older_than.total_seconds())
 
 
 def remove_read(path: str) -> int:
-    """Remove what all jobs that read a table have passed for good, and return the number of files.
+    """Remove rows that all reading jobs have passed for good; return the number of files removed.
 
     A job is a reader from its first start until it is complete (:func:`readers`). Without readers
-    nothing is removed. Queries of Spark's are none: keep what they need by age.
+    nothing is removed. Spark's queries do not count as readers: keep the rows that they need by
+    age (:func:`remove_rows`).
     """
     return _existing(path).remove_read()
 
 
 def readers(path: str) -> dict[str, dict[int, str]]:
-    """The jobs that read a table: by reader, up to where it needs nothing any more, by task of who
-    writes the table."""
+    """The jobs that read a table: for each, and for each task of the writer, the position up to
+    which the job needs no rows any more."""
     found = _existing(path).readers()
     return {name: {t: str(p) for t, p in passed.items()} for name, passed in found.items()}
 
 
 def forget_reader(path: str, reader: str) -> None:
-    """Do not keep rows for a job that will never be started again."""
+    """Stop keeping rows for a job that will never be started again."""
     _existing(path).forget_reader(reader)
 
 
 def end(path: str) -> None:
-    """Say that nothing more comes into a table that a query has written: the input of its readers
-    ends. Stop the query first: it could not go on."""
+    """End a table that a query has written, which ends the input of its readers. Stop the query
+    first, because it could not continue."""
     table = _existing(path)
     if not table.is_of_query:
         raise DefinitionError(
@@ -339,7 +340,7 @@ def _existing(path: str) -> Table:
 def admitted(
     segments: Sequence[Segment], most: int, size: Callable[[Segment], int]
 ) -> list[Segment]:
-    """As many of the first segments as fit, one at least; tasks that have had less go first."""
+    """As many of the first segments as fit, at least one; tasks that have had less come first."""
     queues: dict[int, deque[Segment]] = {}
     for segment in segments:
         queues.setdefault(segment.task, deque()).append(segment)
@@ -357,7 +358,7 @@ def admitted(
 
 
 def packed(segments: Sequence[Segment]) -> list[Files]:
-    """Partitions of the files of one task each, in order, of no more than a fair size."""
+    """Pack files into partitions, each with files of one task, in order, and of limited size."""
     partitions: list[Files] = []
     task, nbytes, paths = -1, 0, list[str]()
     for segment in segments:

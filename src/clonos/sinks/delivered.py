@@ -1,7 +1,7 @@
-"""Delivered output of sinks, out of the journal and into Arrow IPC files.
+"""Delivered output of sinks, moved from the journal into Arrow IPC files.
 
-A file holds consecutive batches of one sink task in one generation. Its name says which, so the
-same name is the same content (stable output), and writing it again is no work::
+A file holds consecutive batches of one sink task in one generation, which its name identifies. So
+equal names mean equal content (stable output), and a file that exists need not be written again::
 
     <operator>/<generation>-<task>-<first seq>-<last seq>.arrow
 
@@ -33,7 +33,7 @@ class UnreadableOutput(ClonosError):
 
 
 class DeliveredFile(NamedTuple):
-    """A file of delivered output and what its name says; sorted, they are in order."""
+    """A file of delivered output, with the parts of its name; sorting puts files in order."""
 
     generation: int
     task_index: int
@@ -52,7 +52,7 @@ class Delivered(NamedTuple):
 
 
 class DeliveredStore:
-    """Where delivered output is kept for whoever reads it later.
+    """Stores delivered output for later readers.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class DeliveredStore:
 
     @property
     def directory(self) -> str:
-        """What the place is called in its file system."""
+        """The folder's path in its file system."""
         return self._folder.root
 
     def write(
@@ -97,22 +97,22 @@ class DeliveredStore:
         *,
         seqs: Sequence[int] | None = None,
     ) -> str:
-        """Store one task's batches as one file, which is durable then, whoever has written it.
+        """Store one task's batches as one durable file, unless another process has done so.
 
         Parameters
         ----------
         first_seq, last_seq
-            The stretch of the channel that the file covers.
+            The range of the channel that the file covers.
         batches
             At least one; all of one schema.
         seqs
-            The number of each batch, ascending within the stretch. Without it the batches are
-            consecutive from `first_seq` to `last_seq`.
+            The number of each batch, ascending within the range. Without it, batches are numbered
+            consecutively from `first_seq` to `last_seq`.
 
         Raises
         ------
         OtherContent
-            A file with other batches has its name. (A damaged one is written again.)
+            A file of this name has other batches. (A damaged one is written again.)
         """
         numbers = range(first_seq, last_seq + 1) if seqs is None else seqs
         ascending = all(a < b for a, b in pairwise(numbers))
@@ -143,8 +143,8 @@ class DeliveredStore:
         return self._folder.path(path)
 
     def take_back(self, operator: str, generation: int, kept: Mapping[int, int]) -> None:
-        """Delete what earlier generations have delivered beyond these numbers, by task. Tasks that
-        the sink has had in an earlier graph are not among them: what they have delivered stays."""
+        """Delete output of earlier generations beyond these numbers, by task. Output of tasks not
+        in `kept`, which the sink had in an earlier graph, stays."""
         gone = [
             file
             for file in self.files(operator)
@@ -174,8 +174,8 @@ class DeliveredStore:
     def read(self, operator: str) -> Iterator[Delivered]:
         """Yield every delivered batch once, ordered by generation, task and seq.
 
-        Files may overlap: after a crash the house-keeper cuts its journal anew. What was read
-        already is skipped, as it is the same.
+        Files may overlap, because after a crash the house-keeper divides the output differently.
+        Batches already read are skipped, as they are the same.
         """
         task, newest = (-1, -1), -1
         for file in self.files(operator):
@@ -189,8 +189,8 @@ class DeliveredStore:
             newest = file.last_seq
 
     def count(self, operator: str) -> int:
-        """How many rows were delivered. Files are mapped, and of each batch only the head is read:
-        what it takes does not depend on how much the rows are."""
+        """The number of delivered rows. Files are mapped, and only the head of each batch is read,
+        so the cost does not depend on the size of rows."""
         return sum(delivered.batch.num_rows for delivered in self.read(operator))
 
 

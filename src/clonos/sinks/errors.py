@@ -23,5 +23,5 @@ class RowRefused(SinkFailed):
 
 
 class NameConflict(SinkFailed):
-    """A service says for too long that a request's name is in conflict: nobody knows whether it has
-    the rows."""
+    """A service has reported a conflict for a request's name for too long; whether it has the rows
+    is unknown."""

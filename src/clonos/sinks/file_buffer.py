@@ -1,4 +1,4 @@
-"""Collects rows until they make a file: what the Parquet sink does before it writes."""
+"""Collects rows until they fill a file, before the Parquet sink writes them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NUMBER_BYTES = 8
 
 @dataclass(frozen=True)
 class BufferFiles(Operation):
-    """Rows are held until there are enough for a file, or some time is over."""
+    """Holds rows until there are enough for a file, or until a time is over."""
 
     rows_per_file: int
     linger_ms: int
 
 
 class FileBufferOperator(Operator):
-    """Sends `rows_per_file` rows at a time, or what there is after `linger_ms`.
+    """Sends `rows_per_file` rows at a time, or the waiting rows after `linger_ms`.
 
-    The rows that wait are state, kept piece by piece as they came. A step sends at most one
-    batch: if more than one file is full, a timer that is due at once sends the next.
+    Waiting rows are state, kept in pieces as they came. A step sends at most one batch: if more
+    than one file is full, a timer that is due at once sends the next.
     """
 
     joins: ClassVar = {"pieces": nothing, "due": highest}
@@ -42,7 +42,7 @@ class FileBufferOperator(Operator):
         self._pieces: dict[int, pa.RecordBatch] = {}
         self._rows = 0
         self._dirty: dict[int, None] = {}
-        self._last_step: Any = None  # that has sent a batch
+        self._last_step: Any = None  # the last step that has sent a batch
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         now_ms = self.services.step.clock_ms()
@@ -64,7 +64,7 @@ class FileBufferOperator(Operator):
         return due if self._pieces else None
 
     def on_end(self) -> pa.RecordBatch | None:
-        # There is no later step: what is left leaves as one batch, even if it is a large one.
+        # There is no later step, so all remaining rows leave as one batch, however large.
         return self._take(self._rows, 0) if self._pieces else None
 
     def changes(self) -> Frozen:
@@ -95,7 +95,7 @@ class FileBufferOperator(Operator):
 
     @property
     def _may_send(self) -> bool:
-        """Operators before it may have rows for it more than once in a step."""
+        """Whether this step has sent nothing yet: rows may arrive several times in a step."""
         return self._last_step is not self.services.step
 
     @property
@@ -116,7 +116,7 @@ class FileBufferOperator(Operator):
             self._pieces[number] = piece
 
     def _take(self, rows: int, now_ms: int) -> pa.RecordBatch:
-        """Remove the first `rows` rows; what remains is due now (a file) or a linger later."""
+        """Remove the first `rows` rows; the rest is due now (a full file) or a linger later."""
         self._last_step = self.services.step
         taken = []
         wanted = rows

@@ -1,7 +1,7 @@
-"""Rows as HTTP requests, each with a name that it keeps, however often it is sent.
+"""Rows as HTTP requests, each with a name that stays the same however often it is sent.
 
-Nothing is written down about what was sent: a life of a task that does not know sends it again,
-under the same name (``Idempotency-Key``). A service that keeps names has each row once.
+The progress is not recorded anywhere. A new life of a task sends requests again, under the same
+names (``Idempotency-Key``). A service that remembers names has each row once.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from clonos.storage.retry import StoreAway, may_pass
 from clonos.storage.retry_after import retry_after_s
 
 Body = Literal["array", "lines", "object"]
-"""What a request has: an array of rows, a row per line, or one row."""
+"""The body of a request: an array of rows, a row per line, or one row."""
 
 ANSWER_BYTES: Final = 1 << 16
-"""So much of an answer is read."""
+"""How much of an answer is read."""
 SHOWN: Final = 200
-"""Letters of an answer in an error."""
+"""How many characters of an answer an error shows."""
 
 _REFUSED: Final = (400, 413, 415, 422)
-"""It is due to the rows."""
+"""Status codes that refuse the rows."""
 _AGAIN: Final = (408, 425, 429)
-"""It passes."""
+"""Status codes of temporary failures."""
 _CONFLICT: Final = 409
-"""A request of this name is under way, which passes; or the service has something else against it,
-which does not. Only time tells."""
+"""Either a request of this name is still under way, which is temporary, or the service has another
+conflict, which lasts. Only time can tell."""
 _TYPES: Final = {
     "array": "application/json",
     "lines": "application/x-ndjson",
@@ -53,20 +53,20 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, repr=False)
 class Endpoint:
-    """Where requests go. Only requests show headers, and what follows the path, to anybody.
+    """The target of requests. Messages never show headers, or what follows the path.
 
     Parameters
     ----------
     key
-        The header that has a request's name.
+        The header with the request's name.
     rows
-        At most so many in a request.
+        The largest number of rows in a request.
     timeout_s
-        For an answer.
+        How long to wait for an answer.
     dead_letters
         The folder of rows that the service refuses; None: they fail the job.
     under_way_s
-        How long a name may be in conflict.
+        How long a conflict may last.
     """
 
     url: str
@@ -83,7 +83,7 @@ class Endpoint:
 
     @property
     def place(self) -> str:
-        """As errors name it."""
+        """The endpoint's name in errors."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}:{self.port}{parts.path}"
 
@@ -94,12 +94,12 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """What a request asks for."""
+        """The request target: path and query."""
         parts = urlsplit(self.url)
         return f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection; it connects when it is used."""
+        """A connection, which connects on first use."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if parts.scheme == "https":
@@ -112,7 +112,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class HttpStore:
-    """A :class:`~clonos.sinks.spec.Store`. Nothing is claimed: requests have the run's name."""
+    """A :class:`~clonos.sinks.spec.Store`. It claims nothing: requests' names contain the run."""
 
     endpoint: Endpoint
 
@@ -129,7 +129,7 @@ class HttpStore:
 
 @dataclass(frozen=True)
 class _Request:
-    """Rows of an output, from `first` to before `end`."""
+    """The rows of an output from `first` up to, but not including, `end`."""
 
     key: OutputKey
     first: int
@@ -146,7 +146,7 @@ class _Request:
 
 
 class _Refused(Exception):
-    """The service does not take these rows."""
+    """The service refuses these rows."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status} {text[:SHOWN]}".strip())
@@ -159,9 +159,9 @@ class HttpWriter:
     def __init__(self, endpoint: Endpoint, lane: Lane) -> None:
         self._endpoint, self._lane = endpoint, lane
         self._connection: http.client.HTTPConnection | None = None
-        self._is_used = False  # it has had an answer: the server may close it at any time
-        self._sent: tuple[OutputKey, int] | None = None  # the output, and before which row
-        self._conflict: tuple[str, float] | None = None  # the name, and since when
+        self._is_used = False  # it has had an answer, so the server may close it any time
+        self._sent: tuple[OutputKey, int] | None = None  # the output, and the next row
+        self._conflict: tuple[str, float] | None = None  # the name, and when it began
 
     def write(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -178,7 +178,7 @@ class HttpWriter:
                 connection.close()
 
     def name(self, request: _Request) -> str:
-        """A request's name: the same in all lives, and of no other request."""
+        """A request's name: unique, and the same in all lives."""
         lane = quote(self._lane.name, safe="/")
         generation, seq = request.key
         return f"{lane}/{generation}/{seq}/{request.first}-{request.end}"
@@ -190,7 +190,7 @@ class HttpWriter:
             yield whole.part(first, min(first + step, rows.num_rows))
 
     def _deliver(self, request: _Request) -> None:
-        """Send it; which of its rows are refused, halves show."""
+        """Send a request; if it is refused, send halves to find the refused rows."""
         try:
             self._send(request)
         except _Refused as refused:
@@ -226,7 +226,8 @@ class HttpWriter:
         )
 
     def _in_conflict(self, request: _Request, told: str, retry_after: float) -> ClonosError:
-        """Nobody knows whether its rows are there: they have no halves, and are no dead letters."""
+        """The error for a conflict. Whether the service has the rows is unknown, so the request is
+        neither halved nor a dead letter."""
         name, now = self.name(request), time.monotonic()
         if self._conflict is None or self._conflict[0] != name:
             self._conflict = name, now
@@ -242,7 +243,7 @@ class HttpWriter:
         )
 
     def _answer(self, request: _Request) -> tuple[int, float, str]:
-        """Status, pause that is asked for, and text."""
+        """Send and receive: the status, the requested pause, and the text."""
         endpoint = self._endpoint
         headers = {
             "Content-Type": _TYPES[endpoint.body],
@@ -260,11 +261,11 @@ class HttpWriter:
                 text = answer.read(ANSWER_BYTES).decode(errors="replace")
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if not was_used:  # else the server has closed it while it was idle
+                if not was_used:  # else the server may have closed it while it was idle
                     raise self._away(f"no answer: {in_short(error)}") from error
                 continue
             self._is_used = True
-            if not answer.isclosed():  # there is more of it than anybody wants
+            if not answer.isclosed():  # the answer was not read to its end
                 self.close()
             return answer.status, retry_after_s(answer.headers.get("Retry-After")), text
 
@@ -277,7 +278,7 @@ class HttpWriter:
         return f"[{','.join(rows)}]".encode()
 
     def _bury(self, request: _Request, refused: _Refused, uri: str) -> None:
-        """Keep a row that is refused, once, whoever keeps it."""
+        """Store a refused row, once, even if several lives do it."""
         row = json.loads(_text(request))
         said = {"key": self.name(request), "status": refused.status, "answer": refused.text}
         name = "-".join(
@@ -322,7 +323,7 @@ def _text(request: _Request) -> str:
 
 
 def check_headers(headers: Mapping[str, Any], key: Any) -> dict[str, str]:
-    """Headers as requests have them; `ValueError` if one cannot be sent, or is ours."""
+    """The headers as sent; raises `ValueError` if one cannot be sent or is reserved."""
     everything: list[tuple[Any, Any]] = [*headers.items(), (key, "")]
     for name, value in everything:
         if not isinstance(name, str) or not isinstance(value, str):

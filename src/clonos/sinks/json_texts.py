@@ -1,4 +1,4 @@
-"""Arrow columns as JSON, by Arrow's kernels: nothing here looks at single rows."""
+"""Arrow columns as JSON, computed by Arrow's kernels, without Python code per row."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _CONTROLS: Final = {
 def as_json(values: pa.Array) -> pa.StringArray:
     """Values as JSON; null stays null.
 
-    Times are texts in ISO's format, bytes are digits as in bytea; numbers that JSON does not have
-    ("NaN", "Infinity") are texts, as Spark's ``to_json`` has them.
+    Times are strings in ISO format, and bytes are hexadecimal digits as in bytea. Numbers that JSON
+    lacks ("NaN", "Infinity") are strings, as in Spark's ``to_json``.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def _struct(values: pa.StructArray) -> pa.StringArray:
 
 
 def _listed(values: pa.Array, children: pa.Array, begin: str, end: str) -> pa.StringArray:
-    """The texts of a list's children, joined for each list. `children` are those of the buffer."""
+    """The texts of the children of each list, joined. `children` are those of the whole buffer."""
     offsets = pc.subtract(values.offsets, values.offsets[0]) if len(values) else values.offsets
     first = values.offsets[0].as_py() if len(values) else 0
     last = values.offsets[-1].as_py() if len(values) else 0
@@ -106,7 +106,7 @@ def _or_null(texts: pa.Array) -> pa.Array:
 
 
 def as_digits(values: pa.Array) -> pa.StringArray:
-    """Bytes as bytea takes them: in hexadecimal digits, with a mark before them."""
+    """Bytes in bytea's notation: hexadecimal digits after a prefix."""
     values = values.cast(pa.binary())
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: len(values) + 1]
     data = values.buffers()[2]

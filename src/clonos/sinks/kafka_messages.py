@@ -1,4 +1,4 @@
-"""Rows as messages: what a Kafka sink sends for each."""
+"""Converts rows to the messages of a Kafka sink."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from clonos.errors import UnknownColumn, WrongType
 from clonos.sinks.json_texts import as_json
 
 Value = Literal["json", "text", "bytes"]
-"""What the value of a message is."""
+"""The format of a message's value."""
 
 _VALUE: Final = "value"
 
 
 class Message(NamedTuple):
-    """A row, as it is sent."""
+    """A row as a message."""
 
     key: bytes | str | None
     value: bytes | str | None
@@ -31,9 +31,9 @@ class Format:
     Parameters
     ----------
     value
-        "json": an object of all columns; else the column ``value``.
+        "json": an object of all columns; otherwise the column ``value``.
     key
-        The column that gives the messages' keys.
+        The column with the messages' keys.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class Format:
     key: str | None = None
 
     def check(self, schema: pa.Schema) -> None:
-        """See that rows with these columns can be sent.
+        """Check that rows with these columns can be sent.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class Format:
             raise _wrong(_VALUE, kind, "bytes")
 
     def messages(self, rows: pa.RecordBatch) -> Iterator[Message]:
-        """One for each row, in their order."""
+        """A message for each row, in order."""
         if self.value == "json":
             values = as_json(pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)))
         else:

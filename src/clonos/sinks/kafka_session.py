@@ -1,8 +1,9 @@
 """Producers of the Kafka sink, and what librdkafka's errors mean for it.
 
-An error is one of three kinds: it may be tried again; the transaction has to be aborted, and its
-group written again; or this producer can do nothing more. Of all of them a new session knows more:
-it takes the id and reads the mark. Only what would be refused again ends the job.
+There are three kinds of errors: the operation may be retried; the transaction must be aborted and
+its group written again; or the producer is unusable. In each case a new session can find out what
+happened, because it takes the id and reads the mark. Only errors that would occur again end the
+job.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from clonos.sinks.lanes import Lane, Output
 from clonos.storage.retry import StoreAway
 
 TRANSACTION_S: Final = 20.0
-"""Brokers abort a transaction whose producer says nothing for so long: it is frozen, or gone. Its
-open transaction hides the marks behind it from other lanes until then."""
+"""Brokers abort a transaction whose producer, frozen or gone, has been silent for this long. Until
+then the open transaction hides later marks from other lanes."""
 ANSWER_S: Final = 60.0
-"""How long a commit, or the reading of a mark, may take before all begins again."""
+"""How long a commit or the reading of a mark may take before the session is opened anew."""
 
 _POLL_S: Final = 0.1
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"}
 _BEGIN_AGAIN: Final = {
-    "_FATAL",  # this producer is of no more use; why, the next one is told
+    "_FATAL",  # this producer is unusable; the next one learns why
     "_GAPLESS_GUARANTEE",
     "_MSG_TIMED_OUT",
     "_PURGE_INFLIGHT",
     "_PURGE_QUEUE",
-    "_STATE",  # the transaction has failed meanwhile
+    "_STATE",  # the transaction has failed in the meantime
     "INVALID_TXN_STATE",
     "OUT_OF_ORDER_SEQUENCE_NUMBER",
     "UNKNOWN_PRODUCER_ID",
@@ -46,29 +47,29 @@ OURS: Final = ("transactional.id", "transaction.timeout.ms", "enable.idempotence
 """Options that users must not set."""
 
 USUAL: Final = {"linger.ms": 1, "partitioner": "murmur2_random"}
-"""What they may: the partitioner is that of Java's producers."""
+"""Options that users may set. The partitioner is that of Java's producers."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Where rows go."""
+    """The target topic, and how to reach it."""
 
     cluster: Cluster
     name: str
 
     @property
     def place(self) -> str:
-        """As errors name it."""
+        """The topic's name in errors."""
         return f"topic {self.name} of {self.cluster!r}"
 
     def producer(self, **ours: Any) -> Any:
-        """A producer that keeps order and writes each message once while it lives."""
+        """A producer that keeps the order and, while it lives, writes each message once."""
         ours = {"enable.idempotence": True, **ours}
         settings = {**USUAL, **self.cluster.settings(ours)}
         return driver().Producer(settings, logger=LOG)
 
     def consumer(self, isolation: str) -> Any:
-        """A consumer to which no partition is assigned, and which creates no topics."""
+        """A consumer without partitions that creates no topics."""
         ours = {
             "group.id": "clonos",
             "isolation.level": isolation,
@@ -81,14 +82,14 @@ class Topic:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Make errors of librdkafka those of sinks."""
+        """Translate librdkafka's errors to errors of sinks."""
         try:
             yield
         except driver().KafkaException as exception:
             raise self.error(error_of(exception)) from None
 
     def error(self, error: Any) -> ClonosError:
-        """What an error of librdkafka means."""
+        """Translate one error of librdkafka."""
         if error.name() in _FENCED:
             return StoreAway("another session has taken the lane's id", where=self.place)
         is_passing = error.name() in _BEGIN_AGAIN or is_away(error) or error.txn_requires_abort()
@@ -113,7 +114,7 @@ class Topic:
 
 
 class Sender:
-    """Sends messages, and keeps the first error that comes back."""
+    """Sends messages, and keeps the first error reported."""
 
     def __init__(self, topic: Topic, producer: Any) -> None:
         self._topic, self.producer = topic, producer
@@ -136,7 +137,7 @@ class Sender:
             return
 
     def raise_failed(self) -> None:
-        """Raise what came back, if something did."""
+        """Raise the reported error, if there is one."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
@@ -152,7 +153,7 @@ class Sender:
 
 
 class KafkaSession:
-    """A :class:`~clonos.sinks.kafka_transactions.Session` of librdkafka's."""
+    """A :class:`~clonos.sinks.kafka_transactions.Session` that uses librdkafka."""
 
     def __init__(self, topic: Topic, lane: Lane) -> None:
         self._topic, self._lane = topic, lane
@@ -181,7 +182,7 @@ class KafkaSession:
     def commit(self) -> None:
         with self._topic.translated():
             self._producer.flush(ANSWER_S)
-            self._sender.raise_failed()  # else the commit says only that something has failed
+            self._sender.raise_failed()  # the commit would report only that something has failed
             self._patiently(self._producer.commit_transaction)
             self._sender.raise_failed()
 
@@ -190,7 +191,7 @@ class KafkaSession:
             self._producer.abort_transaction(_POLL_S)
 
     def _patiently(self, step: Any) -> None:
-        """Do what may be tried again while it can; the producer remembers how far it came."""
+        """Retry a step while that is possible; the producer remembers how far it came."""
         until = time.monotonic() + ANSWER_S
         while True:
             try:
@@ -204,8 +205,8 @@ class KafkaSession:
     def last_mark(self) -> bytes | None:
         """See :meth:`Session.last_mark`.
 
-        It reads to where the topic ended *now*: marks that are committed may lie behind open
-        transactions of other lanes, which hide them for a moment.
+        It reads up to the *present* end of the topic: committed marks may be hidden for a moment
+        behind open transactions of other lanes.
         """
         with self._topic.translated():
             ends = self._ends()
@@ -216,7 +217,7 @@ class KafkaSession:
                 consumer.close()
 
     def _ends(self) -> dict[int, tuple[int, int]]:
-        """First and next message of each partition of the marks."""
+        """The offsets of the first and the next message of each partition of marks."""
         consumer = self._topic.consumer("read_uncommitted")
         try:
             return {
@@ -254,7 +255,7 @@ class KafkaSession:
 class PlainWriter:
     """A :class:`~clonos.sinks.lanes.OutputWriter` without transactions: at least once.
 
-    A message has a header with its name, by which readers may drop repetitions.
+    A header of each message has its name, by which readers can drop repetitions.
     """
 
     def __init__(self, topic: Topic, lane: Lane, messages: Any) -> None:

@@ -1,4 +1,4 @@
-"""A topic of Kafka as the place of a sink: claimed by the driver, written to by the tasks."""
+"""A Kafka topic as a sink's store: checked by the driver, written by the tasks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from clonos.sinks.transactions import TransactionalWriter
 
 MARKS_CONFIG: Final = {
     "cleanup.policy": "compact",
-    "segment.bytes": str(16 << 20),  # what is not compacted yet is read by each life that begins
+    "segment.bytes": str(16 << 20),  # small: each new life reads what is not compacted yet
     "min.cleanable.dirty.ratio": "0.1",
 }
-"""Of the topic of marks, if the driver creates it."""
+"""Settings of the topic of marks, if the driver creates it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class KafkaStore:
     Parameters
     ----------
     has_transactions
-        Without them a message may be there more than once.
+        Whether rows are written in transactions; if not, messages may be repeated.
     """
 
     topic: Topic
@@ -42,11 +42,11 @@ class KafkaStore:
 
     @property
     def place(self) -> str | None:
-        return None  # several sinks may write to a topic: each lane has a mark of its own
+        return None  # several sinks may share a topic, because each lane has its own mark
 
     @property
     def transactions(self) -> KafkaTransactions:
-        """How a lane writes, if it has transactions."""
+        """The transactions of lanes."""
         return KafkaTransactions(partial(KafkaSession, self.topic), self.format)
 
     def claim(self, lane: Lane, tasks: int) -> KafkaClaim:
@@ -59,8 +59,8 @@ class KafkaStore:
 
 
 class KafkaClaim:
-    """A :class:`~clonos.sinks.spec.Claim` that claims nothing: a topic is for many. It sees that
-    the topics are there."""
+    """A :class:`~clonos.sinks.spec.Claim` that claims nothing, because topics are shared. It checks
+    that the topics exist."""
 
     def __init__(self, store: KafkaStore) -> None:
         self._store = store
@@ -87,7 +87,7 @@ class KafkaClaim:
             ) from None
 
     def _require_marks(self, consumer: Any, *, is_new: bool) -> None:
-        """A topic that forgets old messages would forget marks."""
+        """Check the topic of marks: it must be compacted, never delete messages by age."""
         topic, why = self._store.topic, ""
         if not partitions_of(consumer, MARKS, topic):
             why = self._create() if is_new else "it was there when the job began"
@@ -107,7 +107,7 @@ class KafkaClaim:
         )
 
     def _create(self) -> str:
-        """Create the topic of marks; what is against it."""
+        """Create the topic of marks; returns why that failed, if it did."""
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient(self._store.topic.cluster.settings({}))
@@ -122,7 +122,7 @@ class KafkaClaim:
         return ""
 
     def _policy(self) -> str:
-        """What becomes of old marks. Who may not look is trusted: "compact"."""
+        """The topic's cleanup policy; "compact" is assumed if the user may not read it."""
         from confluent_kafka.admin import AdminClient, ConfigResource
 
         admin = AdminClient(self._store.topic.cluster.settings({}))
@@ -142,4 +142,4 @@ class KafkaClaim:
         """Nothing was claimed."""
 
     def end(self) -> None:
-        """Nothing is left: marks are kept, as long as the job may be started again."""
+        """Nothing to do: marks stay, because the job may be started again."""

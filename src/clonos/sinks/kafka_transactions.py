@@ -1,12 +1,14 @@
-"""Rows into a topic, each once: what stands behind ``sinks.kafka``.
+"""Each row once into a topic: the transactions behind ``sinks.kafka``.
 
-Each lane has a transactional id. Who begins to use it has every older user's transactions aborted
-and its later ones refused. A transaction has the rows of a group, and the lane's *mark* as one more
-message, to a compacted topic. So a new life takes the id first, and reads the mark then.
+Each lane has a transactional id. When a producer takes the id, brokers abort the transactions of
+older producers and refuse their later ones. A transaction has the rows of a group, and the lane's
+*mark* as one more message, to a compacted topic. So a new life first takes the id, and then reads
+the mark.
 
-Brokers know an order of those who have taken an id, not which life is the younger one: a life that
-wakes up late may take it back. Therefore the mark has the incarnation, too, and is written when a
-life begins. Who finds a higher one there is fenced; who is refused opens again, and finds out.
+Brokers know in which order producers have taken an id, but not which life is newer: a frozen old
+life may wake up and take it back. Therefore the mark includes the incarnation, and is written when
+a life begins. A life that finds a higher incarnation is fenced. A life that is refused opens the
+session again, and finds out.
 """
 
 from __future__ import annotations
@@ -29,32 +31,33 @@ MARKS: Final = "clonos-marks"
 
 
 class Session(Protocol):
-    """One user of a transactional id.
+    """One producer of a transactional id.
 
-    Whatever it raises is a :class:`~clonos.errors.ClonosError`. ``StoreAway``: what came of a
-    transaction is open, or another one uses the id now; whoever opens again finds out.
+    All its exceptions are :class:`~clonos.errors.ClonosError`. ``StoreAway`` means that the outcome
+    of a transaction is unknown, or that another producer has taken the id; opening again shows
+    which.
     """
 
     def take(self) -> None:
-        """Use the id: transactions of older users are over, and they can make no more."""
+        """Take the id: older producers' transactions are aborted, and they can begin no more."""
 
     def last_mark(self) -> bytes | None:
-        """The newest mark of the lane that is committed."""
+        """The newest committed mark of the lane."""
 
     def begin(self) -> None:
         """Begin a transaction."""
 
     def send(self, message: Message) -> None:
-        """Send a row with it."""
+        """Send a row in the transaction."""
 
     def send_mark(self, mark: bytes) -> None:
-        """Send the lane's mark with it."""
+        """Send the lane's mark in the transaction."""
 
     def commit(self) -> None:
-        """All of it is there, or (when this raises) perhaps nothing."""
+        """Commit. If this raises, the outcome is unknown."""
 
     def close(self) -> None:
-        """Let go, whatever the state."""
+        """Close the producer, whatever its state."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,12 @@ class Mark:
     last: OutputKey | None
 
     def encode(self) -> bytes:
-        """The message's value: JSON, for people who look."""
+        """The message's value: JSON, so that people can read it."""
         return json.dumps({"incarnation": self.incarnation, "last": self.last}).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Mark:
-        """Inverse of :meth:`encode`; `ValueError` for anything else."""
+        """Inverse of :meth:`encode`; raises `ValueError` for anything else."""
         try:
             found = json.loads(value)
             last = found["last"]
@@ -87,7 +90,7 @@ class Mark:
 
 @dataclass
 class Opened:
-    """A session whose id is ours, and what the topic has of the lane."""
+    """A session that owns the lane's id, and the lane's mark."""
 
     session: Session
     last: OutputKey | None
@@ -148,7 +151,7 @@ class KafkaTransactions:
         before: OutputKey | None,
         last: OutputKey,
     ) -> None:
-        # Nobody else has moved the mark from `before`: the id would not be ours.
+        # The mark is still `before`: another producer could move it only after taking the id.
         db.session.begin()
         for batch in outputs:
             for message in self.format.messages(batch):
@@ -162,4 +165,4 @@ class KafkaTransactions:
             db.session.close()
 
     def is_away(self, error: Exception) -> bool:
-        return False  # what sessions raise is translated
+        return False  # sessions translate their errors

@@ -1,4 +1,4 @@
-"""What a sink that writes itself is given: who writes (a *lane*), and what (*outputs*)."""
+"""Lanes and outputs, in sinks whose tasks write themselves: the writers, and what they write."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class Lane:
     Attributes
     ----------
     run
-        Of the job: its checkpoint has it, so all its restarts share it, and no other job does.
+        The job's random name. It is in the checkpoint, so all restarts share it, and no other job
+        has it.
     operator
         The sink's name.
     number
-        Of the task in its sink.
+        The task's index in its sink.
     incarnation
-        Of the task's life (a *fencing token*): every later life has a higher one.
+        The number of the task's life (a *fencing token*): every later life has a higher one.
     began
-        The last number before the job went back in time, if it has: outputs up to there that the
-        store does not have were discarded.
+        The last output number before a rewind, if there was one: outputs up to it that the store
+        does not have were discarded.
 
     Examples
     --------
@@ -43,17 +44,17 @@ class Lane:
 
     @property
     def name(self) -> str:
-        """Of the lane, whichever life it has: what a mark is kept under."""
+        """The lane's name, the same in all lives, under which its mark is kept."""
         return f"{self.run}/{self.operator}/{self.number}"
 
     @property
     def task(self) -> str:
-        """As errors name it."""
+        """The task's name in errors."""
         return f"{self.operator}[{self.number}]"
 
 
 def incarnation_number(term: int, n: int) -> int:
-    """A life's incarnation as one number, which a database can keep and compare.
+    """An incarnation as one number, which a database can store and compare.
 
     Examples
     --------
@@ -71,28 +72,28 @@ class OutputKey(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A batch of rows that is durable in the job, and is to take effect once."""
+    """A batch of rows that is durable in the job, and must take effect once."""
 
     key: OutputKey
     batch: pa.RecordBatch
 
 
 class OutputWriter(Protocol):
-    """A sink that puts its output into the world itself, where it runs.
+    """The writer of a sink task that writes its output itself.
 
-    One life of a task has one, used by one thread.
+    Each life of a task has its own, used by one thread.
     """
 
     def write(self, outputs: Sequence[Output]) -> None:
-        """Let a group of outputs take effect, in this order; those that already did change nothing.
+        """Write a group of outputs, in this order; those already written change nothing.
 
         Raises
         ------
         StoreAway
-            It cannot be done for the moment: the same group may be tried again.
+            The store cannot be reached for the moment: retry the same group.
         Fenced
-            A later life of the task writes: nothing was done, and nothing will be.
+            A later life of the task writes: nothing was written, and nothing will be.
         """
 
     def close(self) -> None:
-        """The life is over: let go of connections. Raises nothing."""
+        """The life is over: close connections. Raises nothing."""

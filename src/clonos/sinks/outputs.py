@@ -1,4 +1,4 @@
-"""What the driver does with delivered output, by the kind of sink."""
+"""How the driver handles delivered output, by the kind of sink."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Consumers:
-    """Hands every delivered batch to its sink's consumer in the driver."""
+    """Hands delivered batches to their sinks' consumers in the driver."""
 
     def __init__(self, plan: Plan, sinks: Mapping[str, SinkSpec]) -> None:
         self._plan = plan
@@ -48,7 +48,7 @@ class Consumers:
 
 
 def hand_over(name: str, sink: SinkSpec, batch: pa.RecordBatch) -> None:
-    """Give rows to a sink that is in the driver, if it is one: ``console`` or ``callback``."""
+    """Give rows to the sink if it is in the driver: ``console`` or ``callback``."""
     if sink.kind == "console":
         sys.stdout.writelines(f"{row}\n" for row in batch.to_pylist())
         sys.stdout.flush()
@@ -89,7 +89,7 @@ def as_dataframe(
 
 
 def _ranges(store: DeliveredStore, operator: str) -> list[int]:
-    """For each file, the seq up to which an earlier file has the rows already."""
+    """For each file, the seq up to which earlier files have the same batches."""
     newest: dict[tuple[int, int], int] = {}
     result = []
     for file in store.files(operator):

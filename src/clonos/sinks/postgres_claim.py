@@ -1,4 +1,4 @@
-"""A table of PostgreSQL as a job's driver claims it, before any slot starts."""
+"""The driver's claim on a PostgreSQL table, made before any slot starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PostgresStore:
     Parameters
     ----------
     mode
-        "append": the table may have rows of others.
+        "append": the table may have other rows.
     """
 
     transactions: PostgresTransactions
@@ -92,10 +92,10 @@ class PostgresClaim:
         session.attempt(self._target, SinkFailed, work)
 
     def check(self) -> None:
-        """A claim is a transaction: there is no second one at the same moment."""
+        """Nothing to do: claims are transactions, so two cannot succeed at the same moment."""
 
     def withdraw(self) -> None:
-        # Where that fails, the next job is told whose the table is.
+        # If this fails, the next job gets an error that names the table's owner.
         with contextlib.suppress(Exception), self._connected() as sql:
             if all(seq is None for (seq,) in self._rows(sql)):
                 sql.execute(
@@ -107,14 +107,14 @@ class PostgresClaim:
                 )
 
     def end(self) -> None:
-        """The marks stay: they say whose rows these are."""
+        """Nothing to do: the marks stay, because they identify the rows' owner."""
 
     # --- inside of the transaction ---------------------------------------------------------------
 
     @contextlib.contextmanager
     def _connected(self) -> Any:
         with self._target.connect("clonos driver") as sql:
-            # One driver after the other: `create table if not exists` is not atomic either.
+            # Serialize drivers: even `create table if not exists` is not atomic.
             sql.execute("select pg_advisory_xact_lock(hashtext(%s))", [MARKS])
             yield sql
 
@@ -136,7 +136,7 @@ class PostgresClaim:
                     "create table if not exists {} (target text, run text, operator text,"
                     " lane int, incarnation bigint not null, generation int, seq bigint,"
                     " moved_at timestamptz, primary key (target, run, operator, lane))"
-                    " with (fillfactor = 50)",  # updates stay on their page
+                    " with (fillfactor = 50)",  # keeps updates on their page
                     table,
                 )
             )
@@ -146,7 +146,7 @@ class PostgresClaim:
         if rows:
             if is_new and any(seq is not None for (seq,) in rows):
                 raise self._taken("has output of another run of this job")
-            if len(rows) < self._tasks:  # there are more if the sink had more tasks once
+            if len(rows) < self._tasks:  # there are more if the sink once had more tasks
                 raise mark_lost(self._lane, f"there are {len(rows)} of {self._tasks} marks")
             return
         if not is_new:

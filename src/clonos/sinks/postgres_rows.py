@@ -1,6 +1,6 @@
-"""Arrow columns as PostgreSQL reads them: the CSV of ``COPY``, and the types of columns.
+"""Arrow columns in PostgreSQL's formats: the CSV of ``COPY``, and column types.
 
-Nothing here looks at single rows: columns become columns of text by Arrow's kernels.
+Arrow's kernels convert whole columns to text, without Python code per row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JSON: Final = ("jsonb", "json", "text")
 
 
 def types_for(data_type: pa.DataType, column: str) -> tuple[str, ...]:
-    """Types of PostgreSQL that hold every value of an Arrow type; the first is the best one.
+    """PostgreSQL's types that hold every value of an Arrow type, the best one first.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def types_for(data_type: pa.DataType, column: str) -> tuple[str, ...]:
 
 
 def as_csv(rows: pa.Table) -> pa.Buffer:
-    """Rows as ``COPY ... FROM STDIN (FORMAT csv)`` takes them: null is empty, and "" is not."""
+    """Rows for ``COPY ... FROM STDIN (FORMAT csv)``: null is an empty field, "" a quoted one."""
     columns = [_plain(column) for column in rows.columns]
     sink = pa.BufferOutputStream()
     table = pa.Table.from_arrays(columns, names=[str(i) for i in range(len(columns))])
@@ -68,7 +68,7 @@ def as_csv(rows: pa.Table) -> pa.Buffer:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column that Arrow's CSV writer writes as PostgreSQL reads it."""
+    """Convert a column so that Arrow's CSV writer produces PostgreSQL's notation."""
     types = pa.types
     if types.is_binary(column.type) or types.is_large_binary(column.type):
         return pa.chunked_array([as_digits(c) for c in column.chunks], pa.string())
@@ -78,7 +78,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def pieces(buffer: pa.Buffer, size: int = 1 << 20) -> Iterator[memoryview]:
-    """A buffer in pieces that a connection takes without copying all of it at once."""
+    """Cut a buffer into pieces, so that a connection need not copy all of it at once."""
     view = memoryview(buffer)
     for start in range(0, len(view), size):
         yield view[start : start + size]

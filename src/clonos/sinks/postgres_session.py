@@ -1,4 +1,4 @@
-"""Connections of the PostgreSQL sink, and what its errors mean."""
+"""Connections of the PostgreSQL sink, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKS: Final = "clonos_sink_marks"
 
 @dataclass(frozen=True, repr=False)
 class Target:
-    """A table of a server. Only :meth:`connect` shows the password to anybody.
+    """A table on a server. Only :meth:`connect` uses the password.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """Which table of which server, without the password."""
+        """Table and server for messages, without the password."""
         return f"table {self.table} of {self.server.place}"
 
     def connect(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class Target:
         return self.server.connect(name)
 
     def parts(self) -> tuple[str | None, str]:
-        """Schema, if it was given, and name."""
+        """Schema (if given) and name."""
         schema, _, name = self.table.rpartition(".")
         return schema or None, name
 
@@ -57,7 +57,7 @@ class Target:
 
 
 def application_name(lane: Lane, place: str) -> str:
-    """What the sessions of a lane are called, by life; at most 63 letters.
+    """The application name of a lane's sessions, by life; at most 63 characters.
 
     Examples
     --------
@@ -69,13 +69,13 @@ def application_name(lane: Lane, place: str) -> str:
 
 
 def is_of_a_row(error: BaseException) -> bool:
-    """Whether a single row may be the reason."""
+    """Whether a single row may be the cause."""
     psycopg = driver()
     return isinstance(error, (psycopg.DataError, psycopg.IntegrityError))
 
 
 def attempt(target: Target, kind: type[ClonosError], work: Callable[[], Any]) -> Any:
-    """Do some work; an error of the server's becomes one of `kind`, without the password."""
+    """Do some work; translate the server's errors to `kind`, without the password."""
     psycopg = driver()
     try:
         return work()

@@ -1,8 +1,8 @@
-"""Rows into a table of PostgreSQL, each once: what stands behind ``sinks.postgres``.
+"""Each row once into a PostgreSQL table: the transactions behind ``sinks.postgres``.
 
 Each task has a row in the table of marks, in the schema of its table. A transaction begins by
-moving that mark from where it was. So the row is locked first, and of two lives of a task the older
-one finds a mark that is not its own.
+moving this mark from its expected value, which locks the row first. So of two lives of a task, the
+older one finds a mark that it did not leave.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clonos.sinks.transactions import mark_lost
 from clonos.storage.retry import StoreAway
 
 LOCKED_MS: Final = 1000
-"""How long a new life waits for its predecessor's transaction before the server ends that."""
+"""How long a new life waits for its predecessor's transaction before the server terminates it."""
 
 _STAGE: Final = "clonos_rows"
 _NUMBER: Final = "clonos_row_number"
@@ -39,7 +39,7 @@ class PostgresTransactions:
     Parameters
     ----------
     upsert
-        Columns by which later rows replace earlier ones; none: rows are added.
+        Key columns by which later rows replace earlier ones; if empty, rows are added.
     """
 
     target: Target
@@ -67,7 +67,7 @@ class PostgresTransactions:
         db.sql.close()
 
     def is_away(self, error: Exception) -> bool:
-        return False  # what comes from here is translated
+        return False  # errors are translated already
 
     # --- a group ---------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class PostgresTransactions:
                 copy.write(piece)
 
     def _upsert(self, sql: Any, rows: pa.Table) -> None:
-        """The last row of each key wins. Sorted by key, so that two tasks do not wait crosswise."""
+        """The last row of each key wins. Rows are sorted by key, so that tasks do not deadlock."""
         table, columns, keys = name(self.target.parts()), names(rows), names(self.upsert)
         stage, number = name((None, _STAGE)), name((None, _NUMBER))
         sql.execute(
@@ -136,7 +136,7 @@ class PostgresTransactions:
             )
         )
 
-    # --- what goes wrong -------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _translated(self, lane: Lane) -> Any:
@@ -157,8 +157,8 @@ class PostgresTransactions:
         return kind(f"cannot write: {text}", where=self.target.place, remedy=remedy)
 
     def _raise_for_row(self, sql: Any, rows: pa.Table, error: BaseException) -> None:
-        """Find the first row that is refused, by halves, and change nothing."""
-        first, last = 0, rows.num_rows  # rows before `first` pass; not all before `last` do
+        """Find the first refused row by bisection, without changing anything."""
+        first, last = 0, rows.num_rows  # all rows before `first` pass, not all before `last`
         while last - first > 1:
             middle = (first + last) // 2
             sql.execute("savepoint half")
@@ -190,7 +190,7 @@ class PostgresConnection:
     lane: Lane
 
     def take_over(self) -> None:
-        """From now on no older life commits."""
+        """Take the mark: from now on no older life can commit."""
         psycopg = driver()
         mine = self._mine
         for _ in range(3):
@@ -218,7 +218,7 @@ class PostgresConnection:
         self.sql.commit()
 
     def mark(self) -> tuple[int, int] | None:
-        """The key of the newest output that is there."""
+        """The key of the newest output in the table."""
         row = self.sql.execute(
             composed(
                 "select generation, seq from {} where target = %(target)s"
@@ -233,7 +233,7 @@ class PostgresConnection:
         return None if row[1] is None else (row[0], row[1])
 
     def move_mark(self, before: OutputKey | None, last: OutputKey) -> None:
-        """Lock it, and see that it is where we have left it."""
+        """Lock and move the mark, if it is where this life left it."""
         was = (None, None) if before is None else tuple(before)
         moved = self.sql.execute(
             composed(
@@ -257,7 +257,7 @@ class PostgresConnection:
             self._require_mark()
 
     def _require_mark(self) -> None:
-        """Nothing matched: why?"""
+        """Raise the reason why no mark matched."""
         self.mark()
         raise Fenced(
             "a later life of the task writes to the table",
@@ -267,7 +267,7 @@ class PostgresConnection:
         )
 
     def _end_older(self) -> None:
-        """An older life is frozen within a transaction; the server ends its session."""
+        """Let the server terminate sessions of older lives, frozen in a transaction."""
         name = session.application_name(self.lane, self.target.place).rpartition(" ")[0]
         self.sql.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -297,28 +297,28 @@ class PostgresConnection:
 
 
 def composed(text: str, *parts: Any) -> Any:
-    """SQL with names in it, quoted."""
+    """SQL with quoted names inserted."""
     from psycopg import sql
 
     return sql.SQL(text).format(*parts)
 
 
 def listed(parts: Sequence[Any]) -> Any:
-    """With commas between."""
+    """The parts, separated by commas."""
     from psycopg import sql
 
     return sql.SQL(", ").join(parts)
 
 
 def name(parts: tuple[str | None, str]) -> Any:
-    """Of a table, perhaps with its schema, or of a column."""
+    """The quoted name of a table, perhaps with its schema, or of a column."""
     from psycopg import sql
 
     return sql.Identifier(*[part for part in parts if part is not None])
 
 
 def names(columns: pa.Table | Sequence[str]) -> Any:
-    """Of columns, with commas between."""
+    """The quoted names of columns, separated by commas."""
     found = columns.column_names if isinstance(columns, pa.Table) else columns
     return listed([name((None, column)) for column in found])
 

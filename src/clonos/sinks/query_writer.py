@@ -1,8 +1,8 @@
-"""``df.writeStream.format("clonos")``: the batches of a streaming query, as a table that jobs read.
+"""``df.writeStream.format("clonos")``: the batches of a streaming query become a table.
 
-Spark runs the parts of this in three kinds of processes: ``write`` in its tasks, any number of
-times; ``commit`` and ``abort`` beside the driver, each in a process that remembers nothing. What
-holds them together is in the folder: a batch is in the table from the moment its manifest is.
+Spark runs the parts in different processes: ``write`` in its tasks, any number of times; ``commit``
+and ``abort`` beside the driver, each in a process without memory. All common state is in the
+folder: a batch is in the table as soon as its manifest is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clonos.storage.tables import OF_QUERY, Table
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-else:  # it is there from Spark 4.1 on
+else:  # it exists from Spark 4.1 on
     DataSourceStreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", object)
 
 _QUERY: Final = "sql.streaming.queryId"
@@ -36,7 +36,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one attempt of a partition has written."""
+    """The files that one attempt of a partition has written."""
 
     query: str
     batch: int
@@ -44,12 +44,12 @@ class Written(WriterCommitMessage):
 
 
 def claim(table: Table, schema: pa.Schema, query: str) -> None:
-    """See that a table is that of a query, or is nobody's and becomes it.
+    """Claim a table for a query, unless the query owns it already.
 
     Raises
     ------
     OtherQuery, OutputExists, BadSchema
-        It is somebody else's, or another one, or has been ended.
+        The table has another owner or other columns, or has been ended.
     """
     owner, schema = OF_QUERY + query, _nullable(schema)
     if not table.exists:
@@ -80,25 +80,25 @@ def claim(table: Table, schema: pa.Schema, query: str) -> None:
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema without what Spark and a job may disagree about: that a column is never null."""
+    """The schema with all columns nullable, because Spark and jobs may disagree about that."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
 class QueryWriter(DataSourceStreamArrowWriter):
-    """Batches of one query, each of them in the table once.
+    """Writes the batches of one query, each once.
 
     Parameters
     ----------
     schema
-        Of the rows.
+        The schema of the rows.
     options
-        Of the query: ``path``, ``removeRead`` and, if it has said so itself,
+        The query's options: ``path``, ``removeRead`` and, if the query sets it,
         ``checkpointLocation``.
 
     Raises
     ------
     DefinitionError
-        Spark is too old, or the query gives all its rows again in each batch.
+        Spark is too old, or the query outputs all its rows again in each batch.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class QueryWriter(DataSourceStreamArrowWriter):
         self._checkpoint = options.get("checkpointLocation")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write a partition (in a task of Spark's)."""
+        """Write a partition (runs in a Spark task)."""
         context = TaskContext.get()
         assert context is not None
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
@@ -142,7 +142,7 @@ class QueryWriter(DataSourceStreamArrowWriter):
             raise BadSchema(f"the query gives other columns: {error}", where=self._path) from error
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Take a batch (beside the driver)."""
+        """Take a batch (runs beside the driver)."""
         written = [message for message in messages if isinstance(message, Written)]
         if not written:  # not even a partition without rows
             return
@@ -154,13 +154,13 @@ class QueryWriter(DataSourceStreamArrowWriter):
             table.remove_read()
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """A batch has failed, or Spark has not heard that it is there."""
+        """A batch has failed, or Spark does not know that it was taken."""
         written = [message for message in messages if isinstance(message, Written)]
         files = [file for message in written for file in message.files]
         Table(self._path, "fsync").discard(batchId, files)
 
     def _extent(self, batch: int) -> str:
-        """What tells this batch from another one of its number; empty where nobody says."""
+        """Identifies the batch's input, unlike its number; empty if unknown."""
         if self._checkpoint is None:
             return ""
         try:
@@ -170,7 +170,7 @@ class QueryWriter(DataSourceStreamArrowWriter):
 
 
 def _arrow_uri(path: str) -> str:
-    """A place of Hadoop's as pyarrow names it.
+    """A Hadoop path in pyarrow's notation.
 
     Examples
     --------

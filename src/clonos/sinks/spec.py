@@ -1,4 +1,4 @@
-"""The description of a sink: what a slot or the driver has to set up for it."""
+"""The description of a sink: what a slot or the driver must set up for it."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from clonos.sinks.lanes import Lane, OutputWriter
 
 
 class Claim(Protocol):
-    """The place that one sink of a job writes to, as its driver claims it and lets it go.
+    """The driver's claim on the place that one sink of its job writes to.
 
     Everything but `withdraw` may raise :class:`~clonos.sinks.errors.SinkFailed`.
     """
 
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
-        """Claim it, before any task runs. A job that `is_new` has written nothing anywhere."""
+        """Claim the place, before any task runs. A job that `is_new` has written nothing yet."""
 
     def widen(self) -> None:
-        """The sink may have more tasks now than when it was claimed: claim it for them, too."""
+        """Extend the claim: the sink may have more tasks than when the place was claimed."""
 
     def check(self) -> None:
-        """See that no other job has claimed it at the same moment."""
+        """Check that no other job has claimed the place at the same moment."""
 
     def withdraw(self) -> None:
-        """The job will not go on: if nothing was written, the place is nobody's again."""
+        """The job will not go on: release the place if nothing was written."""
 
     def end(self) -> None:
-        """The job is complete and nobody writes: sweep up."""
+        """The job is complete, and no task writes: clean up."""
 
 
 class Store(Protocol):
-    """Where the tasks of a sink write to themselves, in transactions. It is sent to slots."""
+    """A store to which the tasks of a sink write themselves, in transactions; sent to slots."""
 
     @property
     def place(self) -> str | None:
-        """What no two sinks of a job may share; errors name it, so it has no secrets."""
+        """A name that no two sinks of a job may share; errors show it, so it has no secrets."""
 
     def claim(self, lane: Lane, tasks: int) -> Claim | None:
-        """Of the sink with this (first) lane and so many tasks; None: nothing is claimed."""
+        """The claim of a sink with this first lane and number of tasks; None: nothing to claim."""
 
     def writer(self, lane: Lane) -> OutputWriter:
-        """What a life of a task writes with."""
+        """The writer of one life of a task."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """A streaming query that takes a table's rows to where Spark writes.
+    """A streaming query that follows a table and writes its rows with Spark.
 
-    ``format``, ``options``, ``path``, ``partition_by``, ``processing_time``: as ``writeStream`` has
-    them.
+    ``format``, ``options``, ``path``, ``partition_by``, ``processing_time``: as in ``writeStream``.
     """
 
     format: str
@@ -65,7 +64,7 @@ class Query:
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """What becomes of a sink's rows.
+    """The target of a sink's rows.
 
     Parameters
     ----------
@@ -73,19 +72,19 @@ class SinkSpec:
         "collect", "console", "callback", "http", "kafka", "parquet", "table", "spark_write",
         "postgres" or "transactional".
     head
-        What the sink's chain does with rows.
+        The first operation of the sink's chain.
     path
-        Folder that the tasks write to themselves.
+        The folder that the tasks write to themselves.
     store
-        ... or what else they write to.
+        Another store that the tasks write to themselves.
     upsert
         Columns by which later rows replace earlier ones.
     fn
         The callback, or the function that writes a DataFrame; called in the driver.
     query
-        Of a table: what follows it while the job runs.
+        For a table: the query that follows it while the job runs.
     schema
-        Of the rows; filled in when the sink is attached to a stream.
+        The schema of the rows; set when the sink is attached to a stream.
     """
 
     kind: str
@@ -99,7 +98,7 @@ class SinkSpec:
 
     @property
     def writes_itself(self) -> bool:
-        """Its tasks write, not the driver."""
+        """Whether its tasks write, rather than the driver."""
         return self.path is not None or self.store is not None
 
     def with_schema(self, schema: pa.Schema) -> SinkSpec:
@@ -107,5 +106,5 @@ class SinkSpec:
         return replace(self, schema=schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The driver calls it; slots need not be able to hold what it captures.
+        # Only the driver calls it, so it need not be pickled for slots.
         return {**self.__dict__, "fn": None}

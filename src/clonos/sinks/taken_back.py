@@ -1,4 +1,4 @@
-"""Output that a job has taken back: it went back in time, and what it had delivered since goes."""
+"""Deletes output that a job takes back after a rewind: everything delivered since the point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clonos.storage.files import Durability
 from clonos.storage.tables import Table
 
 CAN_TAKE_BACK: Final = ("collect", "table")
-"""Kinds of sinks whose output is files of ours, each with the numbers of what is in it."""
+"""Sinks whose output is files of Clonos, named by the numbers of their batches."""
 
 
 def take_back(
@@ -21,16 +21,16 @@ def take_back(
     generation: int,
     kept: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """Delete output, unless that was done before.
+    """Delete output, unless it was deleted before.
 
     Parameters
     ----------
     delivered
-        Where output for the driver is.
+        The folder of output delivered to the driver.
     generation
-        Only output of earlier generations.
+        Only output of earlier generations is deleted.
     kept
-        By sink, and the index of its task: the last number that stays.
+        By sink and task index, the last number that stays.
     """
     store = DeliveredStore(delivered, durability)
     for name, sink in ((name, sink) for name, sink in sinks.items() if name in kept):

@@ -1,14 +1,14 @@
-"""Sinks whose store has transactions: rows, and the mark of how far they go, in one.
+"""Sinks whose store has transactions: rows and the mark of progress are written in one.
 
 ::
 
     released outputs ──► group ──► one transaction:  mark still `before`, incarnation still ours?
                                                      rows in, mark := `last`      (else: Fenced)
     a new life       ──► open:  raises the incarnation in the store: no older life can commit
-                         last_key:  reads the mark; outputs up to it are there already
+                         last_key:  reads the mark; outputs up to it are written already
 
-A commit whose reply was lost is no special case. The connection is given up, opened again, and the
-mark says what came of it.
+A commit whose reply was lost is no special case: the connection is closed and opened again, and the
+mark shows the outcome.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from clonos.storage.retry import StoreAway
 
 
 class Transactions(Protocol):
-    """What :class:`TransactionalWriter` needs of a store; `db` is what `open` has returned."""
+    """The store's part of a :class:`TransactionalWriter`; `db` is what `open` has returned."""
 
     def open(self, lane: Lane) -> Any:
-        """Connect, and raise the incarnation that is kept for this lane to `lane.incarnation`.
+        """Connect, and raise the lane's recorded incarnation to `lane.incarnation`.
 
-        From then on no older life can commit, and none has a transaction open. If the incarnation
-        is higher already: ``Fenced``.
+        From then on no older life can commit, and none has a transaction open. If a higher
+        incarnation is recorded, raise ``Fenced``.
         """
 
     def last_key(self, db: Any, lane: Lane) -> tuple[int, int] | None:
-        """The mark: key of the newest output of the lane that is there, as it was given."""
+        """The mark: the key of the lane's newest output in the store, as given to `write`."""
 
     def write(
         self,
@@ -49,16 +49,16 @@ class Transactions(Protocol):
         before: OutputKey | None,
         last: OutputKey,
     ) -> None:
-        """In one transaction: if mark and incarnation are as expected, the rows, and the mark.
+        """In one transaction, check mark and incarnation, write the rows, and move the mark.
 
-        Else ``Fenced``.
+        If mark or incarnation are not as expected, raise ``Fenced``.
         """
 
     def close(self, db: Any) -> None:
-        """Let go of the connection, whatever its state."""
+        """Close the connection, whatever its state."""
 
     def is_away(self, error: Exception) -> bool:
-        """Whether it may help to connect again and repeat what failed like this."""
+        """Whether to connect again and retry after this error."""
 
 
 class TransactionalWriter:
@@ -68,8 +68,8 @@ class TransactionalWriter:
         self._transactions, self._lane = transactions, lane
         self._db: Any = None
         self._is_open = False
-        self._mark: OutputKey | None = None  # what the store has
-        self._known: OutputKey | None = None  # what it has told us, in this life, that it has
+        self._mark: OutputKey | None = None  # the store's mark
+        self._known: OutputKey | None = None  # the mark last confirmed to this life
 
     def write(self, outputs: Sequence[Output]) -> None:
         with self._translated():
@@ -96,7 +96,7 @@ class TransactionalWriter:
         self._is_open = True
         found = self._transactions.last_key(self._db, self._lane)
         self._mark = None if found is None else OutputKey(*found)
-        # What is not offered again is written: a checkpoint, or we ourselves, have seen it.
+        # Outputs before `first` must be written: a checkpoint or this life has confirmed them.
         expected = self._known
         if expected is None and first.seq not in (1, self._lane.began + 1):
             expected = OutputKey(0, first.seq - 1)
@@ -114,7 +114,7 @@ class TransactionalWriter:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Whatever goes wrong, it is open what the store has: the connection is given up."""
+        """Translate errors. After any error the outcome is unknown, so the connection is closed."""
         try:
             yield
         except BaseException as error:
@@ -135,7 +135,7 @@ def _shown(key: OutputKey | None) -> str:
 
 
 def mark_lost(lane: Lane, what: str) -> MarkLost:
-    """The error of a store that has forgotten output."""
+    """The error for a store that has lost a mark."""
     return MarkLost(
         f"the store has lost the mark of what this job has written before ({what})",
         where=lane.task,
@@ -147,7 +147,7 @@ def mark_lost(lane: Lane, what: str) -> MarkLost:
 
 @dataclass(frozen=True)
 class UserTransactions:
-    """The functions that were given to :func:`clonos.sinks.transactional`."""
+    """The functions given to :func:`clonos.sinks.transactional`."""
 
     open_fn: Callable[[Lane], Any]
     last_key_fn: Callable[[Any, Lane], tuple[int, int] | None]
@@ -182,10 +182,10 @@ class UserStore:
 
     @property
     def place(self) -> str | None:
-        return None  # lanes of two sinks have two names
+        return None  # different sinks have differently named lanes
 
     def claim(self, lane: Lane, tasks: int) -> Claim | None:
-        return None  # the lanes have names that no other job has
+        return None  # lanes' names are unique to the job
 
     def writer(self, lane: Lane) -> TransactionalWriter:
         return TransactionalWriter(self.transactions, lane)

@@ -1,10 +1,10 @@
-"""Sinks that write where they run: one file per output, once, whoever dies meanwhile.
+"""Sinks whose tasks write files: one file per output, exactly once, whatever dies.
 
-The name of a file is the output's key, so a sink that is replayed finds its own file. A file
-appears whole or not at all; what a killed or frozen writer left has a hidden name of its own.
+The name of a file is the output's key, so a replaying sink finds its own file. A file appears whole
+or not at all; what a killed or frozen writer leaves has a hidden name.
 
-As other jobs' outputs have the same keys, a folder belongs to one sink of one checkpoint, its
-*owner*, which is written down in it before the first output is.
+Outputs of other jobs have the same keys. So a folder belongs to one sink of one checkpoint, its
+*owner*, which is recorded in the folder before the first output.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from clonos.storage.tables import Table
 
 
 class Writer(OutputWriter, Protocol):
-    """What :class:`FolderClaim` asks of a sink that writes itself, beside what its tasks do."""
+    """The additional methods that :class:`FolderClaim` needs."""
 
     path: str
 
     def owner(self) -> str | None:
-        """Whose the folder is; None: nobody's."""
+        """The folder's owner; None if it has none."""
 
     def has_output(self) -> bool:
-        """Whether something was written that counts."""
+        """Whether the folder has valid output."""
 
     def claim(self, schema: pa.Schema, owner: str) -> None:
-        """Write down whose the folder is."""
+        """Record the folder's owner."""
 
     def owner_file(self) -> str:
-        """Where that is written down."""
+        """The file that records the owner."""
 
     def release(self) -> None:
-        """Let the folder be nobody's again."""
+        """Delete the record of the owner."""
 
     def end(self) -> None:
-        """Nobody writes any more: sweep away what killed writers left."""
+        """No task writes any more: delete what killed writers left."""
 
 
 def folder_of(sink: SinkSpec, durability: Durability, task: int = 0) -> Writer | None:
-    """What writes to the folder of a sink; None if it has none."""
+    """The writer of a sink's folder; None if the sink has no folder."""
     if sink.path is None:
         return None
     if sink.kind == "table":
@@ -64,7 +64,7 @@ def folder_of(sink: SinkSpec, durability: Durability, task: int = 0) -> Writer |
 def writer_of(
     sink: SinkSpec, durability: Durability, lane: Lane
 ) -> Callable[[int], OutputWriter] | None:
-    """How to make a lane's writer for a life, by its incarnation; None: its rows go elsewhere."""
+    """A function from incarnation to writer; None: the sink's tasks do not write themselves."""
     if not sink.writes_itself:
         return None
     if sink.store is not None:
@@ -79,15 +79,14 @@ def _store_writer(store: Store, lane: Lane, incarnation: int) -> OutputWriter:
 def _folder_writer(
     sink: SinkSpec, durability: Durability, task: int, incarnation: int
 ) -> OutputWriter:
-    del incarnation  # files have names: it does no harm that an older life writes the same ones
+    del incarnation  # an older life may write, too: it writes the same files
     writer = folder_of(sink, durability, task)
     assert writer is not None
     return writer
 
 
 class FolderClaim:
-    """The folder of a sink, as its job's driver claims it and lets it go: a
-    :class:`~clonos.sinks.spec.Claim`.
+    """The driver's claim on a sink's folder, a :class:`~clonos.sinks.spec.Claim`.
 
     Everything but :meth:`withdraw` raises :class:`~clonos.sinks.errors.SinkFailed` if the folder
     cannot be used.
@@ -108,7 +107,7 @@ class FolderClaim:
                 writer.claim(schema, self._owner)
 
     def widen(self) -> None:
-        """Files have names: any task may write."""
+        """Nothing to do: the claim covers any number of tasks."""
 
     def check(self) -> None:
         with _naming(self._writer.path):
@@ -116,29 +115,29 @@ class FolderClaim:
                 raise _exists(self._writer)
 
     def withdraw(self) -> None:
-        # Where that fails, the next job is told whose the folder is.
+        # If this fails, the next job gets an error that names the folder's owner.
         with contextlib.suppress(OSError, pa.ArrowException, ClonosError):
             if self._writer.owner() == self._owner and not self._writer.has_output():
                 self._writer.release()
 
     def end(self) -> None:
-        # A folder that was moved away since, or is another's by now, is none of our business.
+        # Leave the folder alone if it was moved away or now has another owner.
         with _naming(self._writer.path):
             if self._writer.owner() == self._owner:
                 self._writer.end()
 
 
 class Claims:
-    """The places that a job's sinks write to themselves, claimed together.
+    """The claims of all sinks of a job, made together.
 
     Parameters
     ----------
     sinks
-        By operator.
+        The sinks, by operator.
     job
-        A name that no other job has, or the same job with another checkpoint.
+        A name that is unique to this job and checkpoint.
     tasks
-        How many each sink has.
+        The number of tasks of each sink.
     """
 
     def __init__(
@@ -165,17 +164,17 @@ class Claims:
         is_new: bool,
         added: Collection[str] | None = None,
     ) -> None:
-        """Claim them, before the tasks write.
+        """Claim all places before the tasks write.
 
         Parameters
         ----------
         added
-            The job has another graph than before, with these sinks that are new.
+            If the job's graph has changed: the sinks that are new.
 
         Raises
         ------
         OutputExists
-            A place is another's, or the job is a new one and has output there.
+            A place has another owner, or a new job has output there.
         """
         for operator, claim in self._claims.items():
             is_added = added is not None and operator in added
@@ -185,23 +184,23 @@ class Claims:
         self.check()
 
     def check(self) -> None:
-        """See that no other job has claimed a place at the same moment.
+        """Check that no other job has claimed a place at the same moment.
 
         Raises
         ------
         OutputExists
-            One has.
+            Another job has.
         """
         for claim in self._claims.values():
             claim.check()
 
     def withdraw(self) -> None:
-        """The job will not go on: places where nothing was written are nobody's again."""
+        """The job will not go on: release places where nothing was written."""
         for claim in self._claims.values():
             claim.withdraw()
 
     def end(self) -> None:
-        """The job is complete and nobody writes."""
+        """The job is complete, and no task writes: clean up."""
         for claim in self._claims.values():
             claim.end()
 
@@ -240,7 +239,7 @@ class ParquetWriter:
             self._folder.keep(name, sink.getvalue(), lambda found: _rows(found).equals(table))
 
     def _require_folder(self) -> None:
-        """The driver has made it; a new one would have a part of the output only."""
+        """Check that the folder, made by the driver, exists; a new one would lack output."""
         if not self._is_there and self._folder.files.info(self._folder.root) is None:
             raise FileNotFoundError(f"{self._folder.root} is gone")
         self._is_there = True
@@ -283,7 +282,7 @@ class TableWriter:
             self._table = Table(path, durability)
 
     def write(self, outputs: Sequence[Output]) -> None:
-        # Readers take what is before a segment for complete: after a failure there is no next.
+        # Readers take everything before a segment to be complete, so nothing follows a failure.
         if self._error is not None:
             raise self._error
         try:
@@ -319,7 +318,7 @@ class TableWriter:
 
 @contextlib.contextmanager
 def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
-    """Say which folder it is that cannot be used, and whether waiting may help."""
+    """Translate errors: name the folder, and say whether to retry."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -333,7 +332,7 @@ def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
 
 def _exists(writer: Writer) -> OutputExists:
     remedy = "give an empty folder; to continue a job, give its checkpoint_dir"
-    if not writer.has_output():  # its job was killed, or it has not come so far yet
+    if not writer.has_output():  # its job was killed, or has written nothing yet
         remedy += f"; if no job is running there, delete {writer.owner_file()}"
     return OutputExists(
         "the folder is another job's, or another sink's, or has output of another run of this job",

@@ -1,8 +1,8 @@
 """Sources: where rows come from. Give one to ``job.source(...)``.
 
-Their parts are modules of this package: their description (``spec``), what a task reads with (the
-readers, ``prefetch``), and how Spark hands rows over (``materialized``, ``queries``, ``versions``,
-``spool``).
+The modules of this package hold their parts: the description (``spec``), the readers of tasks (and
+``prefetch``), and the ways in which Spark hands rows over (``materialized``, ``queries``,
+``versions``, ``spool``).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
     Parameters
     ----------
     resume
-        Send ``RESUME <rows>`` on connecting, for servers that can continue there.
+        Send ``RESUME <rows>`` on connecting, for servers that can continue from that row.
     """
     return SourceSpec(
         kind="socket",
@@ -99,7 +99,7 @@ def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  #
         "text" (a column ``value``), "json" (an object per line), "csv" (with a header line), or
         "parquet".
     schema
-        Of the columns; without it JSON and CSV are guessed from the first lines.
+        The schema of the rows; without it, JSON and CSV schemas are guessed from the first lines.
     """
     if format not in _FORMATS:
         raise BadGraph(f"unknown format {format!r}", remedy=f"use one of {', '.join(_FORMATS)}")
@@ -135,11 +135,11 @@ def kafka(
     group: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SourceSpec:
-    """Messages of Kafka's topics, as soon as they are there: an input without end.
+    """Messages of Kafka topics, as soon as they arrive: an input without end.
 
-    Partitions are shared out to the tasks, and new ones are found within 10 seconds; there is no
-    consumer group. The log says which offsets each batch has, and a replay reads exactly these
-    again, so messages must be kept as long as a job may stand still, and must not be compacted
+    Partitions are distributed over the tasks, without a consumer group; new ones are found within
+    10 seconds. The log records the offsets of each batch, and a replay reads exactly these again.
+    So messages must be retained for as long as a job may stand still, and must not be compacted
     away. Executors need ``pip install "clonos[kafka]"``.
 
     Parameters
@@ -147,29 +147,29 @@ def kafka(
     servers
         ``"host:port,host:port"``.
     value
-        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
-        ``value``). What cannot be read is a bad record, as a broken line of a file is. A null is a
-        row of nulls.
+        "json" (an object per message, whose fields are the columns), "text" or "bytes" (a column
+        ``value``). A message that cannot be parsed is a bad record, like a broken line of a file.
+        A null is a row of nulls.
     schema
-        Of the columns of "json".
+        The schema of "json" messages.
     start
-        Of a job that is new: "earliest", "latest", the time of the first message, or offsets by
-        ``(topic, partition)``. Where there is no offset, and in partitions that appear later, the
-        first message is the first.
+        Where a new job begins: "earliest", "latest", a time, or offsets by ``(topic, partition)``.
+        Partitions without an offset, and those that appear later, are read from their first
+        message.
     metadata
-        Also give the columns ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.
+        Add the columns ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.
     group
-        Offsets that were read are committed for this group, for tools that show them. The job never
-        reads them.
+        Commit the offsets read under this group, for tools that show them. The job never reads
+        them.
     options
-        For librdkafka: ``{"security.protocol": "SSL", ...}``. They are in no message.
+        For librdkafka: ``{"security.protocol": "SSL", ...}``. Error messages never show them.
 
     Raises
     ------
     BadSchema
-        "json" without a schema, or with a column that is metadata, too.
+        "json" without a schema, or with a column that has the name of a metadata column.
     WrongType
-        An argument, or an option that is not yours to set.
+        An argument is invalid, or an option must not be set by users.
 
     Examples
     --------
@@ -211,10 +211,10 @@ def rate(
     Parameters
     ----------
     rows
-        Stop after so many; None: go on for ever.
+        Stop after this many rows; None: never stop.
     start
-        Timestamp of the first row; 1970 if not given. Not the time of the call: a job that is
-        started again must be given the same rows.
+        Timestamp of the first row; 1970 if not given. It is not the current time, because a job
+        that is started again must get the same rows.
     """
     if rows_per_second <= 0:
         raise WrongType(f"a rate of {rows_per_second}", remedy="give a number above 0")
@@ -225,7 +225,7 @@ def rate(
 
 
 def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
-    """Batches that are there already, for tests: batch i goes to task i modulo the parallelism.
+    """Given batches, for tests: batch i goes to task i modulo the parallelism.
 
     Parameters
     ----------
@@ -268,23 +268,22 @@ def stream(
 ) -> SourceSpec:
     """The rows of a streaming DataFrame, each exactly once: an input without end.
 
-    A streaming query of its own hands its micro-batches over, and Spark commits its offset when
-    their rows are safe below the job's ``checkpoint_dir``. Stopping the query ends the input;
-    the same command, started again, continues both. ``job.source(df)`` is short for
-    ``job.source(stream(df))``.
+    A separate streaming query hands its micro-batches over. Spark commits its offset when their
+    rows are safe below the job's ``checkpoint_dir``. Stopping the query ends the input; running the
+    same command again continues both. ``job.source(df)`` is short for ``job.source(stream(df))``.
 
     Parameters
     ----------
     output_mode
-        Of the query: "append", "update" or "complete".
+        The query's output mode: "append", "update" or "complete".
     processing_time
         Time between micro-batches, such as "1 second"; by default one follows the other.
     available_now
-        End the input behind what is there now.
+        End the input after the rows that are available now.
     backlog_bytes
-        The query waits while this many bytes are spooled for recovery: what the job
-        has not read, or not passed with a checkpoint. One micro-batch more may come: bound these
-        with options of Spark's source, such as ``maxFilesPerTrigger``.
+        The query waits while this many bytes are spooled: rows that the job has not read, or that
+        are not below a checkpoint. One more micro-batch may come; limit its size with options of
+        Spark's source, such as ``maxFilesPerTrigger``.
 
     Examples
     --------
@@ -314,7 +313,7 @@ def stream(
 
 
 def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
-    """Versions of a table that is looked up, one row each; for ``look_up(..., refresh=...)``."""
+    """Versions of a look-up table, one row each; for ``look_up(..., refresh=...)``."""
     return SourceSpec(
         kind="versions",
         schema=VERSIONS,
@@ -336,23 +335,23 @@ def redis(
     start: Literal["earliest", "latest"] | datetime = "earliest",
     metadata: bool = False,
 ) -> SourceSpec:
-    """Entries of Redis Streams, as soon as they are there: an input without end.
+    """Entries of Redis Streams, as soon as they arrive: an input without end.
 
-    Streams are shared out to the tasks by their names. The log says which ids each batch has, and a
-    replay reads exactly these again, so entries must be kept as long as a job may stand still.
+    Streams are distributed over the tasks by name. The log records the ids of each batch, and a
+    replay reads exactly these again. So entries must be kept for as long as a job may stand still.
     Executors need ``pip install "clonos[redis]"``.
 
     Parameters
     ----------
     url
-        ``"redis://:secret@host:6379/0"``. The password is in no message.
+        ``"redis://:secret@host:6379/0"``. Error messages never show the password.
     schema
-        Of the columns: each is the field of its name, or null. An entry that does not fit is a bad
-        record, as a broken line of a file is.
+        The schema of the rows. Each column is the field of the same name, or null. An entry that
+        does not fit is a bad record, like a broken line of a file.
     start
-        Of a job that is new: "earliest", "latest", or a time.
+        Where a new job begins: "earliest", "latest", or a time.
     metadata
-        Also give the columns ``stream``, ``id`` and ``timestamp``, that of the id.
+        Add the columns ``stream``, ``id`` and ``timestamp`` (the time in the id).
 
     Examples
     --------
@@ -397,35 +396,36 @@ def postgres(
     settled: str | timedelta = "0 seconds",
     start: int | datetime | str = "earliest",
 ) -> SourceSpec:
-    """Rows of a PostgreSQL query, in the order of a column that grows: an input without end.
+    """Rows of a PostgreSQL query, in the order of a growing column: an input without end.
 
-    Rows are read when no row with a smaller value can appear any more: when every transaction that
-    was writing in this database, at a moment when they were there already, has ended. So one that
-    stays open holds up all rows behind it. The log says which values each batch has, and a replay
-    reads exactly these again, so rows must be kept, and not changed, as long as a job may stand
-    still. One task reads. Executors need ``pip install "clonos[postgres]"``, and PostgreSQL's
-    primary server.
+    Rows are read when no row with a smaller value can appear any more, that is, when all
+    transactions that were writing in the database after the rows had appeared have ended. So a
+    transaction that stays open holds up all later rows. The log records the values of each batch,
+    and a replay reads exactly these again. So rows must be kept unchanged for as long as a job may
+    stand still. One task reads. Executors need ``pip install "clonos[postgres]"``, and a connection
+    to PostgreSQL's primary server.
 
     Parameters
     ----------
     dsn
-        As psycopg takes it. The password is in no message.
+        As psycopg takes it. Error messages never show the password.
     query
         ``"select id, word from events"``, without parameters. An index on `column` is needed.
     column
-        One of the query's: unique, never changed, and given in the statement that inserts, as by a
-        sequence (``CACHE 1``, the default) or identity column. Rows where it is null are left out.
+        A column of the query. It must be unique, never change, and get its value in the inserting
+        statement, as from a sequence (``CACHE 1``, the default) or identity column. Rows where it
+        is null are ignored.
     schema
-        Of the columns to read. A value that does not fit is a bad record.
+        The schema of the columns to read. A row with a value that does not fit is a bad record.
     every
-        Time between two looks for new rows.
+        The time between two polls for new rows.
     settled
-        Read a row this much later, for values that are taken *before* the inserting statement:
-        longer than that takes to commit. Such are ``now()``, numbers that an object-relational
-        mapper takes from a sequence in advance, and sequences with a cache.
+        Read rows this much later. Needed if values are taken *before* the inserting statement, as
+        with ``now()``, numbers that an object-relational mapper takes from a sequence in advance,
+        and sequences with a cache. Choose it longer than such a transaction takes to commit.
     start
-        Of a job that is new: "earliest", "latest" (behind the greatest value there is), or behind
-        a value of `column`.
+        Where a new job begins: "earliest", "latest" (after the greatest value), or after a given
+        value of `column`.
 
     Examples
     --------
@@ -477,7 +477,7 @@ def postgres(
 
 
 def _message(value: Value, schema: Any, beside: Sequence[pa.Field]) -> tuple[Operation, pa.Schema]:
-    """What parses messages, and what comes of it."""
+    """The operation that parses messages, and the schema of its rows."""
     rows = columns_of(value, schema)
     if value == "bytes":
         return PassOn(), pa.schema([*rows, *beside])

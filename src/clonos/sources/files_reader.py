@@ -1,4 +1,4 @@
-"""Files on any file system that pyarrow knows: lines or Parquet, shared out to the tasks."""
+"""Files on any of pyarrow's file systems: lines or Parquet, distributed over the tasks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class FileList:
 
     @classmethod
     def find(cls, path: str) -> FileList:
-        """A file, the files of a folder (recursively), or of a pattern in the last part.
+        """A file, all files of a folder (recursively), or those that match a pattern at the end.
 
         Raises
         ------
         SourceError
-            There are none.
+            There are no files.
         """
         folder, _, pattern = path.rpartition("/")
         is_pattern = any(mark in pattern for mark in "*?[")
@@ -60,7 +60,7 @@ class FileList:
 
     @property
     def place(self) -> str:
-        """What was asked for."""
+        """The path as the user gave it."""
         return self.root
 
     def open_file(self, path: str) -> Any:
@@ -78,8 +78,8 @@ class FileList:
 class LinesReader(BufferedReader):
     """Lines of text files.
 
-    With as many files as tasks, file i belongs to task i modulo the parallelism. Fewer are cut
-    into byte ranges: a line belongs to the range that its first byte is in.
+    If there are at least as many files as tasks, file i belongs to task i modulo the parallelism.
+    Fewer files are cut into byte ranges; a line belongs to the range of its first byte.
     """
 
     schema = LINES
@@ -162,7 +162,7 @@ class ParquetReader(BufferedReader):
 def line_parts(
     files: FileList, task_index: int, parallelism: int
 ) -> Sequence[tuple[str, int, int | None]]:
-    """The byte ranges of a task, as (path, start, end); the end None is that of the file."""
+    """The byte ranges of a task, as (path, start, end); end None: the end of the file."""
     can_split = not any(path.endswith(_COMPRESSED) for path in files.paths)
     if len(files.paths) >= parallelism or not can_split:
         mine = files.paths[task_index::parallelism]
@@ -194,10 +194,10 @@ def _resolve(path: str) -> tuple[Any, str]:
 
 
 def _line_start(stream: Any, at: int) -> int:
-    """Where the first line begins that begins at or behind byte `at`."""
+    """The start of the first line that begins at byte `at` or later."""
     if at == 0:
         return 0
-    at -= 1  # the byte before tells whether a line begins at `at` itself
+    at -= 1  # the byte before shows whether a line begins exactly at `at`
     stream.seek(at)
     while chunk := stream.read(_CHUNK_BYTES):
         line_break = chunk.find(b"\n")

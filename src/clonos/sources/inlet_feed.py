@@ -1,4 +1,4 @@
-"""Messages that are offered once: the driver spools them, and only then are they thanked for.
+"""Messages that are offered once: the driver acknowledges them only after it has spooled them.
 
 ::
 
@@ -6,8 +6,9 @@
        ▲                                                                  │
        └────────────────────────── thanks ◄───────────────────────────────┘
 
-A group is what has come while the one before was written. Whatever dies before the thanks: the
-sender has none, and offers the message again, if that is what it does.
+A group holds the messages that came while the previous group was written. If anything dies before
+the thanks (the acknowledgement), the sender gets none, and a sender that retries offers the message
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from clonos.sources.spool import Spool, write_parts
 
 WAITING_MESSAGES: Final = 10_000
 WAITING_BYTES: Final = 32 << 20
-"""More than that does not wait in the driver's memory: further messages are refused."""
+"""How much may wait in the driver's memory; further messages are refused."""
 STOP_S: Final = 5.0
 """How long a write under way may hold up the end of a job."""
 
@@ -35,7 +36,7 @@ _QUERY: Final = "inlet"
 
 
 class _Offered(NamedTuple):
-    """A message, and who is to be told what became of it."""
+    """A message, and the function that tells its sender the outcome."""
 
     row: tuple[bytes, str | None, str | None, int]
     thank: Callable[[bool], object]
@@ -52,7 +53,7 @@ class InletFeed:
     Parameters
     ----------
     report
-        Called, from a thread of its own, with the error that has ended it.
+        Called, from a separate thread, with the error that ended the feed.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class InletFeed:
         Raises
         ------
         SourceError
-            It cannot.
+            It cannot listen.
         """
         self._thread.start()
         self._listener = self._inlet.open(self.offer, self.fail)
@@ -85,12 +86,12 @@ class InletFeed:
         Parameters
         ----------
         thank
-            Called once if it is taken, from a thread of ours: True: it is durable.
+            Called once if the message is taken, from a thread of the feed; True: it is durable.
 
         Returns
         -------
         bool
-            False: it is not taken.
+            Whether the message was taken.
         """
         offered = _Offered((value, key, topic, time.time_ns() // 1000), thank)
         with self._changed:
@@ -103,7 +104,7 @@ class InletFeed:
             return True
 
     def fail(self, error: Exception) -> None:
-        """It has ended, and not because it should have."""
+        """The inlet has ended unexpectedly."""
         with self._changed:
             if self._is_over:
                 return
@@ -112,14 +113,14 @@ class InletFeed:
         self._report(error)
 
     def leave(self) -> None:
-        """Begin to take nothing any more."""
+        """Begin to refuse messages."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
         self._spool.close()
 
     def close(self, until: float | None = None) -> None:
-        """Take nothing any more, from when this returns or from soon after that time."""
+        """Stop taking messages: when this returns, or soon after the time `until`."""
         self.leave()
         if self._listener is not None:
             self._listener.close()
@@ -142,7 +143,7 @@ class InletFeed:
             _tell(group, is_durable=False)
 
     def _next(self) -> list[_Offered]:
-        """What has come meanwhile; nothing when it is over."""
+        """The messages that have come meanwhile; none when the feed is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._waiting)
             if self._is_over:

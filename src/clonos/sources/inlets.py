@@ -1,4 +1,4 @@
-"""Sources whose messages are offered once: webhooks, and brokers that want thanks."""
+"""Sources whose messages are offered only once: webhooks, MQTT, websockets."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ def webhook(
     body_bytes: int = 1 << 20,
     metadata: bool = False,
 ) -> SourceSpec:
-    """HTTP requests to the driver, a row each: an input without end.
+    """HTTP requests to the driver, one row each: an input without end.
 
-    A sender has its 200 when the body is on the disk below ``checkpoint_dir``: whatever dies then,
-    the row is there once. If it has none (503 with ``Retry-After``, or no answer), it sends the
-    request again, with the same key, and the row is still there once. Requests without a key are
-    there as often as they were sent, and perhaps once more for each that had no 200.
+    A sender gets its 200 when the body is on the disk below ``checkpoint_dir``; from then on the
+    row is in the job once, whatever dies. If it gets none (503 with ``Retry-After``, or no answer),
+    it sends the request again with the same key, and the row still is in the job once. Without a
+    key, each request that got a 200 is one row, and each that got none may be one, too.
 
     Parameters
     ----------
     port, host
-        Where the driver listens: by default for its own machine, such as a proxy there that does
-        TLS. Any other `host` needs a `token` or a `secret`.
+        Where the driver listens. By default it is reached only from its own machine, for example by
+        a proxy that does TLS. Any other `host` needs a `token` or a `secret`.
     path
-        POST requests to it, and below it, are taken.
+        POST requests to this path and below it are taken.
     value
-        "json" (the body is an object, its fields are the columns), "text" or "bytes" (a column
-        ``value``). A body that is something else is refused with 422.
+        "json" (the body is an object, whose fields are the columns), "text" or "bytes" (a column
+        ``value``). Any other body is refused with 422.
     schema
-        Of the columns of "json".
+        The schema of "json" bodies.
     token
-        The request must say ``Authorization: Bearer`` and this.
+        Requests must have the header ``Authorization: Bearer`` with this token.
     secret
-        The header `signature` must have the HMAC-SHA256 of the body with it, in hex, as GitHub's
-        webhooks do.
+        The header `signature` must hold the body's HMAC-SHA256 with this secret, in hex, as in
+        GitHub's webhooks.
     key
-        The header in which senders name a request. Of requests with one key the first is taken.
+        The header with the key of a request. Of requests with equal keys the first is taken.
     within
         How long keys are remembered.
     body_bytes
-        A longer body is refused with 413.
+        Longer bodies are refused with 413.
     metadata
-        Also give the columns ``key``, ``topic`` (the path), and ``received_at``.
+        Add the columns ``key``, ``topic`` (the path), and ``received_at``.
 
     Examples
     --------
@@ -107,31 +107,32 @@ def mqtt(
     tls: bool = False,
     metadata: bool = False,
 ) -> SourceSpec:
-    """Messages of an MQTT broker, a row each: an input without end.
+    """Messages of an MQTT broker, one row each: an input without end.
 
     The driver subscribes with QoS 1, and acknowledges a message when it is on the disk below
-    ``checkpoint_dir``. The broker keeps what was not acknowledged, and sends it again. So a message
-    that was published with QoS 1 or 2 is there at least once, and twice if the connection is lost
-    between its being kept and its acknowledgement. The broker must speak MQTT 5. The driver
-    needs ``pip install "clonos[mqtt]"``.
+    ``checkpoint_dir``. The broker sends unacknowledged messages again. So a message published with
+    QoS 1 or 2 is in the job at least once, and twice if the connection is lost after it was stored
+    and before it was acknowledged. The broker must speak MQTT 5. The driver needs
+    ``pip install "clonos[mqtt]"``.
 
     Parameters
     ----------
     topics
         Names, or filters such as ``"sensors/+/state"``.
     client_id
-        The broker keeps messages for it while the job is away. One job may use it.
+        The client id under which the broker keeps messages while the job is away. Only one job may
+        use it.
     value
-        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
-        ``value``). What cannot be read is a bad record.
+        "json" (an object per message, whose fields are the columns), "text" or "bytes" (a column
+        ``value``). A message that cannot be parsed is a bad record.
     schema
-        Of the columns of "json".
+        The schema of "json" messages.
     port
-        1883, or 8883 with `tls`.
+        By default 1883, or 8883 with `tls`.
     username, password
-        They are in no message.
+        Error messages never show them.
     metadata
-        Also give the columns ``key`` (null), ``topic`` and ``received_at``.
+        Add the columns ``key`` (null), ``topic`` and ``received_at``.
 
     Examples
     --------
@@ -162,33 +163,34 @@ def websocket(
     message_bytes: int = 1 << 20,
     metadata: bool = False,
 ) -> SourceSpec:
-    """Messages that a websocket server sends, a row each: an input without end.
+    """Messages of a websocket server, one row each: an input without end.
 
     The driver connects, and connects again whenever the connection ends. Messages that are on the
     disk below ``checkpoint_dir`` are in the job exactly once. The protocol can neither acknowledge
-    nor resume: what the server sends while nobody is connected, and what the driver has read but
-    not written when it dies, is lost, unless the server sends it again by itself. The log
-    (``clonos``) has a warning whenever a connection ends. The driver needs
+    nor resume. So messages are lost that the server sends while no driver is connected, or that the
+    driver has read but not stored when it dies, unless the server sends them again by itself. The
+    logger ``clonos`` gets a warning whenever a connection ends. The driver needs
     ``pip install "clonos[websocket]"``.
 
     Parameters
     ----------
     url
-        ``"ws://..."`` or ``"wss://..."``. User, password and query are in no message. Redirections
-        are not followed, proxies not used.
+        ``"ws://..."`` or ``"wss://..."``. Error messages never show user, password and query.
+        Redirections are not followed, and no proxy is used.
     subscribe
-        Texts that are sent on each connection, before anything is read.
+        Texts to send on each connection, before anything is read.
     value
-        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
-        ``value``). What cannot be read is a bad record.
+        "json" (an object per message, whose fields are the columns), "text" or "bytes" (a column
+        ``value``). A message that cannot be parsed is a bad record.
     schema
-        Of the columns of "json".
+        The schema of "json" messages.
     headers
-        Of the request that connects, such as ``Authorization``. They are in no message.
+        Headers of the connecting request, such as ``Authorization``. Error messages never show
+        them.
     message_bytes
         A longer message fails the job.
     metadata
-        Also give the columns ``key`` (null), ``topic`` (the path) and ``received_at``.
+        Add the columns ``key`` (null), ``topic`` (the path) and ``received_at``.
 
     Examples
     --------
@@ -264,7 +266,7 @@ def _offered(
 
 
 def _form(value: Value, columns: pa.Schema, body: bytes) -> bytes:
-    """A body as it is kept, in one line; `ValueError` if it is not what it should be."""
+    """A body as it is stored, in one line; raises `ValueError` if it is not of this kind."""
     if value == "bytes":
         return body
     kept = body.replace(b"\r", b" ").replace(b"\n", b" ") if value == "json" else body

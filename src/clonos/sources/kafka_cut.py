@@ -1,4 +1,4 @@
-"""Where a task stands in the partitions that it reads: the cut of a Kafka source."""
+"""The cut of a Kafka source: a task's position in its partitions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from clonos.kafka import Partition
 
 @dataclass(frozen=True)
 class Span:
-    """So many messages of a partition, from `start` on, all before `end`.
+    """A number of messages of a partition, from `start` on, all before `end`.
 
-    There may be fewer than ``end - start``: transactions leave marks among them, and compaction
-    leaves holes. The last one is at ``end - 1``.
+    There may be fewer than ``end - start``, because transactions leave markers and compaction
+    leaves holes. The last message is at ``end - 1``.
     """
 
     start: int
@@ -28,13 +28,13 @@ class Span:
 
 @dataclass
 class Cut:
-    """Which messages a batch has, and with them where the next one begins.
+    """The messages of a batch, and thereby where the next batch begins.
 
     Attributes
     ----------
     spans
-        By partition, in the order of the batch's rows. A partition that a task reads is there even
-        if the batch has nothing of it.
+        By partition, in the order of the batch's rows. Every partition that the task reads is
+        included, even without messages in this batch.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class Cut:
         return {partition: span.end for partition, span in self.spans.items()}
 
     def encode(self) -> bytes:
-        """As few bytes as possible: there is one in each log entry of the task."""
+        """Encode in as few bytes as possible, because each of the task's log entries has a cut."""
         topics: dict[str, dict[int, Any]] = {}
         for (topic, number), span in self.spans.items():
             is_idle = span.start == span.end
@@ -67,7 +67,7 @@ class Cut:
         Raises
         ------
         SourceError
-            These are other bytes.
+            The bytes are not a Kafka cut.
         """
         try:
             return cls(dict(_spans(msgpack.unpackb(data, strict_map_key=False))))
@@ -86,7 +86,7 @@ def _spans(topics: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[Partition,
 
 
 def task_of(partition: Partition, parallelism: int) -> int:
-    """Which task reads a partition. New topics and partitions move none that there are.
+    """The task that reads a partition. New topics and partitions never move existing ones.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Messages of Kafka's topics, by partition and offset.
+"""Messages of Kafka topics, by partition and offset.
 
-The engine says which task reads which partition; no consumer group does. A batch has the messages
-of each partition together, in the order of their offsets, and its cut says which these are.
+The engine assigns partitions to tasks; there is no consumer group. A batch has the messages of each
+partition together, in the order of their offsets, and its cut records which they are.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from clonos.sources.readers import CutReader
 Start = str | datetime | Mapping[Partition, int]
 
 REFRESH_S: Final = 10.0
-"""How often it is asked whether there are new partitions."""
+"""How often the reader looks for new partitions."""
 AHEAD_ROWS: Final = 65_536
-"""On replay a partition that is so far ahead of the others waits."""
+"""On replay, a partition that is this far ahead of the others waits."""
 END_S: Final = 30.0
-"""A partition that ends before what was read of it may have a new leader that has yet to catch up;
-after this time it is another partition."""
+"""A partition that ends before the position already read may have a new leader that must catch up.
+After this time the messages count as lost."""
 
 _POLL_S: Final = 0.25
 _REFRESH_WAIT_S: Final = 1.0
@@ -42,7 +42,7 @@ OURS: Final = {
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
 }
-"""What is promised rests on these."""
+"""The guarantees depend on these settings, so users must not change them."""
 
 USUAL: Final = {
     "group.id": "clonos",  # librdkafka wants a name; nothing is committed under it
@@ -51,23 +51,22 @@ USUAL: Final = {
     "fetch.queue.backoff.ms": 5,
     "allow.auto.create.topics": False,
 }
-"""What users may say otherwise."""
+"""Defaults that users may override."""
 
 
 @dataclass(frozen=True)
 class Topics:
-    """What to read of a cluster.
+    """The topics to read from a cluster.
 
     Parameters
     ----------
     start
-        Where a task begins that has read nothing: "earliest", "latest", a time, or offsets by
-        partition. Partitions that appear later, or have no offset there, are read from their first
-        message on.
+        Where a new task begins: "earliest", "latest", a time, or offsets by partition. Partitions
+        that have no offset, or appear later, are read from their first message.
     refresh_s
         See :data:`REFRESH_S`.
     group
-        The group for which offsets are committed, for others to see; the engine never reads them.
+        The group under which offsets are committed, for other tools; the engine never reads them.
     """
 
     cluster: Cluster
@@ -79,17 +78,17 @@ class Topics:
 
     @property
     def place(self) -> str:
-        """Which topics of which cluster, without secrets."""
+        """Topics and cluster for messages, without secrets."""
         return f"{', '.join(self.names)} of {self.cluster!r}"
 
     def consumer(self, tell: Callable[[Any], object]) -> Any:
-        """A new consumer, to which no partition is assigned.
+        """A new consumer without partitions.
 
         Parameters
         ----------
         tell
-            Is told of brokers that cannot be reached. librdkafka connects again by itself; what it
-            cannot mend comes in place of a message.
+            Called when brokers cannot be reached. librdkafka reconnects by itself; errors that it
+            cannot repair come in place of a message.
         """
         named = {} if self.group is None else {"group.id": self.group}
         settings = {**USUAL, **self.cluster.settings(OURS), **named}
@@ -104,18 +103,18 @@ class KafkaReader(CutReader):
         self._index, self._parallelism = task_index, parallelism
         self.schema = message_schema(metadata=topics.has_metadata)
         self._consumer: Any = None
-        self._ends: dict[Partition, int] = {}  # behind what was delivered
+        self._ends: dict[Partition, int] = {}  # next offsets to deliver
         self._has_begun = self._is_assigned = False
-        self._ahead: dict[Partition, deque[Any]] = {}  # came, and was not asked for yet
+        self._ahead: dict[Partition, deque[Any]] = {}  # fetched, not yet asked for
         self._paused: set[Partition] = set()
-        self._known_ends: dict[Partition, int] = {}  # there was nothing behind
+        self._known_ends: dict[Partition, int] = {}  # ends as last reported
         self._refresh_at = 0.0
         self._complaint = ""  # the last one of librdkafka's
 
     # --- the reader ------------------------------------------------------------------------------
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
-        """See :meth:`CutReader.open`; nothing is fetched before something is read."""
+        """See :meth:`CutReader.open`; nothing is fetched before the first read."""
         del rows_consumed
         self.cut = cut
         self._ends = Cut.decode(cut).ends if cut else {}
@@ -148,7 +147,7 @@ class KafkaReader(CutReader):
         return self._batch(taken)
 
     def look(self, *, is_idle: bool) -> int | None:
-        """See :meth:`CutReader.look`; also tells the group how far this is."""
+        """See :meth:`CutReader.look`; also commits offsets for the group."""
         if not self._is_assigned:
             return None
         self._tell_group()
@@ -156,14 +155,14 @@ class KafkaReader(CutReader):
         try:
             for partition, end in self._ends.items():
                 place = driver().TopicPartition(*partition)
-                # Brokers say where a partition ends whenever something is fetched.
+                # Brokers report the end of a partition with each fetch.
                 known = {"timeout": _REFRESH_WAIT_S} if is_idle else {"cached": True}
                 _, newest = self._consumer.get_watermark_offsets(place, **known)
                 if newest < 0:  # nothing was fetched yet
                     return None
                 lag += max(newest - end, 0)
         except driver().KafkaException:
-            return None  # they are away
+            return None  # brokers are away
         return lag
 
     def _tell_group(self) -> None:
@@ -183,7 +182,7 @@ class KafkaReader(CutReader):
     # --- partitions ------------------------------------------------------------------------------
 
     def _begin(self) -> pa.RecordBatch | None:
-        """Choose where to begin, and have that written down before anything is read."""
+        """Choose where to begin; the cut of an empty batch logs it before anything is read."""
         try:
             found = self._partitions(METADATA_S)
             starts = self._starts(found)
@@ -196,7 +195,7 @@ class KafkaReader(CutReader):
         return self._batch({})
 
     def _partitions(self, timeout_s: float) -> list[Partition]:
-        """Those of this task, sorted."""
+        """The partitions of this task, sorted."""
         found = []
         for topic in self._topics.names:
             metadata = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
@@ -219,7 +218,7 @@ class KafkaReader(CutReader):
         return {p: start[p] if p in start else self._edges(p)[0] for p in partitions}
 
     def _at(self, partitions: Sequence[Partition], start_ms: int) -> dict[Partition, int]:
-        """The first message of that time or later; behind the last one if there is none."""
+        """The first message at or after that time; the end of the partition if there is none."""
         asked = [driver().TopicPartition(*p, start_ms) for p in partitions]
         answers = self._consumer.offsets_for_times(asked, timeout=METADATA_S) if asked else []
         found = {}
@@ -232,13 +231,13 @@ class KafkaReader(CutReader):
         return {p: found[p] for p in partitions}
 
     def _edges(self, partition: Partition) -> tuple[int, int]:
-        """The first message that is there, and the one that comes next."""
+        """The offsets of the first existing message and of the next one to come."""
         place = driver().TopicPartition(*partition)
         first, end = self._consumer.get_watermark_offsets(place, timeout=METADATA_S)
         return first, end
 
     def _refresh(self) -> None:
-        """Look for new partitions now and then; they are read from their first message on."""
+        """Look for new partitions now and then; they are read from their first message."""
         now = time.monotonic()
         if now < self._refresh_at:
             return
@@ -247,7 +246,7 @@ class KafkaReader(CutReader):
             found = self._partitions(_REFRESH_WAIT_S)
             new = {p: self._edges(p)[0] for p in found if p not in self._ends}
         except (driver().KafkaException, SourceError):
-            return  # brokers that are away are asked again; what there is is read on
+            return  # brokers are away: ask later, and go on with the known partitions
         self._place(new)
 
     def _place(self, new: Mapping[Partition, int]) -> None:
@@ -256,7 +255,7 @@ class KafkaReader(CutReader):
             self._is_assigned = False
 
     def _assign(self) -> None:
-        """Begin to fetch, behind what was delivered."""
+        """Begin to fetch, from the next offsets."""
         if self._is_assigned:
             return
         self._ahead, self._known_ends, self._paused = {}, {}, set()
@@ -267,7 +266,7 @@ class KafkaReader(CutReader):
     # --- messages --------------------------------------------------------------------------------
 
     def _poll(self, max_rows: int, max_wait_s: float) -> dict[Partition, list[Any]]:
-        """What there is, without waiting for more; at most so much."""
+        """The available messages, at most `max_rows`; waits only if there are none."""
         first = self._consumer.poll(max_wait_s)
         if first is None:
             return {}
@@ -287,7 +286,7 @@ class KafkaReader(CutReader):
         return found
 
     def _judge(self, error: Any, message: Any) -> None:
-        """An error in place of a message."""
+        """Handle an error that came in place of a message."""
         if error.name() == "_PARTITION_EOF" or (is_away(error) and not error.fatal()):
             return
         partition = (message.topic() or ", ".join(self._topics.names), message.partition() or 0)
@@ -296,7 +295,7 @@ class KafkaReader(CutReader):
         raise self._failed(f"partition {shown(partition)} cannot be read: {error.str()}")
 
     def _take_ahead(self, max_rows: int) -> dict[Partition, list[Any]]:
-        """What a replay has left."""
+        """Messages that a replay has fetched but not used."""
         taken: dict[Partition, list[Any]] = {}
         for partition, waiting in self._ahead.items():
             if waiting and max_rows:
@@ -327,7 +326,7 @@ class KafkaReader(CutReader):
         return taken
 
     def _fetch(self, wanted: Partition) -> None:
-        """Wait a little, and put what comes to what is ahead."""
+        """Wait a little, and add the messages that come to those that are ahead."""
         message = self._consumer.poll(_POLL_S)
         if message is None:
             return
@@ -352,7 +351,7 @@ class KafkaReader(CutReader):
             self._paused -= chosen
 
     def _batch(self, taken: Mapping[Partition, Sequence[Any]]) -> pa.RecordBatch:
-        """The messages as columns; from now on the next ones lie behind them."""
+        """The messages as columns; also moves the next offsets behind them."""
         spans = {}
         messages: list[Any] = []
         for partition, start in self._ends.items():
@@ -377,7 +376,7 @@ class KafkaReader(CutReader):
             ]
         return columns
 
-    # --- what goes wrong -------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------
 
     def _hear(self, error: Any) -> None:
         self._complaint = error.str()

@@ -1,7 +1,7 @@
-"""Lines of bytes, as readers deliver them, to rows: text, JSON or CSV.
+"""Parses lines of bytes, as readers deliver them, into rows: text, JSON or CSV.
 
-Parsing belongs to the chain and not to the reader because what a broken line leads to (the job
-fails, or the line is dropped and counted) must be the same on replay.
+The chain parses, not the reader, because the consequences of a broken line (the job fails, or the
+line is dropped and counted) must be the same on replay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
 
 LINES = pa.schema([pa.field("value", pa.binary())])
-"""What line readers deliver; null stands for a line that was too long."""
+"""The schema of line readers; null stands for a line that was too long."""
 
 TEXT = pa.schema([pa.field("value", pa.string())])
 
@@ -32,14 +32,14 @@ Parser = Callable[[pa.Array, pa.Schema], pa.RecordBatch]
 
 @dataclass(frozen=True)
 class ParseLines(Operation):
-    """Lines to rows: "text", "json" or "csv"."""
+    """Parses lines: "text", "json" or "csv"."""
 
     format: str
     schema: pa.Schema
 
 
 class ParseLinesOperator(Operator):
-    """Parses a batch at once; only if that fails, line by line to find the broken ones."""
+    """Parses a batch as a whole; if that fails, line by line to find the broken lines."""
 
     def __init__(self, line_format: str, schema: pa.Schema) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def _parse_json(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     if not len(lines):
         return conform(pa.Table.from_pylist([], schema), schema)
     text = pc.ascii_trim_whitespace(lines.cast(pa.string()))
-    # Otherwise two broken lines could make a whole object together.
+    # Otherwise two broken lines could form an object together.
     if not pc.all(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))).as_py():
         raise ValueError("not a JSON object")
     options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
@@ -88,7 +88,7 @@ def _parse_json(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
-    """Comma-separated, quotes allowed but not around line breaks; nothing stands for null."""
+    """Comma-separated values; quotes must not contain line breaks; no value means null."""
     lines = _without_blank(lines)
     if not len(lines):
         return conform(pa.Table.from_pylist([], schema), schema)
@@ -110,7 +110,7 @@ PARSERS: dict[str, Parser] = {"text": _parse_text, "json": _parse_json, "csv": _
 
 
 def infer_schema(line_format: str, sample: list[bytes], column_names: list[str]) -> pa.Schema:
-    """The schema that the first lines of a file suggest."""
+    """Guess the schema from the first lines of a file."""
     joined = io.BytesIO(b"\n".join(sample) + b"\n")
     if line_format == "json":
         return pa_json.read_json(joined).schema
@@ -139,5 +139,5 @@ def _joined(lines: pa.Array) -> Any:
 
 
 def _block_size(lines: pa.Array) -> int:
-    # One block: blocks would be parsed independently.
+    # A single block, because blocks are parsed independently.
     return int(pc.sum(pc.binary_length(lines)).as_py()) + 2 * len(lines) + 16

@@ -1,7 +1,7 @@
-"""Materialized sources: DataFrames that Spark writes down once; slots read the files.
+"""Materialized sources: DataFrames that Spark writes to files once, and that slots read.
 
-A DataFrame that is recomputed after a failure may come in another order; files do not. They also
-let any slot run the task, and a restarted job read the very same rows.
+A DataFrame that is recomputed after a failure may have another order; files do not change. They
+also allow any slot to run the task, and a restarted job to read the same rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 def materialized(
     source: SourceSpec, operator: str, parallelism: int, spark: Any, uri: str
 ) -> SourceSpec:
-    """The source reading files below `uri`, which Spark writes unless an earlier run has had it.
+    """A source of files below `uri`, which Spark writes unless an earlier run has done so.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Messages and entries, as readers of brokers deliver them, to rows.
+"""Parses messages and entries, as readers of brokers deliver them, into rows.
 
-Like the parsing of lines this belongs to the chain: what a broken one leads to must be the same on
+The chain parses, as with lines, because the consequences of a broken message must be the same on
 replay.
 """
 
@@ -23,7 +23,7 @@ from clonos.sources.lines import PARSERS, TEXT
 VALUE: Final = pa.field("value", pa.binary())
 
 Value = Literal["json", "text", "bytes"]
-"""What the value of a message is."""
+"""The format of a message's value."""
 
 METADATA: Final = (
     pa.field("key", pa.binary()),
@@ -32,21 +32,21 @@ METADATA: Final = (
     pa.field("offset", pa.int64()),
     pa.field("timestamp", TIMESTAMP),
 )
-"""What a Kafka message has beside its value, as Spark's Kafka source calls it."""
+"""The metadata columns of a Kafka message, named as in Spark's Kafka source."""
 
 
 def message_schema(*, metadata: bool) -> pa.Schema:
-    """What readers of messages deliver."""
+    """The schema of readers of messages."""
     return pa.schema([VALUE, *(METADATA if metadata else ())])
 
 
 def columns_of(value: Value, schema: Any) -> pa.Schema:
-    """The columns that values give.
+    """The columns parsed from values.
 
     Raises
     ------
     WrongType, BadSchema
-        They are nothing of the kind; a schema is missing, or too much.
+        The format is unknown; a schema is missing or superfluous.
     """
     if value not in get_args(Value):
         raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
@@ -60,7 +60,7 @@ def columns_of(value: Value, schema: Any) -> pa.Schema:
 
 @dataclass(frozen=True)
 class ParseMessages(Operation):
-    """The values of messages to rows: "text" or "json"."""
+    """Parses the values of messages: "text" or "json"."""
 
     format: str
     schema: pa.Schema
@@ -68,13 +68,13 @@ class ParseMessages(Operation):
 
 @dataclass(frozen=True)
 class ParseFields(Operation):
-    """Fields of bytes to columns."""
+    """Parses fields of bytes into columns."""
 
     schema: pa.Schema
 
 
 class _OneByOne(Operator):
-    """Parses a batch at once; row by row only to find the broken ones."""
+    """Parses a batch as a whole; if that fails, row by row to find the broken ones."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class _OneByOne(Operator):
 class ParseMessagesOperator(_OneByOne):
     """Parses the values of messages.
 
-    Each value is a row. One that is null (a tombstone) is a row of nulls.
+    Each value is a row. A null value (a tombstone) is a row of nulls.
 
     Parameters
     ----------
     value_format
         "text" or "json".
     schema
-        Of the columns that a value gives.
+        The schema of the columns parsed from a value.
     """
 
     def __init__(self, value_format: str, schema: pa.Schema) -> None:
@@ -134,12 +134,12 @@ class ParseMessagesOperator(_OneByOne):
 class ParseFieldsOperator(_OneByOne):
     """Turns fields, which are bytes, into columns.
 
-    A field that an entry does not have is null.
+    A missing field is null.
 
     Parameters
     ----------
     schema
-        Of the columns; what follows them in a batch stays as it is.
+        The schema of these columns; further columns of a batch stay as they are.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

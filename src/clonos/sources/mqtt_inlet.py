@@ -1,7 +1,7 @@
 """Messages of an MQTT broker, acknowledged when they are durable.
 
-The broker keeps the session of a client id: what it has no acknowledgement for, it sends again when
-the client connects again, whoever that is then.
+The broker keeps a session for each client id. It sends unacknowledged messages again when a client
+with that id connects again, in whichever process.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ LOGGER: Final = logging.getLogger("clonos")
 
 CONNECT_S: Final = 10.0
 UNTHANKED: Final = 1000
-"""So many messages the broker sends ahead of acknowledgements."""
+"""How many messages the broker sends without waiting for acknowledgements."""
 FULL_S: Final = 0.05
-"""Time until a message is offered again for which there was no room."""
+"""Time until a message that was refused for lack of room is offered again."""
 
 _FOR_EVER: Final = 0xFFFF_FFFF
 _QOS: Final = 1
 _PASSES: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
-"""Reasons of MQTT 5 that may be gone at the next attempt: unspecified, the broker's own,
-unavailable, busy, a quota, a rate."""
+"""Reason codes of MQTT 5 that may be temporary: unspecified, implementation specific, unavailable,
+busy, quota exceeded, rate exceeded."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ class Mqtt:
 
     @property
     def place(self) -> str:
-        """Which broker, without the password."""
+        """The broker for messages, without the password."""
         return f"MQTT at {self.host}:{self.port}"
 
     def open(self, offer: Offer, fail: Fail) -> Session:
@@ -64,20 +64,20 @@ class Mqtt:
 
 
 class Session:
-    """A connection, and those that follow it.
+    """A connection and its successors.
 
     Attributes
     ----------
     connection
-        Counts connections. A message that came by an earlier one comes again, under the same
-        number, and its number is free when that one is acknowledged: who acknowledged it twice
-        could acknowledge another message.
+        Counts connections. An unacknowledged message of an earlier connection comes again with the
+        same message id, which becomes free when it is acknowledged. A second acknowledgement, for
+        the earlier delivery, could therefore acknowledge another message.
     """
 
     def __init__(self, mqtt: Mqtt, offer: Offer, fail: Fail) -> None:
         self._mqtt, self._offer, self._fail = mqtt, offer, fail
         self.connection = 0
-        self._lock = threading.Lock()  # of the connection, while something is acknowledged
+        self._lock = threading.Lock()  # held while a message is acknowledged
         self._is_over = threading.Event()
         self._heard = threading.Event()
         self._refusal: str | None = None
@@ -130,7 +130,7 @@ class Session:
         self._client.loop_stop()
 
     def thank(self, message: Any, connection: int, *, is_durable: bool) -> None:
-        """Acknowledge a message, if it is still that connection's to be acknowledged."""
+        """Acknowledge a message, if its connection is still the current one."""
         with self._lock:
             if is_durable and message.qos and connection == self.connection:
                 self._client.ack(message.mid, message.qos)
@@ -163,20 +163,20 @@ class Session:
         def thank(is_durable: bool) -> None:
             self.thank(message, connection, is_durable=is_durable)
 
-        # While this waits, nothing is read: the broker waits, too.
+        # While this waits, nothing is read, so the broker waits, too.
         while not self._offer(bytes(message.payload), None, message.topic, thank):
             if self._is_over.is_set():
                 return
             time.sleep(FULL_S)
 
     def _refuse(self, why: str, *, may_pass: bool) -> None:
-        """At the start it is an error; later, too, unless it may pass: the client tries again."""
+        """A refusal at the start is an error. A later one is, too, unless it may be temporary."""
         if not self._heard.is_set():
             self._refusal = why
             self._heard.set()
         elif may_pass:
             self._warn(why)
-        elif self._refusal is None:  # the client goes on to ask until the job has ended
+        elif self._refusal is None:  # the client would keep trying until the job has ended
             self._refusal = why
             self._fail(self._failed(why))
 

@@ -1,7 +1,7 @@
-"""Messages that somebody offers once, as the driver spools them, to rows.
+"""Parses messages that the driver has spooled into rows.
 
-A sender that hears no thanks offers a message again. If it gives its messages keys, repetitions are
-dropped here: what is remembered is state of the source's task, and survives what that survives.
+A sender that gets no acknowledgement sends a message again. If its messages have keys, repetitions
+are dropped here. The remembered keys are state of the source's task, and as durable as all state.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ METADATA: Final = (
     pa.field(TOPIC, pa.string()),
     pa.field(RECEIVED, TIMESTAMP),
 )
-"""What a message has beside its value: the sender's name for it, or null; what it was sent to; when
-it came."""
+"""The metadata of a message: the sender's key, or null; the topic or path to which it was sent; the
+time when it came."""
 OFFERED: Final = pa.schema([VALUE, *METADATA])
-"""What is spooled."""
+"""The schema of spooled messages."""
 
 
 @dataclass(frozen=True)
 class ParseOffered(Operation):
-    """Messages of :data:`OFFERED` to rows, each key once.
+    """Parses messages of :data:`OFFERED`, and drops repeated keys.
 
     Parameters
     ----------
     format
-        Of values: "json", "text" or "bytes".
+        The format of values: "json", "text" or "bytes".
     schema
-        Of the columns that values give.
+        The schema of the columns parsed from values.
     within_ms
         How long a key is remembered.
     """
@@ -59,7 +59,7 @@ class ParseOffered(Operation):
 
 
 class ParseOfferedOperator(KeepsRows, ParseMessagesOperator):
-    """See :class:`ParseOffered`; of several messages with one key, the first."""
+    """See :class:`ParseOffered`; of several messages with one key, the first is taken."""
 
     def __init__(self, operation: ParseOffered) -> None:
         super().__init__(operation.format, operation.schema)

@@ -1,13 +1,14 @@
-"""Rows of a PostgreSQL query, in the order of a column that grows.
+"""Rows of a PostgreSQL query, in the order of a growing column.
 
-A number from a sequence is taken when a row is inserted, but the row is there for others only when
-its transaction commits. So a row may appear *below* rows that were read before, and who reads on
-behind the greatest value loses it. This reader therefore goes in two looks::
+A row gets its number from a sequence when it is inserted, but becomes visible only when its
+transaction commits. So a row may appear *below* rows that were read before, and a reader that
+continues after the greatest value would miss it. This reader therefore looks twice::
 
-    first:   the greatest value that is there;  then: who is writing in this database
-    later:   have all of these ended?  then rows up to that value are *settled*: read them
+    first:   the greatest visible value, and then all transactions writing in this database
+    later:   have all of these ended?  Then rows up to that value are *settled*: read them
 
-Whoever has taken a smaller value had locked its table before, and so is among those writers.
+A transaction that has taken a smaller value had locked its table before, so it is among those
+writers.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from clonos.postgres import Server, driver, is_away
 from clonos.sources.readers import CutReader
 
 LOOK_S: Final = 0.02
-"""Time between looks while writers are waited for."""
+"""Time between looks while the reader waits for writers."""
 _AWAY_S: Final = 0.1
 
 PREPARED: Final = " prepared"
-"""What names of prepared transactions end with."""
+"""Suffix of the names of prepared transactions."""
 
 _WRITERS: Final = """
 select distinct virtualtransaction || case when lock.pid is null then ' prepared' else '' end
@@ -46,21 +47,21 @@ where granted and lock.pid is distinct from pg_backend_pid() and (
     or locktype = 'transactionid' and mode = 'ExclusiveLock'
     and (lock.pid is null or datname = current_database()))
 """
-"""INSERT and COPY lock their table like this before they compute a default, and who has a number
-has locked that, until the end; a prepared transaction has no process. The ids of the server's own
-tables are below 16384."""
+"""The writing transactions. INSERT and COPY take this lock on the table before they compute a
+default. A transaction with an id holds a lock on that id until its end; a prepared one has no
+process. The ids of the server's own tables are below 16384."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """So many rows behind the value `after` (None: the first rows); the last one has `last`."""
+    """A number of rows after the value `after` (None: the first rows); the last one has `last`."""
 
     after: str | None
     last: str | None
     rows: int
 
     def encode(self) -> bytes:
-        """The cut of a batch.
+        """Encode as the cut of a batch.
 
         Examples
         --------
@@ -84,12 +85,12 @@ class Span:
 
 
 class Frontier:
-    """Finds the value up to which no further row can appear.
+    """Finds a value up to which no further row can appear.
 
     Parameters
     ----------
     settled_s
-        A value must have been seen so long ago, too.
+        Additionally, the value must have been seen at least this long ago.
 
     Examples
     --------
@@ -108,47 +109,47 @@ class Frontier:
 
     @property
     def is_marked(self) -> bool:
-        """Whether a value waits to be settled."""
+        """Whether a value waits to become settled."""
         return self._value is not None
 
     def mark(self, value: str, writers: AbstractSet[str], now_s: float) -> None:
-        """The greatest value there is, and who was writing *after* it was seen."""
+        """Mark the greatest visible value, with the writers observed *after* it."""
         self._value, self._writers, self._since = value, frozenset(writers), now_s
 
     def settled(self, writers: AbstractSet[str], now_s: float) -> str | None:
-        """The value that was marked, if all that were writing then are no more among these."""
+        """The marked value, if none of the writers observed then is among these."""
         ended = self._writers - writers
         self._writers -= ended
         if any(not one.endswith(PREPARED) for one in ended):
-            # It may have been prepared: then it goes on under another name.
+            # A writer may have been prepared: then it goes on under another name.
             self._writers |= {one for one in writers if one.endswith(PREPARED)}
         if self._writers or now_s - self._since < self._settled_s:
             return None
         return self._value
 
     def clear(self) -> None:
-        """Everything that was settled has been read."""
+        """Forget the mark: all settled rows have been read."""
         self._value = None
 
 
 @dataclass(frozen=True, repr=False)
 class Query:
-    """What to read of a server.
+    """The query to read from a server.
 
     Parameters
     ----------
     text
         ``"select ... from ..."``.
     column
-        The one that grows.
+        The growing column.
     schema
-        Of what readers deliver: each column as bytes, of its text or as they are.
+        The schema of readers: each column as bytes, either of its text or the value itself.
     is_bytes
-        By column, whether the server has bytes.
+        For each column, whether its values are bytes on the server.
     every_s
-        Time between two looks for new rows.
+        Time between two polls for new rows.
     start
-        Where a new job begins: "earliest", "latest", or, if it `is_value`, behind that.
+        Where a new job begins: "earliest", "latest", or, if `is_value`, after this value.
     """
 
     server: Server
@@ -166,7 +167,7 @@ class Query:
 
     @property
     def place(self) -> str:
-        """Which query of which server, without the password."""
+        """Query and server for messages, without the password."""
         return f"{self.text} of {self.server.place}"
 
     def newest(self) -> Any:
@@ -192,7 +193,7 @@ class Query:
 
     @property
     def _source(self) -> Any:
-        # Its own % are none of a parameter, and it may end with a comment.
+        # A % of the user's query is no parameter, and the query may end with a comment.
         return driver().sql.SQL("(" + self.text.rstrip("; \n").replace("%", "%%") + "\n)")
 
 
@@ -228,7 +229,7 @@ class PostgresReader(CutReader):
         self.schema = query.schema
         self._query = query
         self._sql: Any = None
-        self._after: str | None = None  # the newest value that was delivered
+        self._after: str | None = None  # the last delivered value
         self._frontier = Frontier(query.settled_s)
         self._settled: str | None = None  # rows up to this may be read
         self._look_at = 0.0
@@ -276,13 +277,13 @@ class PostgresReader(CutReader):
     def close(self) -> None:
         """See :meth:`Reader.close`."""
         sql, self._sql = self._sql, None
-        self._frontier.clear()  # names of writers end with the server's life
+        self._frontier.clear()  # writers' names are valid only until the server restarts
         self._settled = None
         if sql is not None:
             sql.close()
 
     def _begin(self) -> pa.RecordBatch:
-        """Choose where to begin, and have that written down before anything is read."""
+        """Choose where to begin; the cut of an empty batch logs it before anything is read."""
         start: str | None = self._query.start
         if not self._query.is_value:
             start = self._newest() if start == "latest" else None
@@ -290,7 +291,7 @@ class PostgresReader(CutReader):
         return self._batch([], Span(start, start, 0))
 
     def _look(self, max_wait_s: float) -> bool:
-        """Whether there are settled rows that were not read."""
+        """Whether there are unread settled rows."""
         wait_s = self._look_at - time.monotonic()
         time.sleep(max(0.0, min(wait_s, max_wait_s)))
         if wait_s > max_wait_s:
@@ -300,7 +301,7 @@ class PostgresReader(CutReader):
             newest = self._newest()
             if newest is None or newest == self._after:
                 return False
-            # Only now: who has taken a smaller value before has locked its table before.
+            # In this order: a transaction with a smaller value had locked its table before.
             self._frontier.mark(newest, self._writers(), time.monotonic())
         self._settled = self._frontier.settled(self._writers(), time.monotonic())
         if self._settled is None:
@@ -341,7 +342,7 @@ class PostgresReader(CutReader):
         if self._sql is None:
             found = self._query.server.connect("clonos source", autocommit=True)
             self._sql = found
-            # What a value looks like as a text must be the same in all lives.
+            # Values as text must look the same in all lives.
             found.execute(
                 "set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres';"
                 "set bytea_output = 'hex'; set extra_float_digits = 1;"

@@ -1,6 +1,6 @@
-"""The thread that reads a task's source, so that a reader that waits never stops the task.
+"""The thread that reads a task's source, so that a waiting reader never stops the task.
 
-The automaton says how much it wants; this thread keeps a few batches ready and wakes the loop.
+The automaton says how much it wants. This thread keeps a few batches ready and wakes the loop.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ READY_MAX: Final = 2
 AHEAD_BYTES: Final = 16 << 20
 """A replay may have many cuts to read; it reads no further while this much is ready."""
 AHEAD_BATCHES: Final = 64
-"""The same in batches: each has a cost, however few its rows."""
+"""The same in batches, because even small batches have a cost."""
 SKIP_ROWS: Final = 65_536
 """Rows that a standby skips at a time while it follows its task."""
 PATIENCE: Final = 60
 """Seconds to wait for rows that were read before."""
 LOOK_S: Final = 5.0
-"""How often a reader looks how much it has not read."""
+"""How often a reader measures its lag."""
 
 
 USUAL_ROWS: Final = 8192
@@ -41,14 +41,14 @@ BATCH_BYTES: Final = 4 << 20
 
 
 class BatchSize:
-    """How many rows of a backlog make a batch: what the tasks behind get done in little time.
+    """How many rows of a backlog form a batch: as many as downstream tasks process quickly.
 
-    A batch costs about the same for few rows as for thousands, but while a step lasts, nothing else
-    is heard. So batches grow beyond :data:`USUAL_ROWS` while one is handled in less than
-    :data:`QUICK_S`, and shrink again if it takes longer than :data:`SLOW_S`; but no further: on a
-    machine that is busy with something else, small batches take as long, and are many more. A
-    batch of more than :data:`BATCH_BYTES` shrinks as far as it takes. Where there is no backlog,
-    rows are not held back for larger batches.
+    A batch of a few rows costs about as much as one of thousands, but while a step lasts, its task
+    handles no other event. So batches grow beyond :data:`USUAL_ROWS` while each is handled in less
+    than :data:`QUICK_S`, and shrink again, down to that size, if they take longer than
+    :data:`SLOW_S`. They shrink no further, because on a busy machine small batches take as long and
+    there are more of them. Batches above :data:`BATCH_BYTES` shrink as far as necessary. Without a
+    backlog, rows are not held back for larger batches.
 
     Examples
     --------
@@ -80,22 +80,22 @@ class BatchSize:
 
 
 class PrefetchThread:
-    """Reads ahead, within limits, in a thread of its own.
+    """Reads ahead, within limits, in a separate thread.
 
-    A standby's thread follows the task's floors (:meth:`advance`), so that at its promotion the
-    source is open and in place.
+    A standby's thread follows the task's floors (:meth:`advance`), so that the source is open and
+    in place when the standby is promoted.
 
     Parameters
     ----------
     reader
         Not yet open.
     wake
-        Called (from the thread) when something new is ready.
+        Called from the thread when new rows are ready.
     rows_per_s
-        Admit no more than that (0: no limit). What a failure delayed is made up for, up to a
-        second's worth.
+        Admit no more than this (0: no limit). After a failure, up to a second's worth of rows is
+        made up for.
     digests
-        Whether rows that are read again are compared with those that were read before.
+        Whether rows that are read again are compared with those read before.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class PrefetchThread:
         digests: bool = True,
     ) -> None:
         self._reader = reader
-        self._stand = -1  # rows behind us; -1: not open
+        self._stand = -1  # rows read or skipped; -1: not open
         self._wanted = -1
-        self._at = self._cut = b""  # the same, in the words of a reader that has such
+        self._at = self._cut = b""  # the same as cuts, for a CutReader
         self._wake = wake
         self._size = BatchSize(batch_rows_max)
         self._linger_s = linger_s
@@ -120,6 +120,7 @@ class PrefetchThread:
         self._admitted_until = time.monotonic()
         self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
         self._ready_bytes = 0
+        self._has_enough = False
         self._exact: deque[tuple[int, bytes]] = deque()
         self._reading_ahead = False
         self._lag: int | None = None
@@ -131,23 +132,23 @@ class PrefetchThread:
 
     @property
     def is_placed(self) -> bool:
-        """Whether it has been told where the task stands."""
+        """Whether it knows the task's position."""
         return self._wanted >= 0
 
     @property
     def lag(self) -> int | None:
-        """What the reader has said when it looked last."""
+        """The lag that the reader last measured."""
         return self._lag
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
-        """Stand behind the first `rows_consumed` rows, which end with `cut`; never goes back."""
+        """Move past the first `rows_consumed` rows, which end with `cut`; never moves back."""
         with self._changed:
             if rows_consumed >= self._wanted:
                 self._wanted, self._cut = rows_consumed, cut
                 self._changed.notify()
 
     def take(self) -> SourceRows | SourceEnded | None:
-        """The next rows, if any are ready. Asking starts reading ahead.
+        """The next rows, if any are ready. The first call starts reading ahead.
 
         Raises
         ------
@@ -163,21 +164,21 @@ class PrefetchThread:
     def ask(self, cuts: Sequence[tuple[int, bytes]]) -> None:
         """Replay: read exactly these cuts; :meth:`taken` returns them.
 
-        Of each it is said how many rows it has, and what the reader has called it.
+        Each has its number of rows, and the reader's cut.
         """
         with self._changed:
             self._exact.extend(cuts)
             self._changed.notify()
 
     def taken(self) -> SourceRows | SourceEnded | None:
-        """What :meth:`ask` has asked for, if it is there."""
+        """The next of the cuts given to :meth:`ask`, if it is ready."""
         with self._changed:
             return self._pop()
 
     def wait_for_taken(self) -> SourceRows | SourceEnded | None:
-        """What :meth:`ask` has asked for, as soon as it is there; None: it does not come.
+        """The same, as soon as it is ready; None: it does not come.
 
-        Seconds count only if this process runs: others may have all of the processor.
+        Seconds count only while this process runs, because others may occupy the processor.
         """
         for _ in range(PATIENCE):
             with self._changed:
@@ -195,7 +196,8 @@ class PrefetchThread:
             return None
         first = self._ready.popleft()
         self._ready_bytes -= _nbytes(first)
-        self._changed.notify()
+        if not (self._exact and self._is_ahead()):
+            self._changed.notify()
         if isinstance(first, ClonosError):
             raise first
         return first
@@ -214,7 +216,7 @@ class PrefetchThread:
             self._reader.close()
 
     def _read_next(self) -> bool:
-        """Read what is wanted next; False when there is no more to do."""
+        """Read the next rows that are wanted; False when there is no more to do."""
         with self._changed:
             is_due = self._changed.wait_for(
                 lambda: (
@@ -282,13 +284,13 @@ class PrefetchThread:
         self._stand, self._at = rows_consumed, cut
 
     def _is_behind(self) -> bool:
-        """Whether it does not stand where it shall; where rows have no number, their cut says."""
+        """Whether it must still move forward; where rows have no numbers, cuts are compared."""
         if self._wanted == self._stand:
             return self._cut != self._at
         return self._wanted > self._stand
 
     def _admit(self) -> int:
-        """How many rows may be read now; waits until it is worth reading."""
+        """How many rows may be read now; waits until reading is worthwhile."""
         if not self._rows_per_s:
             return self._size.rows
         now = time.monotonic()
@@ -306,12 +308,18 @@ class PrefetchThread:
         with self._changed:
             self._ready.append(what)
             self._ready_bytes += _nbytes(what)
+            self._is_ahead()
             self._changed.notify_all()
         self._wake()
 
     def _is_ahead(self) -> bool:
-        """Whether a replay has enough to go on with."""
-        return self._ready_bytes >= AHEAD_BYTES or len(self._ready) >= AHEAD_BATCHES
+        """Whether a replay has enough rows ready. Once it has, it uses up half of them first: a
+        thread that is woken for each batch waits each time for the interpreter, and on a busy
+        machine for a processor, and the replay with it."""
+        share = 2 if self._has_enough else 1
+        nbytes, batches = share * self._ready_bytes, share * len(self._ready)
+        self._has_enough = nbytes >= AHEAD_BYTES or batches >= AHEAD_BATCHES
+        return self._has_enough
 
 
 def _nbytes(ready: SourceRows | SourceEnded | ClonosError) -> int:

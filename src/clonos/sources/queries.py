@@ -1,12 +1,12 @@
-"""A streaming query that feeds a source: Structured Streaming's micro-batches into a spool.
+"""A streaming query that feeds a source: Structured Streaming's micro-batches go into a spool.
 
-Spark commits its offset when the function of ``foreachBatch`` has returned, and that returns when
-the batch's manifest is in the spool. So whatever dies on whichever side, and whenever: a batch
-whose offset was committed is there, and one that Spark offers again is there only once.
+Spark commits its offset when the function of ``foreachBatch`` has returned, which it does when the
+batch's manifest is in the spool. So whatever dies on either side: a batch whose offset was
+committed is in the spool, and a batch that Spark offers again is in it only once.
 
-Before the batch, Spark has written down from where to where in the input it goes. A digest of that
-is in the manifest: a number alone would not tell a batch that is offered again from another one,
-of a query whose checkpoint went back.
+Before a batch, Spark records the range of the input that it covers. The manifest has a digest of
+this range, because the batch's number alone would not distinguish a repeated batch from a different
+one, of a query whose checkpoint was reset.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from clonos.storage.retry import Retry
 LOGGER: Final = logging.getLogger("clonos")
 
 STOP_S: Final = 15.0
-"""Grace period for Spark to stop a query; after that we go on, since it can do no harm."""
+"""Grace period for Spark to stop a query; then the job goes on, as the query can do no harm."""
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _PART: Final = "path string, rows long, nbytes long"
@@ -51,13 +51,13 @@ class FeedingQuery:
     Parameters
     ----------
     name
-        Of the query, as Spark and our errors show it.
+        The query's name, as Spark and our errors show it.
     schema
-        Of the rows in the spool.
+        The schema of the rows in the spool.
     checkpoint
         Where the query keeps its own checkpoint: a local path or a URI.
     report
-        Called, from a thread of its own, with the error that ended the query.
+        Called, from a separate thread, with the error that ended the query.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FeedingQuery:
         self._query: Any = None
         self._synced: set[Path] = set()
         self._error: ClonosError | None = None
-        self._told = ""  # by Spark, of a micro-batch that it could not compute
+        self._told = ""  # Spark's error for a micro-batch that it could not compute
         self._closed = False
         self._stopper: threading.Thread | None = None
         self._watcher = threading.Thread(
@@ -84,12 +84,12 @@ class FeedingQuery:
         )
 
     def start(self) -> None:
-        """Start the query where it was.
+        """Start the query where it stopped.
 
         Raises
         ------
         SourceError
-            Spark does not start it.
+            Spark cannot start it.
         """
         feeding = self._feeding
         try:
@@ -111,7 +111,7 @@ class FeedingQuery:
         self._watcher.start()
 
     def _take(self, frame: Any, batch: int) -> None:
-        """Spool a micro-batch (called by Spark, in a thread of its own)."""
+        """Spool a micro-batch (called by Spark in its own thread)."""
         try:
             self._spool.wait_for_room()
             with short_errors(self._is_stopping):
@@ -126,14 +126,14 @@ class FeedingQuery:
             self._error = error
             raise
         except (MicroBatchFailed, OSError) as error:
-            self._told = in_short(error)  # the query's own error says where, and not what
+            self._told = in_short(error)  # the query's own error names the place, but not the cause
             raise
 
     def _is_stopping(self) -> bool:
         return self._closed or (self._query is not None and not self._query.isActive)
 
     def _watch(self) -> None:
-        """Wait for the query's end and say what it means."""
+        """Wait for the query's end and report it."""
         try:
             self._query.awaitTermination()
             if self._closed:
@@ -150,9 +150,9 @@ class FeedingQuery:
             return error
         if self._error is not None:
             return self._error
-        if self._is_spark_stopped():  # whatever it says while it falls apart
+        if self._is_spark_stopped():  # whatever the error is: Spark is shutting down
             return self._stopped()
-        if CANCELLED in str(error):  # the query was, or all jobs of the application
+        if CANCELLED in str(error):  # the query was cancelled, or all jobs of the application
             return cancelled(self._name, error)
         return FeedFailed(
             f"the streaming query that feeds the job has failed: {self._told or in_short(error)}",
@@ -172,7 +172,7 @@ class FeedingQuery:
         )
 
     def leave(self) -> None:
-        """Begin to stop the query; what it has in hand is offered again when it goes on."""
+        """Begin to stop the query; its current batch is offered again when it continues."""
         self._closed = True
         self._spool.close()
         if self._query is None or self._stopper is not None:
@@ -187,7 +187,7 @@ class FeedingQuery:
         self._stopper.start()
 
     def close(self, until: float | None = None) -> None:
-        """Stop the query, and wait until it has stopped or that time (monotonic) has come."""
+        """Stop the query, and wait until it has stopped or until this time (monotonic)."""
         self.leave()
         if self._stopper is None:
             return
@@ -204,7 +204,7 @@ def write_rows(
     schema: pa.Schema,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Spool a partition, in Spark's task; gives a row for each file."""
+    """Spool a partition, in Spark's task; yields a row for each file."""
     context = TaskContext.get()
     assert context is not None
     store = LayerStore(uri, durability, retry=Retry("rows that Spark hands over"))
@@ -215,8 +215,8 @@ def write_rows(
 
 
 def hadoop_path(uri: str) -> str:
-    """A place as Spark names it: what pyarrow calls s3, Hadoop calls s3a; it escapes nothing; and a
-    bare path would be one of its default file system.
+    """A location in Spark's notation. Hadoop says s3a for pyarrow's s3, and escapes nothing; it
+    would look for a bare path on its default file system.
 
     Examples
     --------

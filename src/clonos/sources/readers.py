@@ -1,7 +1,7 @@
-"""Readers: how rows get from the outside to a source task.
+"""Readers, which bring rows from outside to a source task.
 
-A reader does I/O and runs outside the automaton. It can be opened again at a row number; if it is
-``replayable`` it then delivers the same rows, and no copy of them is kept in the log.
+A reader does I/O and runs outside the automaton. It can be opened again at a row number. If it is
+``replayable``, it then delivers the same rows, and the log keeps no copy of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reader(Protocol):
     schema: pa.Schema
 
     def open(self, rows_consumed: int) -> None:
-        """Begin, or begin again, behind the first `rows_consumed` rows."""
+        """Begin, or begin again, after the first `rows_consumed` rows."""
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """The next rows, at least one; None if there are none yet.
@@ -41,21 +41,21 @@ class Reader(Protocol):
         Raises
         ------
         EndOfInput
-            There will be none.
+            There will be no more.
         """
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:
         """The next `rows` rows, which were read before."""
 
     def skip(self, rows: int) -> None:
-        """Go on behind the next `rows` rows, which another has read."""
+        """Skip the next `rows` rows, which another process has read."""
 
     def close(self) -> None:
         """Free what was opened; may be called at any time, more than once."""
 
 
 class BaseReader:
-    """What the readers share."""
+    """Base of all readers."""
 
     replayable = True
     schema: pa.Schema
@@ -90,52 +90,52 @@ class BaseReader:
 
 
 class CutReader(BaseReader):
-    """A reader of something that has no one order, such as the partitions of a topic.
+    """A reader of a source without a single order, such as the partitions of a topic.
 
-    How many rows were read does not say which. So each batch is a *cut*: bytes in the reader's own
-    words, which the log keeps. From them it reads the very same rows again, in the same order, and
-    goes on behind them.
+    There the number of rows read does not determine which rows they are. So each batch has a *cut*:
+    bytes in the reader's own format, which the log keeps. From it the reader can read the same rows
+    again, in the same order, and continue after them.
 
-    A batch may have no rows: its cut then says where the reader begins. What depends on the moment
-    ("from now on") is thereby logged, too.
+    A batch may have no rows; its cut then says where the reader begins. Thereby a starting point
+    that depends on the time ("from now on") is logged, too.
 
     Attributes
     ----------
     cut
-        Of the rows that were read last; empty before the first.
+        The cut of the rows read last; empty before the first.
     """
 
     cut = b""
 
     def look(self, *, is_idle: bool) -> int | None:
-        """How many rows there are that were not read; None: nobody knows.
+        """The number of unread rows; None: unknown.
 
-        It is asked now and then between reads. `is_idle`: nothing is read just now, so what came
-        with the last read may be old.
+        Called now and then between reads. `is_idle`: there are no reads at present, so what the
+        last read has reported may be outdated.
         """
         del is_idle
         return None
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
-        """Begin, or begin again, behind `cut`; if it is empty, where the source says.
+        """Begin, or begin again, after `cut`; if it is empty, at the source's starting point.
 
-        It is called again while a standby follows its task, and should then cost little.
+        Called again and again while a standby follows its task, so it should cost little.
         """
         raise NotImplementedError
 
     def read_cut(self, cut: bytes) -> pa.RecordBatch:
-        """The rows of `cut`, which follow those that it was opened behind, or read last.
+        """The rows of `cut`, which come right after the cut of :meth:`open` or of the last read.
 
         Raises
         ------
         SourceError
-            They are not there any more.
+            The rows are gone.
         """
         raise NotImplementedError
 
 
 class BufferedReader(BaseReader):
-    """Cuts what :meth:`_pieces` yields to the size that is asked for; skips by reading."""
+    """Cuts the batches of :meth:`_pieces` to the requested size; skips by reading."""
 
     def __init__(self) -> None:
         self._source: Iterator[pa.RecordBatch] = iter(())
@@ -174,7 +174,7 @@ class BufferedReader(BaseReader):
 
 
 class BatchesReader(BufferedReader):
-    """Batches that are there already; each is delivered on its own."""
+    """Given batches; each is delivered on its own."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
         super().__init__()
@@ -186,9 +186,9 @@ class BatchesReader(BufferedReader):
 
 
 class IteratorReader(BufferedReader):
-    """What an iterator yields: the input of Spark's ``mapInArrow``.
+    """The batches of an iterator, such as the input of Spark's ``mapInArrow``.
 
-    It can be opened once, and replays in so far as a new iterator yields the same rows.
+    It can be opened only once; it is replayable if a new iterator yields the same rows.
     """
 
     def __init__(
@@ -209,11 +209,10 @@ class IteratorReader(BufferedReader):
 
 
 class RateReader(BaseReader):
-    """Rows ``(timestamp, value)`` at a steady rate: values 0, 1, 2, ... shared out to the tasks.
+    """Rows ``(timestamp, value)`` at a steady rate: values 0, 1, 2, ... distributed over the tasks.
 
-    Both columns are functions of the row's number, so the reader replays without memory; the
-    timestamps begin at `start_us`. Pace is kept from the moment of opening: what a failure
-    delayed is not made up for.
+    Both columns are functions of the row's number, so the reader can replay; timestamps begin at
+    `start_us`. The pace counts from the moment of opening: delays by failures are not made up for.
     """
 
     schema = pa.schema([pa.field("timestamp", TIMESTAMP), pa.field("value", pa.int64())])
@@ -251,13 +250,13 @@ class RateReader(BaseReader):
         if self._rows is not None and self._next >= self._rows:
             raise EndOfInput
         missing = min(max_rows, self._rest()) - self._due()
-        if missing > 0:  # wait for a batch that is worth its cost, but not for long
+        if missing > 0:  # wait, but not long, for a worthwhile batch
             self._sleep(min(missing / self._rate, max_wait_s))
         due = self._due()
         return self.read_exactly(min(due, max_rows)) if due > 0 else None
 
     def _due(self) -> int:
-        """How many rows should have been delivered by now, and were not."""
+        """How many rows are due and not yet delivered."""
         elapsed = self._now() - self._opened_at
         return self._opened_with + int(elapsed * self._rate) + 1 - self._next
 
@@ -277,5 +276,5 @@ class RateReader(BaseReader):
         )
 
     def skip(self, rows: int) -> None:
-        """See :meth:`Reader.skip`; makes none."""
+        """See :meth:`Reader.skip`; makes no rows."""
         self._next += rows

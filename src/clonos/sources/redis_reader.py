@@ -1,7 +1,7 @@
 """Entries of Redis Streams, by their ids.
 
-A batch has the entries of each stream together, in the order of their ids. Its cut says behind
-which id they begin, with which one they end, and how many there are.
+A batch has the entries of each stream together, in the order of their ids. Its cut records the id
+before the first, the last id, and the number of entries.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from clonos.extras import imported
 from clonos.sources.readers import CutReader
 
 ANSWER_S: Final = 10.0
-"""How long an answer is waited for, beyond what it may take."""
+"""How long to wait for an answer, beyond the time that the command may block."""
 
 METADATA: Final = (
     pa.field("stream", pa.string()),
     pa.field("id", pa.string()),
     pa.field("timestamp", TIMESTAMP),
 )
-"""What an entry has beside its fields; the time is that of its id."""
+"""The metadata columns of an entry; the time is taken from its id."""
 
 _FIRST: Final = "0-0"
 _LAST_OF_MS: Final = (1 << 64) - 1
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Span:
-    """So many entries behind the id `after`; the last one is `last`."""
+    """A number of entries after the id `after`; the last one is `last`."""
 
     after: str
     last: str
@@ -50,7 +50,7 @@ class Span:
 
 
 def encode(spans: Mapping[str, Span]) -> bytes:
-    """A batch's cut: by stream, in the order of its rows.
+    """Encode a batch's cut: spans by stream, in the order of its rows.
 
     Examples
     --------
@@ -77,16 +77,16 @@ def decode(cut: bytes) -> dict[str, Span]:
 
 @dataclass(frozen=True)
 class Streams:
-    """What to read of a server.
+    """The streams to read from a server.
 
     Parameters
     ----------
     url
-        Only :meth:`connect` shows the password to anybody.
+        Only :meth:`connect` uses the password.
     columns
-        The fields that are read of each entry.
+        The fields to read of each entry.
     start
-        Where a task begins that has read nothing: "earliest", "latest" or a time.
+        Where a new task begins: "earliest", "latest" or a time.
     """
 
     url: str = field(repr=False)
@@ -97,25 +97,25 @@ class Streams:
 
     @property
     def place(self) -> str:
-        """Which server, without the password."""
+        """The server for messages, without the password."""
         parts = urlsplit(self.url)
         return f"Redis at {parts.hostname or parts.path}:{parts.port or 6379}"
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what readers deliver: each field as bytes."""
+        """The schema of readers: each field as bytes."""
         fields = [pa.field(name, pa.binary()) for name in self.columns]
         return pa.schema([*fields, *(METADATA if self.has_metadata else ())])
 
     def connect(self) -> Any:
-        """A client; it connects when it is needed, and again."""
+        """A client, which connects on demand and reconnects."""
         return driver().Redis.from_url(
             self.url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
         )
 
 
 class RedisReader(CutReader):
-    """One task's streams: stream s belongs to task CRC-32 of its name modulo the parallelism."""
+    """One task's streams: a stream belongs to task CRC-32 of its name modulo the parallelism."""
 
     def __init__(self, streams: Streams, task_index: int, parallelism: int) -> None:
         self.schema = streams.schema
@@ -123,7 +123,7 @@ class RedisReader(CutReader):
         mine = (n for n in streams.names if crc32(n.encode()) % parallelism == task_index)
         self._names = tuple(sorted(mine))
         self._client: Any = None
-        self._last: dict[str, str] = {}  # the newest id that was delivered
+        self._last: dict[str, str] = {}  # the last delivered id
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
         """See :meth:`CutReader.open`."""
@@ -137,7 +137,7 @@ class RedisReader(CutReader):
         """See :meth:`Reader.read`."""
         if not self.cut:
             return self._begin()
-        for stream in self._names:  # those that were not read before
+        for stream in self._names:  # streams without a position yet
             self._last.setdefault(stream, _FIRST)
         if not self._names:
             time.sleep(max_wait_s)
@@ -172,7 +172,7 @@ class RedisReader(CutReader):
             client.close()
 
     def _begin(self) -> pa.RecordBatch:
-        """Choose where to begin, and have that written down before anything is read."""
+        """Choose where to begin; the cut of an empty batch logs it before anything is read."""
         try:
             self._client.ping()
             self._last = {stream: self._start(stream) for stream in self._names}
@@ -181,7 +181,7 @@ class RedisReader(CutReader):
         return self._batch({})
 
     def _start(self, stream: str) -> str:
-        """The id behind which a new task begins."""
+        """The id after which a new task begins."""
         start = self._streams.start
         if isinstance(start, datetime):
             before = to_ms(start) - 1
@@ -261,7 +261,7 @@ def driver() -> Any:
 
 
 def _away() -> tuple[type[Exception], ...]:
-    """What passes by itself: a server that is away, starts, or has a new primary."""
+    """Temporary errors: a server that is away, is starting, or has a new primary."""
     found = driver()
     names = ("ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError")
     return tuple(getattr(found, name) for name in names)

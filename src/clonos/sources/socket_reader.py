@@ -11,7 +11,7 @@ from clonos.sources.lines import LINES
 from clonos.sources.readers import BaseReader, EndOfInput
 
 LINE_BYTES_MAX = 1 << 20
-"""A longer line is a bad record: it must not fill the task's memory."""
+"""A longer line is a bad record, because it must not fill the task's memory."""
 
 _RECEIVE_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 10.0
@@ -20,9 +20,9 @@ _CONNECT_TIMEOUT_S = 10.0
 class SocketReader(BaseReader):
     """Connects to a server that sends lines.
 
-    A socket does not replay: what was read is kept in the log. With `resume` the reader sends
-    ``RESUME <rows>`` on connecting, so that a server that understands it continues there and
-    lines that were on their way when the task died are not lost.
+    A socket cannot replay, so the log keeps all lines. With `resume` the reader sends
+    ``RESUME <rows>`` on connecting. A server that understands this continues from there, so that
+    lines under way when the task died are not lost.
     """
 
     replayable = False
@@ -77,7 +77,7 @@ class SocketReader(BaseReader):
             raise SourceError("the socket is closed")
         if self._is_over:
             return
-        self._socket.settimeout(max(max_wait_s, 0.001))  # 0 would mean not to wait at all
+        self._socket.settimeout(max(max_wait_s, 0.001))  # 0 would mean non-blocking
         try:
             received = self._socket.recv(_RECEIVE_BYTES)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""The description of a source: what a slot or the driver has to set up for it."""
+"""The description of a source: what a slot or the driver must set up for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Feeding:
     output_mode, processing_time, available_now
         As PySpark's ``writeStream`` takes them.
     backlog_bytes
-        The query waits while more than this is spooled and may still be asked for.
+        The query waits while more than this is spooled and may still be needed.
     """
 
     output_mode: str = "append"
@@ -35,30 +35,31 @@ class Feeding:
 
 
 Offer = Callable[[bytes, str | None, str | None, Callable[[bool], object]], bool]
-"""(value, key, topic, thank) -> whether it was taken; `thank` then hears whether it is durable."""
+"""(value, key, topic, thank) -> whether the message was taken. If so, `thank` is called with
+whether it is durable."""
 
 
 Fail = Callable[[Exception], object]
-"""Called, from any thread, with the error for which nothing will come any more: the job ends."""
+"""Called, from any thread, with the error that has ended the inlet; the job ends, too."""
 
 
 class Listener(Protocol):
-    """An inlet that is open."""
+    """An open inlet."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the inlet."""
 
 
 class Inlet(Protocol):
-    """Where messages come from that are offered once. The driver opens it."""
+    """A source of messages that are offered only once. The driver opens it."""
 
     def open(self, offer: Offer, fail: Fail) -> Listener:
-        """Offer what comes, from threads of its own.
+        """Offer incoming messages, from the inlet's own threads.
 
         Raises
         ------
         SourceError
-            Nothing can come.
+            The inlet cannot be opened.
         """
 
 
@@ -71,34 +72,34 @@ class SourceSpec:
     kind
         "batches", "dataframe", "files", "kafka", "materialized" (a DataFrame that is written to
         files first), "mqtt", "postgres", "rate", "redis", "socket", "stream" (a streaming
-        DataFrame), "table", "versions" (of a table that is looked up), "webhook" or "websocket".
+        DataFrame), "table", "versions" (of a look-up table), "webhook" or "websocket".
     schema
-        Of what the reader delivers.
+        The schema of the reader.
     factory
-        Makes a task's reader; None for DataFrames, whose rows Spark brings.
+        Makes a task's reader; None for DataFrames, whose rows Spark delivers.
     replayable
         Whether the reader can deliver the same rows again.
     rows_schema
-        Of the stream, after `head`.
+        The schema of the stream, after `head`.
     head
-        What the chain begins with (parsing of lines); most pass rows on.
+        The first operation of the chain, such as parsing lines; most sources pass rows on.
     parallelism_max
-        The highest number of tasks that can share the source, None if any.
+        The largest number of tasks that can share the source; None: any.
     dataframe
-        The Spark DataFrame, or the table. It stays in the driver: it is not pickled.
+        The Spark DataFrame, or the table. It stays in the driver and is not pickled.
     rows_per_second
-        Of all tasks together, at most; None: as fast as the job can.
+        The largest rate of all tasks together; None: no limit.
     feeding
-        Of a "stream".
+        For a "stream".
     refresh_ms
-        Of "versions": how often the table is read again.
+        For "versions": how often the table is read again.
     inlet
-        Of "mqtt", "webhook" and "websocket". It stays in the driver, as its secrets do.
+        For "mqtt", "webhook" and "websocket". It stays in the driver, with its secrets.
     ends
-        Whether it is known to end by itself.
+        Whether the source is known to end by itself.
     narrow
-        The same source without all columns but those that it is given, in their order; None if
-        that saves nothing.
+        Makes the same source with only the given columns, in their order; None if that saves
+        nothing.
     """
 
     kind: str
@@ -118,17 +119,17 @@ class SourceSpec:
 
     @property
     def is_fed(self) -> bool:
-        """Whether the driver hands over rows while the job runs: Spark's, or an inlet's."""
+        """Whether the driver feeds it while the job runs, from Spark or from an inlet."""
         return self.is_fed_by_spark or self.inlet is not None
 
     @property
     def is_fed_by_spark(self) -> bool:
-        """Whether Spark makes them."""
+        """Whether the driver feeds it from Spark."""
         return self.feeding is not None or self.refresh_ms is not None
 
     @property
     def is_bound(self) -> bool:
-        """Whether Spark brings the rows to a slot of the task's own."""
+        """Whether Spark delivers the rows to a slot that only this task can use."""
         return self.kind == "dataframe"
 
     def reader(self, task_index: int, parallelism: int) -> Reader:

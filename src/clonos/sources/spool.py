@@ -1,18 +1,18 @@
-"""The spool: rows that Spark hands over batch by batch, kept until every source task is past them.
+"""The spool: rows handed over batch by batch, and kept until every source task has passed them.
 
 ::
 
-    batch-000000000007      what belongs to the eighth batch: a *manifest*
-    rows/...                its rows: files of Arrow batches that any number of attempts wrote
+    batch-000000000007      the *manifest* of the eighth batch: a list of its files
+    rows/...                its rows: files of Arrow batches, written by any number of attempts
 
-A file that no manifest names does not exist for anybody. Writing a manifest is therefore the one
-moment at which a batch is taken, whatever dies before or after it; a batch that is offered again
-finds its manifest and changes nothing. There is one writer of manifests (the driver, which holds
-the lock of the job's journal) and there are many readers.
+Readers ignore files that no manifest names. So a batch is taken at the moment when its manifest is
+written, whatever dies before or after. If a batch is offered again, its manifest already exists,
+and nothing changes. Manifests have one writer (the driver, which holds the lock of the job's
+journal) and many readers.
 
-Files are dealt out to the tasks of a source in turn, over all batches. A manifest says how many
-rows each task had been dealt before, so that a reader can be opened at any row, although the
-batches below the floors of all tasks are gone.
+Files are dealt to the tasks of a source in turn, over all batches. A manifest says how many rows
+each task had been dealt before, so that a reader can be opened at any row although the batches
+below the floors of all tasks are gone.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ CLOSE_S: Final = 0.5
 _FORMAT: Final = "clonos-spool-2"
 _NAME: Final = "batch-"
 _WAITS: Final = "rows between Spark and a source"
-"""What waits while a store is away."""
+"""What waits while a store is away, for messages."""
 
 
 class SpoolClosed(ClonosError):
-    """The job that reads a spool takes nothing any more: it is being stopped."""
+    """The job that reads a spool is being stopped, so no more rows are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class Manifest:
     number
         0, 1, 2, ... without a gap. Batches without rows have none.
     query, batch
-        Spark's names for what it handed over.
+        Spark's names for the micro-batch.
     extent
-        What is equal if, and only if, Spark takes it for the very same rows.
+        Identifies the range of the input: equal if, and only if, Spark means the same rows.
     first
-        How many files all earlier batches had together.
+        The number of files of all earlier batches.
     before
-        Per task, how many rows it was dealt in earlier batches.
+        For each task, how many rows it was dealt in earlier batches.
     """
 
     number: int
@@ -104,7 +104,7 @@ class Manifest:
 
     @property
     def after(self) -> tuple[int, ...]:
-        """Per task, how many rows it has been dealt with this batch."""
+        """For each task, how many rows it has been dealt up to and including this batch."""
         return tuple(
             rows + sum(part.rows for part in self.dealt(i)) for i, rows in enumerate(self.before)
         )
@@ -121,7 +121,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """The inverse of :meth:`encode`; `ValueError` if it is nothing of the kind."""
+        """The inverse of :meth:`encode`; raises `ValueError` for anything else."""
         form, *content = msgpack.unpackb(data)
         if form != _FORMAT:
             raise ValueError(f"its format is {form!r}, this clonos reads {_FORMAT!r}")
@@ -133,7 +133,7 @@ class Manifest:
 def write_parts(
     store: LayerStore, batch: int, partition: int, batches: Iterable[pa.RecordBatch], schema: Any
 ) -> Iterator[Part]:
-    """Write the rows of a partition, in order. Every attempt writes files of its own.
+    """Write the rows of a partition, in order. Every attempt writes its own files.
 
     Raises
     ------
@@ -166,16 +166,16 @@ def _put(store: LayerStore, path: str, batches: Sequence[pa.RecordBatch]) -> Par
 
 
 class Spool:
-    """The driver's end: takes batches, and deletes what every task has passed.
+    """The driver's end: takes batches, and deletes those that every task has passed.
 
     Parameters
     ----------
     uri
         A folder that all processes of the job reach.
     tasks
-        How many tasks read it; the same for the life of the spool.
+        How many tasks read it; fixed for the life of the spool.
     backlog_bytes_max
-        A batch waits (see :meth:`wait_for_room`) while there is more than that.
+        A batch waits (see :meth:`wait_for_room`) while the backlog is larger than this.
 
     Examples
     --------
@@ -207,8 +207,8 @@ class Spool:
         self._backlog_bytes_max = backlog_bytes_max
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._below = 0  # the files of manifests with lower numbers no recovery asks for
-        self._gone = 0  # ... and those of these are gone
+        self._below = 0  # no recovery needs files of manifests with lower numbers
+        self._gone = 0  # files of manifests with lower numbers are deleted
         self.is_waiting = False
         self.store.sweep()
         listed = self.store.list()
@@ -216,7 +216,7 @@ class Spool:
         self._check()
         named = {part.path for manifest in self._kept for part in manifest.parts}
         self.store.delete(p for p in listed if not p.startswith(_NAME) and p not in named)
-        # At the start it is said if the store cannot be used; from now on it is waited for.
+        # If the store is unusable at the start, that is an error; from now on it is waited for.
         self.store = LayerStore(uri, durability, retry=Retry(_WAITS, self._closing.wait))
 
     @property
@@ -232,11 +232,11 @@ class Spool:
                 remedy="restore them from a copy, or start the job in another checkpoint_dir",
             )
 
-    # --- what is there ---
+    # --- content ---------
 
     @property
     def newest(self) -> Manifest | None:
-        """The last batch that was taken."""
+        """The last batch taken."""
         return self._kept[-1] if self._kept else None
 
     @property
@@ -245,17 +245,17 @@ class Spool:
 
     @property
     def backlog_bytes(self) -> int:
-        """Of files that a recovery may still ask for."""
+        """The size of files that a recovery may still need."""
         return sum(m.nbytes for m in list(self._kept) if m.number >= self._below)
 
     @property
     def kept_bytes(self) -> int:
-        """Of all files, also those that only who looks back may ask for."""
+        """The size of all files, including those kept only for the history."""
         return sum(m.nbytes for m in list(self._kept) if m.number >= self._gone)
 
     @property
     def rows(self) -> int:
-        """Ever taken."""
+        """The number of rows ever taken."""
         return sum(self.newest.after) if self.newest is not None else 0
 
     # --- taking ---
@@ -266,7 +266,7 @@ class Spool:
         Raises
         ------
         SpoolClosed
-            It will not.
+            No batch will be taken any more.
         """
         with self._changed:
             self.is_waiting = self.backlog_bytes > self._backlog_bytes_max
@@ -277,7 +277,7 @@ class Spool:
             self._require_open()
 
     def take(self, query: str, batch: int, parts: Sequence[Part], extent: str = "") -> bool:
-        """Take a batch: from when this returns, its rows are safe.
+        """Take a batch: when this returns, its rows are safe.
 
         Parameters
         ----------
@@ -287,16 +287,16 @@ class Spool:
         Returns
         -------
         bool
-            False if it was taken before; the files that are offered now are deleted then.
+            False if it was taken before; then the files offered now are deleted.
 
         Raises
         ------
         OtherQuery
-            Earlier batches came from a query of another name, or from one that knew more.
+            Earlier batches came from a query of another name, or from a newer state of this query.
         SpoolClosed
-            It is not taken.
+            The batch was not taken.
         Superseded
-            Another driver takes batches here.
+            Another driver writes to this spool.
         """
         with self._changed:
             self._require_open()
@@ -325,7 +325,7 @@ class Spool:
         )
 
     def end(self) -> None:
-        """The input is over, for ever."""
+        """End the input for good."""
         with self._changed:
             if not self._is_closed and not self.is_ended:
                 newest = self.newest
@@ -356,17 +356,17 @@ class Spool:
     # --- deleting ---
 
     def truncate(self, consumed: Sequence[int], kept: Sequence[int] | None = None) -> None:
-        """Each task's floor covers this many of its rows: delete what is below all floors, or, if
-        somebody may want to look back, below the rows `kept`, which are no more.
+        """Delete batches below the floors of all tasks; `consumed`: for each task, the rows below
+        its floor. For a job with a history, delete only below `kept`, which is not higher.
 
-        The newest manifest stays: it says how the next one is numbered. One thread does this; what
-        it has not come to when the spool is closed is left to the next start.
+        The newest manifest stays, because the next one's number follows from it. Only one thread
+        calls this. What it has not deleted when the spool is closed is left to the next start.
         """
         with self._changed:
             newest = self.newest
             below = self._passed(consumed)
             passed = below if kept is None else self._passed(kept)
-        # Rows first: files that no manifest names are swept at the next start.
+        # Rows first, so that a death leaves no file without a manifest.
         gone = [manifest for manifest in passed if manifest is not newest]
         self._delete([part.path for manifest in passed for part in manifest.parts])
         self._delete([manifest.path for manifest in gone])
@@ -378,7 +378,7 @@ class Spool:
                 self._changed.notify_all()
 
     def _passed(self, consumed: Sequence[int]) -> list[Manifest]:
-        """Those whose rows are below these."""
+        """The manifests whose rows are all below `consumed`."""
         return [
             manifest
             for manifest in self._kept
@@ -386,16 +386,16 @@ class Spool:
         ]
 
     def _delete(self, paths: Iterable[str]) -> None:
-        """Nobody waits for it, as for a store that hangs: it stops where the spool is closed."""
+        """Delete files; stop when the spool is closed, rather than wait for a slow store."""
         for path in paths:
             if self._is_closed:
                 return
             self.store.delete([path])
 
     def close(self) -> None:
-        """Take nothing any more; let those who wait go.
+        """Take no more batches, and release threads that wait.
 
-        One who is just writing may hang: then nobody else waits here, and we go on without.
+        A write under way may hang. After a short wait, closing goes on without it.
         """
         self._closing.set()
         if self._changed.acquire(timeout=CLOSE_S):
@@ -404,11 +404,11 @@ class Spool:
 
 
 class SpoolReader(BaseReader):
-    """One task's end.
+    """The reader of one task.
 
-    It finds a new batch by looking for the next manifest's name: whoever writes need not know who
-    reads. Nothing is looked at before it is read, so that a standby's reader may stand below a
-    floor whose files are gone.
+    It finds a new batch by looking for the next manifest's name, so the writer need not know the
+    readers. It looks at nothing before the first read, so a standby's reader may be placed below a
+    floor, where files are gone.
     """
 
     def __init__(self, uri: str, schema: pa.Schema, task_index: int, parallelism: int) -> None:
@@ -467,7 +467,7 @@ class SpoolReader(BaseReader):
         return batch
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:
-        """See :meth:`Reader.read_exactly`; there is nothing to wait for."""
+        """See :meth:`Reader.read_exactly`; never waits."""
         batches: list[pa.RecordBatch] = []
         missing = rows
         while missing:
@@ -483,7 +483,7 @@ class SpoolReader(BaseReader):
         return concat(batches)
 
     def _advance(self) -> bool:
-        """Go on to the next manifest; False if it is not there yet."""
+        """Move to the next manifest; False if it does not exist yet."""
         if self._manifest is not None and self._manifest.is_end:
             raise EndOfInput
         now = time.monotonic()
@@ -506,7 +506,7 @@ class SpoolReader(BaseReader):
         return load_manifest(self._store, path) if self._store.has(path) else None
 
     def _find(self) -> Manifest | None:
-        """The newest manifest before which this task was dealt no more rows than it has read."""
+        """The newest manifest whose earlier batches this task has read completely."""
         paths = [path for path in self._store.list() if path.startswith(_NAME)]
         found: Manifest | None = None
         low, high = 0, len(paths)
@@ -517,7 +517,7 @@ class SpoolReader(BaseReader):
             except SourceError:
                 if self._store.has(paths[middle]):
                     raise
-                low = middle + 1  # it has just been deleted: we are far behind it
+                low = middle + 1  # it has just been deleted, so we are far beyond it
                 continue
             if manifest.before[self._task_index] <= self._at:
                 found, low = manifest, middle + 1
@@ -528,7 +528,7 @@ class SpoolReader(BaseReader):
         return found
 
     def _drop(self, rows: int) -> None:
-        """Leave out the first rows of the files at hand."""
+        """Drop the first rows of the current files."""
         while rows and self._parts:
             part = self._parts.pop(0)
             if part.rows <= rows:
@@ -563,7 +563,7 @@ class SpoolReader(BaseReader):
 
 
 def manifest_path(number: int) -> str:
-    """Where a manifest is in its store."""
+    """The path of a manifest in its store."""
     return f"{_NAME}{number:012d}"
 
 

@@ -1,8 +1,9 @@
-"""Tables as a source: what a query of Spark's, or a sink of another job, has written or writes.
+"""Tables as a source, written by a Spark query or by a sink of another job.
 
-Any number of jobs read a table, each for itself. A task reads segments in the order in which they
-were written: those of a sink's task belong to one task here; files of a query are dealt out in
-turn. How many rows were read does not say which, so the log says how far each batch goes.
+Any number of jobs can read a table independently. A task reads segments in the order in which they
+were written. All segments of a sink's task are read by one task; files of a query are dealt out in
+turn. The number of rows read does not determine which rows they are, so the log has a cut for each
+batch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from clonos.storage.tables import NoTable, RowsRemoved, Table, UnreadableTable
 FIRST_PAUSE_S: Final = 0.005
 """Delay before a reader that found nothing looks again; doubled each time ..."""
 PAUSE_MAX_S: Final = 0.05
-"""... up to this: a look lists a folder."""
+"""... up to this: each look lists a folder."""
 REMOTE_PAUSE_MAX_S: Final = 0.5
 """The same where each look costs money."""
 
@@ -44,25 +45,25 @@ def table(
     available_now: bool = False,
     fail_on_data_loss: bool = True,
 ) -> SourceSpec:
-    """What ``df.writeStream.format("clonos")``, or another job's ``clonos.sinks.table``, writes.
+    """A table written by ``df.writeStream.format("clonos")`` or by ``clonos.sinks.table``.
 
-    Each row comes once, whatever dies on either side. Any number of jobs may read a table, before,
-    while and after it is written. The input ends when the table does: with the job that writes it,
-    or for a query's with :func:`clonos.sinks.data_source.end`.
+    Each row comes once, whatever dies on either side. Any number of jobs may read a table: before,
+    while and after it is written. The input ends with the table: a job's table ends with that job,
+    a query's table with :func:`clonos.sinks.data_source.end`.
 
     Parameters
     ----------
     schema
-        Of the columns to read. Without it, all of the table's, which must be there then.
+        The columns to read. Without it, all columns; then the table must already exist.
     available_now
-        End the input behind what is there when the job is defined.
+        End the input after the rows that exist when the job is defined.
     fail_on_data_loss
-        With False, begin with what is left of a table from which rows were removed.
+        With False, begin with the remaining rows of a table from which rows were removed.
 
     Raises
     ------
     NoTable
-        There is none yet, and no `schema`.
+        The table does not exist yet, and there is no `schema`.
     BadSchema
         The table has other columns.
 
@@ -101,14 +102,14 @@ def _spec(followed: Followed, *, ends: bool) -> SourceSpec:
 
 
 def followed_by(source: SourceSpec) -> Followed:
-    """Which table a source reads."""
+    """The table that a source reads."""
     assert isinstance(source.factory, partial)
     found: Followed = source.factory.args[0]
     return found
 
 
 def _columns(found: Table, wanted: pa.Schema | None) -> pa.Schema:
-    """The columns that are read."""
+    """The columns to read."""
     if wanted is None:
         return parse_schema(found.schema)
     there = parse_schema(found.schema)
@@ -130,9 +131,9 @@ class Followed:
     Parameters
     ----------
     schema
-        Of the columns that are read.
+        The columns to read.
     until
-        By task of who writes it, the last segment that is read; None: all that come.
+        For each task of the writer, the last segment to read; None: no end.
     """
 
     path: str
@@ -153,13 +154,13 @@ class Cut:
     Attributes
     ----------
     table
-        Which one; a later table in the same folder has another name.
+        The table's name; a later table in the same folder has another one.
     rows
-        How many the batch has.
+        The number of rows of the batch.
     done
-        By task of who writes it, the last segment that was read to its end.
+        For each task of the writer, the last segment that was read completely.
     begun
-        The task whose next segment was read in part, and how many rows of it; None: none.
+        The task whose next segment was read in part, and the number of rows read; None: none.
 
     Examples
     --------
@@ -174,7 +175,7 @@ class Cut:
     begun: tuple[int, int] | None = None
 
     def encode(self) -> bytes:
-        """As few bytes as possible: there is one in each log entry of the task."""
+        """Encode in as few bytes as possible, because each of the task's log entries has a cut."""
         done = {task: tuple(position) for task, position in self.done.items()}
         packed: bytes = msgpack.packb((self.table, self.rows, done, self.begun))
         return packed
@@ -203,13 +204,13 @@ class TableReader(CutReader):
         self._closing = threading.Event()
         self._retry = Retry(f"rows of the table {followed.path}", self._closing.wait)
         self._at = Cut("")
-        self._waiting: list[Segment] = []  # seen and not read
-        self._open: tuple[Segment, pa.RecordBatch] | None = None  # read in part; its rows
+        self._waiting: list[Segment] = []  # found, not read yet
+        self._open: tuple[Segment, pa.RecordBatch] | None = None  # read in part; remaining rows
         self._is_checked = self._is_of_query = False
         self._pause_s, self._look_at = FIRST_PAUSE_S, 0.0
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
-        """See :meth:`CutReader.open`; nothing is looked at before something is read."""
+        """See :meth:`CutReader.open`; looks at nothing before the first read."""
         del rows_consumed
         self._closing.clear()
         self.cut = cut
@@ -252,19 +253,19 @@ class TableReader(CutReader):
     # --- segments -------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Look for segments that have not been read; raises `EndOfInput` where none will come."""
+        """Look for unread segments; raises `EndOfInput` if none will come."""
         now = time.monotonic()
         if now < self._look_at:
             return False
         if self._is_checked or self._is_there():
-            has_ended = self._do(lambda: self._table.ended)  # before the look
+            has_ended = self._do(lambda: self._table.ended)  # read before looking
             self._waiting = self._segments()
             if self._waiting:
                 self._pause_s, self._look_at = FIRST_PAUSE_S, 0.0
                 return True
             if has_ended or self._followed.until is not None:
                 raise EndOfInput
-        elif self._followed.until is not None:  # there was no table when the job was defined
+        elif self._followed.until is not None:  # the table did not exist when the job was defined
             raise EndOfInput
         most = PAUSE_MAX_S if self._table.is_local else REMOTE_PAUSE_MAX_S
         self._look_at = now + self._pause_s
@@ -272,7 +273,7 @@ class TableReader(CutReader):
         return False
 
     def _is_there(self) -> bool:
-        """Whether the table is there, and is the one that was read so far."""
+        """Whether the table exists, and is still the same one."""
         if not self._do(lambda: self._table.exists):
             return False
         found = self._do(lambda: self._table.id)
@@ -288,7 +289,7 @@ class TableReader(CutReader):
         return True
 
     def _segments(self) -> list[Segment]:
-        """Those of this task that are to be read next, in the order in which they are read."""
+        """The next segments of this task, in reading order."""
         first = self._at.done
         self._is_of_query = self._is_of_query or self._do(lambda: self._table.is_of_query)
         found = self._do(lambda: self._table.segments(first))
@@ -300,7 +301,7 @@ class TableReader(CutReader):
         until = self._followed.until
         if until is not None:
             found = [s for s in found if s.position <= until.get(s.task, START)]
-        # What was begun is read to its end first, whatever has come meanwhile.
+        # A segment read in part comes first, whatever has been written meanwhile.
         begun = self._at.begun[0] if self._at.begun is not None else -1
         opened = self._open[0] if self._open is not None else None
         mine = (s for s in found if self._reads(s.task) and s != opened)
@@ -310,14 +311,14 @@ class TableReader(CutReader):
         return self._is_of_query or task % self._parallelism == self._index
 
     def _is_mine(self, segment: Segment) -> bool:
-        """Whether its rows are this task's; others of a query's are passed over."""
+        """Whether its rows belong to this task; a query's other files are skipped."""
         number = sum(segment.position) if self._is_of_query else segment.task
         return number % self._parallelism == self._index
 
     # --- rows -----------------------------------------------------------------------------------
 
     def _taken(self, max_rows: int, to: Cut | None = None) -> pa.RecordBatch:
-        """Rows from where the reader stands: so many at most, or up to a cut."""
+        """The next rows: at most `max_rows`, or up to a cut."""
         taken: list[pa.RecordBatch] = []
         rows, at = 0, self._at
         while to is None or (at.done, at.begun) != (to.done, to.begun):
@@ -343,7 +344,7 @@ class TableReader(CutReader):
     def _behind(
         segment: Segment, rest: pa.RecordBatch, at: Cut
     ) -> tuple[tuple[Segment, pa.RecordBatch] | None, Cut]:
-        """Where the reader stands with `rest` of a segment before it."""
+        """The position when the rows `rest` of a segment remain."""
         if rest.num_rows:
             begun = (segment.task, segment.rows - rest.num_rows)
             return (segment, rest), replace(at, begun=begun)
@@ -362,10 +363,10 @@ class TableReader(CutReader):
         read = at.begun[1] if at.begun is not None and at.begun[0] == segment.task else 0
         return segment, whole.slice(read)
 
-    # --- what goes wrong ------------------------------------------------------------------------
+    # --- errors ---------------------------------------------------------------------------------
 
     def _do(self, act: Callable[[], _T]) -> _T:
-        """Do something with the table; where its file system is away, until it is back."""
+        """Do something with the table; while its file system is away, keep trying."""
 
         def reach() -> _T:
             try:
@@ -396,7 +397,7 @@ class TableReader(CutReader):
 
 
 def passed(source: SourceSpec, cuts: Sequence[bytes]) -> Positions:
-    """What no task of a source will ask for again, if these are the cuts of all of them."""
+    """The positions below which no task of a source reads again, given the cuts of all tasks."""
     decoded = [Cut.decode(cut).done if cut else {} for cut in cuts]
     if not any(decoded):
         return {}

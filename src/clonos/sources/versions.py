@@ -1,8 +1,8 @@
-"""Side inputs that the driver reads: the first version is shipped, newer ones are spooled.
+"""Look-up tables that the driver reads: the first version is shipped, newer ones are spooled.
 
-The first version of a table is written down before anything else, so that a job that is started
-again looks up in what it looked up in before. Every later version is a batch of one row in the
-spool of a source, which all tasks that look up in it read: a version is taken like any other input.
+The first version of a table is stored before anything else, so that a job that is started again
+uses the same version. Every later version is a batch of one row in a source's spool. All tasks that
+look up in the table read this spool, so a version is an input like any other.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
 
 TABLE_BYTES_MAX: Final = 128 << 20
-"""Every task that looks up holds a side input in memory, and a version is one message."""
+"""The largest table: every task that uses it holds it in memory, and a version is one message."""
 STOP_S: Final = 5.0
 """How long a read of a table may hold up the end of a job."""
 FIRST: Final = "first"
 
 Operators = tuple[tuple[str, Operation], ...]
-"""Those of a chain, by name."""
+"""The operations of a chain, by name."""
 
 _QUERY: Final = "table"
 
 
 def read(table: SideTable, where: str) -> bytes:
-    """A table as it is now.
+    """The present content of a table, encoded.
 
     Raises
     ------
     TableFailed
-        It cannot be read, has other columns than before, or is too large.
+        It cannot be read, its columns have changed, or it is too large.
     """
     try:
         content = to_bytes(table.read())
@@ -70,12 +70,12 @@ def _failed(why: str, where: str) -> TableFailed:
 
 
 class Tables:
-    """The first version of every table that is looked up in.
+    """The first version of every look-up table.
 
     Parameters
     ----------
     base
-        The folder in which they are kept.
+        The folder in which they are stored.
     """
 
     def __init__(self, base: str, durability: Durability) -> None:
@@ -85,9 +85,9 @@ class Tables:
         self._contents: dict[int, pa.RecordBatch] = {}
 
     def pinned(self, operators: Operators) -> Operators:
-        """The operators of a task with the content of their tables in them.
+        """The operators of a task, with the content of their tables.
 
-        That is one object for all tasks, as pickle ships an object once.
+        All tasks share one object, because pickle ships an object once.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class Tables:
         return tuple((name, self._with_content(name, operation)) for name, operation in operators)
 
     def first(self, table: SideTable) -> bytes:
-        """The content with which the job was first started."""
+        """The content at the job's first start."""
         return self._first[id(table)]
 
     def _with_content(self, name: str, operation: Operation) -> Operation:
@@ -121,14 +121,14 @@ class Tables:
 class Refresher:
     """Reads a table again and again, and spools it when it has changed.
 
-    A version that cannot be read is left out: the job goes on with the one before, and says so.
+    If a version cannot be read, the job goes on with the previous one and warns.
 
     Parameters
     ----------
     first
-        What every task has already: version 0.
+        Version 0, which every task has already.
     warn
-        Called with a text, from a thread of its own.
+        Called with a text, from a separate thread.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Refresher:
         if self._spool.newest is None:
             self._take(self._first)
         else:
-            self._newest = 0  # which version was the newest is not remembered: it is taken again
+            self._newest = 0  # the newest version is not recorded, so it is taken again
         self._thread.start()
 
     def _run(self) -> None:
@@ -174,7 +174,7 @@ class Refresher:
                 self._newest = digest
 
     def _take(self, content: bytes) -> bool:
-        """False if an earlier version, whose writing seemed to have failed, has this number."""
+        """Spool a version; False if an earlier write that seemed to fail has taken its number."""
         newest = self._spool.newest
         version = 0 if newest is None else newest.batch + 1
         row = pa.RecordBatch.from_pydict(
@@ -184,12 +184,12 @@ class Refresher:
         return self._spool.take(_QUERY, version, parts)
 
     def leave(self) -> None:
-        """Begin to read it no more."""
+        """Begin to stop reading the table."""
         self._closed.set()
         self._spool.close()
 
     def close(self, until: float | None = None) -> None:
-        """Read it no more, from when this returns or from soon after that time (monotonic)."""
+        """Stop reading the table: when this returns, or soon after the time `until` (monotonic)."""
         self.leave()
         if self._thread.is_alive():
             left_s = STOP_S if until is None else max(0.0, until - time.monotonic())

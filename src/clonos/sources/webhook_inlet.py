@@ -1,4 +1,4 @@
-"""A webhook: HTTP requests as messages, thanked for when they are durable."""
+"""A webhook: HTTP requests as messages, acknowledged when they are durable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clonos.sources.spec import Fail, Offer
 from clonos.web import BoundedServer, KeepAlive
 
 PLACES: Final = 64
-"""How many connections there are at once; further ones are turned away."""
+"""The largest number of connections; further ones are refused."""
 REQUEST_S: Final = 20.0
 """Time for a request to arrive, and for its answer to leave."""
 THANKS_S: Final = 5.0
@@ -35,17 +35,17 @@ class Webhook:
     Parameters
     ----------
     path
-        Requests to it, and below it, are taken.
+        Requests to this path and below it are taken.
     token
-        That ``Authorization: Bearer`` must have.
+        The token that ``Authorization: Bearer`` must have.
     secret
-        That signs bodies (HMAC-SHA256, in hex), in the header `signature`.
+        The secret that signs bodies (HMAC-SHA256, in hex) in the header `signature`.
     key
         The header with the sender's key.
     body_bytes
-        A longer body is refused.
+        Longer bodies are refused.
     form
-        Makes of a body what is kept; `ValueError` says why it is refused.
+        Converts a body for storage; raises `ValueError` with the reason to refuse it.
     """
 
     host: str
@@ -79,7 +79,7 @@ class Webhook:
         return server
 
     def is_trusted(self, headers: Any, body: bytes) -> bool:
-        """Whether the sender knows what it must know."""
+        """Whether the request has the right token and signature."""
         if self.token is not None:
             given = headers.get("Authorization", "")
             if not _same(given, f"Bearer {self.token}"):
@@ -110,7 +110,7 @@ class _Server(BoundedServer):
             target=self.serve_forever, name="clonos-webhook", daemon=True
         )
 
-    # A job that is started again listens where it has listened, although connections linger.
+    # A restarted job must be able to use its port although old connections linger.
     allow_reuse_address = True
 
     def start(self) -> None:
@@ -137,7 +137,7 @@ class _Request(KeepAlive):
         lengths = self.headers.get_all("Content-Length", [""])
         length = "" if "Transfer-Encoding" in self.headers else lengths[0]
         may_stay = not self.close_connection and self.request_version == "HTTP/1.1"
-        self.close_connection = True  # what is not read would be taken for the next request
+        self.close_connection = True  # an unread body would be taken for the next request
         if not hook.has(path):
             self._answer(404, "there is nothing here")
         elif len(lengths) > 1 or not (length.isascii() and length.isdigit()):
@@ -146,7 +146,7 @@ class _Request(KeepAlive):
             self._answer(413, f"more than {hook.body_bytes} bytes are not taken")
         else:
             body = self.rfile.read(int(length))
-            if len(body) == int(length):  # else it has gone away
+            if len(body) == int(length):  # else the sender has gone
                 self.close_connection = not may_stay
                 self._take(path, body)
 
@@ -165,7 +165,7 @@ class _Request(KeepAlive):
             self._answer(503, "not now")
 
     def _is_kept(self, path: str, body: bytes) -> bool:
-        """Whether it is durable, within some time."""
+        """Whether the message has become durable in time."""
         told = threading.Event()
         outcome: list[bool] = []
 
@@ -190,9 +190,9 @@ class _Request(KeepAlive):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-        """Senders are told; who watches the job sees its rows."""
+        """Log nothing: senders get answers, and operators see the job's rows."""
 
 
 def _same(given: str, wanted: str) -> bool:
-    """Compares without saying by its time how much is right."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())

@@ -1,7 +1,7 @@
-"""Messages of a websocket: the driver connects, and takes what the server sends.
+"""Messages of a websocket: the driver connects, and takes the messages that the server sends.
 
-The protocol has neither acknowledgements nor positions. What a server sends while nobody is
-connected is lost, unless the server itself keeps it for whoever subscribes again.
+The protocol has neither acknowledgements nor positions. Messages sent while no driver is connected
+are lost, unless the server keeps them for later subscribers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LOGGER: Final = logging.getLogger("clonos")
 
 CONNECT_S: Final = 10.0
 SILENCE_S: Final = 10.0
-"""After that long without a message the server is pinged; after as long again it is gone."""
+"""After this time without a message the server is pinged; after as long again it counts as gone."""
 CLOSE_S: Final = 1.0
-"""Time for the server to say goodbye, too."""
+"""How long to wait for the server's part of the closing handshake."""
 FULL_S: Final = 0.05
-"""Time until a message is offered again for which there was no room."""
+"""Time until a message that was refused for lack of room is offered again."""
 
 _TOO_BIG: Final = 1009
-"""The code with which our end closes a connection because of a message's length."""
+"""The close code for a message that is too long."""
 _PASSES: Final = (408, 425, 429)
 
 
@@ -42,7 +42,7 @@ class Websocket:
     Parameters
     ----------
     subscribe
-        What is sent on each connection, before anything is read.
+        Texts sent on each connection before anything is read.
     message_bytes
         A longer message fails the job.
     """
@@ -57,7 +57,7 @@ class Websocket:
 
     @property
     def place(self) -> str:
-        """Which server, without what may be secret: user, password and query."""
+        """The server for messages, without possible secrets: user, password and query."""
         parts = urlsplit(self.url)
         return f"websocket {parts.scheme}://{parts.hostname}:{self.port}{parts.path}"
 
@@ -68,7 +68,7 @@ class Websocket:
 
     @property
     def path(self) -> str:
-        """What messages have as their topic."""
+        """The topic of the messages."""
         return urlsplit(self.url).path or "/"
 
     def open(self, offer: Offer, fail: Fail) -> Session:
@@ -79,7 +79,7 @@ class Websocket:
 
 
 class Session:
-    """A connection, and those that follow it."""
+    """A connection and its successors."""
 
     def __init__(self, websocket: Websocket, offer: Offer, fail: Fail) -> None:
         self._websocket, self._offer, self._fail = websocket, offer, fail
@@ -104,7 +104,7 @@ class Session:
         self._thread.start()
 
     def close(self) -> None:
-        """Disconnect. What was not read by then is lost."""
+        """Disconnect. Unread messages are lost."""
         self._is_over.set()
         self._connection.close()
         self._thread.join(CLOSE_S)
@@ -115,23 +115,23 @@ class Session:
         try:
             while True:
                 has_come = self._listen()
-                # A server that takes us and hangs up is not asked again and again.
+                # Back off from a server that accepts connections and closes them at once.
                 longer_s = min(max(2 * pause_s, FIRST_PAUSE_S), PAUSE_MAX_S)
                 pause_s = 0.0 if has_come else longer_s
                 if self._is_over.wait(pause_s):
                     return
                 self._connection = retry(self._connect)
         except StoreAway:
-            """The end came while the server was away."""
+            """The job ended while the server was away."""
         except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear
             self._fail(error)
 
     def _listen(self) -> bool:
-        """Take messages until the connection ends; whether there were any."""
+        """Take messages until the connection ends; returns whether there were any."""
         has_come = False
         try:
             with self._connection as connection:
-                if self._is_over.is_set():  # it came while this was connecting
+                if self._is_over.is_set():  # the end came during the connect
                     return False
                 for text in self._websocket.subscribe:
                     connection.send(text)
@@ -144,10 +144,10 @@ class Session:
         return has_come
 
     def _next(self, connection: Any) -> str | bytes:
-        """The next message; `OSError`: there is nobody any more.
+        """The next message; raises `OSError` if the server is gone.
 
-        Pings are ours and not the library's: while there is no room, nothing is read, no pong
-        either, and that is no sign of death.
+        The library's own pings are not used: while there is no room, nothing is read, pongs
+        included, and the library would take the server for dead.
         """
         pong: threading.Event | None = None
         while True:
@@ -162,13 +162,13 @@ class Session:
 
     def _give(self, message: str | bytes) -> None:
         value = message.encode() if isinstance(message, str) else message
-        # While this waits, nothing is read: the server waits, too, or hangs up.
+        # While this waits, nothing is read, so the server waits, too, or closes the connection.
         while not self._offer(value, None, self._websocket.path, _nobody_is_thanked):
             if self._is_over.wait(FULL_S):
                 return
 
     def _tell(self, error: Exception) -> None:
-        """What the end of a connection means."""
+        """Report the end of a connection: as a warning, or as an error that ends the job."""
         ours = getattr(error, "sent", None)
         if ours is not None and ours.code == _TOO_BIG:
             raise SourceError(
@@ -190,16 +190,16 @@ class Session:
         Raises
         ------
         StoreAway
-            There is none now.
+            The server cannot be reached now.
         SourceError
-            The server will not have us.
+            The server refuses the connection.
         """
         websocket = self._websocket
         parts = urlsplit(websocket.url)
         try:
-            # With a socket of ours the library does not follow redirections: headers have secrets.
+            # Given a socket, the library follows no redirection; headers may contain secrets.
             raw = socket.create_connection((parts.hostname or "", websocket.port), CONNECT_S)
-            raw.settimeout(None)  # from here on time is the library's to keep
+            raw.settimeout(None)  # from here on, the library's timeouts apply
             return self._client.connect(
                 websocket.url,
                 sock=raw,
@@ -215,8 +215,8 @@ class Session:
             if status in _PASSES or status >= 500:
                 raise StoreAway(f"it answers {status}", where=websocket.place) from error
             raise self._failed(f"it answers {status}") from error
-        # Not only OSError and InvalidHandshake: a server that dies while it is asked is a
-        # ConnectionClosed of the library's. Whatever it is, there is no connection.
+        # Not only OSError and InvalidHandshake: if the server dies during the handshake, the
+        # library raises ConnectionClosed. In any case, there is no connection.
         except Exception as error:
             if isinstance(error.__cause__, self._errors.InvalidStatus):
                 raise self._failed("it redirects, which is not followed") from error
@@ -232,7 +232,7 @@ class Session:
 
 
 def _nobody_is_thanked(is_durable: bool) -> None:
-    """The protocol has no thanks."""
+    """Do nothing: the protocol has no acknowledgements."""
 
 
 def _library(module: str) -> Any:

@@ -28,12 +28,13 @@ _DEFAULT_PROFILE: Final = 0
 @dataclass(frozen=True, slots=True)
 class Executor:
     """One executor: its cores, how many tasks the application's own settings let it run, how
-    many it runs, and for which profile it was made."""
+    many it runs, for which profile it was made, and Spark's name for it."""
 
     cores: int
     tasks: int
     active: int
     profile: int = _DEFAULT_PROFILE
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,20 @@ class SlotResources:
             return self.most(), active
         return capacity, active
 
+    def fits(self, executor: Executor) -> bool:
+        """Whether an executor has room for one more slot, if all that it runs are slots."""
+        return executor.profile == self._id and (
+            executor.active < executor.tasks
+            if self.profile is None
+            else (executor.active + 1) * self.cpus <= executor.cores
+        )
+
     def executors(self) -> list[Executor]:
         """What Spark knows of the application's executors."""
         store = self._context._jsc.sc().statusStore()  # noqa: SLF001 - the REST API's own source
         found = store.executorList(True)
         return [
-            Executor(e.totalCores(), e.maxTasks(), e.activeTasks(), e.resourceProfileId())
+            Executor(e.totalCores(), e.maxTasks(), e.activeTasks(), e.resourceProfileId(), e.id())
             for e in map(found.apply, range(found.size()))
         ]
 

@@ -217,6 +217,10 @@ class SlotLauncher:
         cores = sum((running * cpus for running, cpus in taken), Decimal(0))
         return self._resources.room(self._resources.executors(), Taken(slots, cores))
 
+    def executors_with_room(self) -> set[str]:
+        """The executors that could run one more slot now, by Spark's names."""
+        return {e.name for e in self._resources.executors() if self._resources.fits(e)}
+
     @property
     def running(self) -> int:
         """How many of its slots have not ended. Spark's own count may be some tasks late."""

@@ -1,1 +1,1 @@
-"""Operators' state: facts, keyed values, pieces, rows by key, timers; and its layers."""
+"""Operators' state: facts, values by key, pieces, rows by key, timers; and its layers."""

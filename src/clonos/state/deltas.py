@@ -1,12 +1,12 @@
 """State of operators as layers: what changed, as bytes, and how such layers are merged.
 
-A delta is an Arrow table ``(key_group, operator, key, value)``: the absolute value that a key of
-an operator has now, or null if it has none any more. Whoever applies deltas in order keeps the
-last row per key; :func:`merge_deltas` does that without knowing what the values mean.
+A delta is an Arrow table ``(key_group, operator, key, value)``: the present value of an operator's
+key, or null if it has none any more. Applying deltas in order keeps the last row per key;
+:func:`merge_deltas` does this without knowing what the values mean.
 
-Values and rows by key, of which there may be more than fit into memory, are not in the table. They
-follow it as *runs* (:mod:`clonos.state.runs`), which are used where they lie. Then a delta has this
-layout, little-endian::
+Values and rows by key may not fit into memory, so they are not in the table. They follow it as
+*runs* (:mod:`clonos.state.runs`), which are used in place. Then a delta has this layout,
+little-endian::
 
     magic "SELFCHCK" | bytes up to the blocks u64 | bytes of table u64, of heads u32
     | heads: names, and per run operator and bytes of its index | table | indexes | blocks
@@ -39,7 +39,7 @@ from clonos.state.runs import (
 )
 
 FACTS = -1
-"""In place of a key group: this row is one of the operator's :class:`Facts`."""
+"""Stands for a key group in rows that are an operator's :class:`Facts`."""
 
 WHOLE_TASK = 0
 """Key group of state that has no key."""
@@ -61,7 +61,7 @@ _SIZES: Final = struct.Struct("<QI")
 
 
 class Changes(NamedTuple):
-    """New values of keys (null: gone), as columns: lists, or Arrow arrays of large binary."""
+    """New values of keys (null: deleted), as columns: lists, or Arrow arrays of large binary."""
 
     groups: Any
     keys: Any
@@ -69,7 +69,7 @@ class Changes(NamedTuple):
 
 
 class Values(NamedTuple):
-    """New values by key (None: gone), with the key group of each."""
+    """New values by key (None: deleted), with the key group of each."""
 
     values: Mapping[bytes, bytes | None]
     groups: Sequence[int]
@@ -77,7 +77,7 @@ class Values(NamedTuple):
 
 
 Frozen = Callable[[], Sequence[Changes | Values | Rows]]
-"""Changes computed later, perhaps in another thread, from data that no longer changes."""
+"""Computes changes later, perhaps in another thread, from data that no longer changes."""
 
 
 def both(first: Frozen, second: Frozen) -> Frozen:
@@ -86,9 +86,9 @@ def both(first: Frozen, second: Frozen) -> Frozen:
 
 
 class Delta:
-    """What changed, frozen now; written as bytes later, and elsewhere.
+    """Changes frozen now, and encoded later, in another thread.
 
-    Values are bytes or Arrow columns, which nobody can change: to freeze them is to hold them.
+    Values are bytes or Arrow columns, which are immutable, so holding them is enough.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Delta:
         return bytes(self.encoded())
 
     def encoded(self) -> Chunks:
-        """As :func:`encode_delta`, not yet put together."""
+        """Like :func:`encode_delta`, but as separate chunks."""
         return _encode(self._names, self._changes)
 
 
@@ -136,7 +136,7 @@ def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]
 def _encode_table(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
     schema = SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
     batches: list[pa.RecordBatch] = []
-    small: list[list[Any]] = [[] for _ in schema]  # what is a list is collected: facts, mostly
+    small: list[list[Any]] = [[] for _ in schema]  # lists, mostly facts, are collected
     for operator, changed in changes:
         rows = len(changed.keys)
         if isinstance(changed.keys, pa.Array):
@@ -156,7 +156,7 @@ def _encode_table(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) 
 
 
 def _head(names: Sequence[str], table: bytes, runs: Sequence[tuple[int, Index]]) -> bytes:
-    """All but the blocks."""
+    """Everything except the blocks."""
     indexes = [index.encode() for _, index in runs]
     sizes = [[operator, len(i)] for (operator, _), i in zip(runs, indexes, strict=True)]
     heads = json.dumps([list(names), sizes]).encode()
@@ -181,7 +181,7 @@ class Opened(NamedTuple):
 
 
 def open_delta(delta: bytes | Content) -> Opened:
-    """Read all of a delta but its blocks."""
+    """Read a delta without its blocks."""
     if not len(delta):
         return Opened((), b"", ())
     content = content_of(delta)
@@ -209,7 +209,7 @@ def open_delta(delta: bytes | Content) -> Opened:
 def decode_delta(
     names: Sequence[str], delta: bytes | Content | Opened
 ) -> Iterator[tuple[int, bool, pa.Array, pa.Array]]:
-    """Per operator, its facts (True) and its keyed state (False), without runs: keys and values."""
+    """For each operator, its facts (True) and state by key (False), without runs: keys, values."""
     opened = delta if isinstance(delta, Opened) else open_delta(delta)
     if opened.names and list(opened.names) != list(names):
         raise StateMismatch(
@@ -235,17 +235,18 @@ def merge_deltas(
     is_base: bool = False,
     below: Mapping[int, int] | None = None,
 ) -> bytes:
-    """One delta that has the effect of all of them, applied in order.
+    """One delta with the same effect as all of them, applied in order.
 
     Parameters
     ----------
     deltas
         Oldest first.
     is_base
-        The first of them is the task's first: nothing lies below, so what is gone need not be
-        mentioned any more.
+        Whether the first of them is the task's first, so that nothing lies below and deletions need
+        not be kept.
     below
-        By operator: of so many of them its values by key are left out, because somebody has them.
+        By operator, the number of deltas whose values by key are omitted, because they are stored
+        elsewhere.
 
     Examples
     --------
@@ -260,7 +261,7 @@ def merge_deltas(
 def merge_into(
     scratch: Writable, deltas: Sequence[bytes | Content], *, is_base: bool = False
 ) -> Content:
-    """The same, with values by key in `scratch`: they need not fit into memory."""
+    """The same, but values by key go to `scratch` and need not fit into memory."""
     head = _merge(deltas, scratch.write, is_base=is_base)
     return Chunks([head, scratch])
 
@@ -268,7 +269,7 @@ def merge_into(
 def of_runs(
     names: Sequence[str], runs: Sequence[tuple[int, Index]], blocks: Writable
 ) -> bytes | Chunks:
-    """A delta of nothing but values by key; ``blocks``: those of all runs, in their order."""
+    """A delta that has only values by key; ``blocks``: those of all runs, in order."""
     return Chunks([_head(names, b"", runs), blocks]) if runs else b""
 
 
@@ -320,12 +321,12 @@ def _names_of(table: pa.Table) -> list[str]:
 def column_of(table: pa.Table, name: str) -> pa.Array:
     """A column as one array."""
     column = table[name].combine_chunks()
-    # Before version 19 of Arrow the result may still be in chunks.
+    # Before Arrow 19 the result may still be chunked.
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _to_bytes(table: pa.Table) -> bytes:
-    # Written twice, the first time to nowhere: cheaper than a buffer that grows by copying.
+    # Written twice, first only to measure: cheaper than a buffer that grows by copying.
     size = pa.MockOutputStream()
     _write(table, size)
     buffer = pa.allocate_buffer(size.size())
@@ -340,7 +341,7 @@ def _write(table: pa.Table, sink: Any) -> None:
 
 
 def table_of(delta: bytes) -> pa.Table:
-    """A delta that is not empty, as :func:`encode_delta` has made it."""
+    """The table of a delta made by :func:`encode_delta`, which must not be empty."""
     try:
         with pa.ipc.open_stream(delta) as reader:
             table = reader.read_all()

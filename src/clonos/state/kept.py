@@ -1,4 +1,4 @@
-"""What a layer has kept of each operator, for those who put it together anew."""
+"""The content of a layer by operator, for code that redistributes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clonos.state.stores import Facts
 class Kept(NamedTuple):
     """Facts, and rows of state by key, of one operator or (without rows) the chain.
 
-    ``in_run``: which rows were in a run, by these ``hashes``.
+    ``in_run``: which rows were in a run, under these ``hashes``.
     """
 
     facts: dict[str, Any]
@@ -44,11 +44,11 @@ class Kept(NamedTuple):
         return Kept(self.facts, self.groups[is_chosen], *columns, *marks)
 
     def changes(self) -> list[Changes | Frozen]:
-        """All of it, as a layer has it."""
+        """Everything, in a layer's form."""
         return [fact_changes(self.facts), self.rows]
 
     def rows(self) -> list[Changes | Rows]:
-        """All but the facts."""
+        """Everything except the facts."""
         table, run = self.chosen(~self.in_run), self.chosen(self.in_run)
         return [
             Changes(table.groups, table.keys, table.values),
@@ -57,20 +57,20 @@ class Kept(NamedTuple):
 
 
 def nothing_kept() -> Kept:
-    """Of an operator that has no state."""
+    """The content for an operator without state."""
     none = pa.array([], pa.large_binary())
     numbers = np.empty(0, np.int64)
     return Kept({}, numbers, none, none, numbers.astype(np.bool_), numbers.astype(np.uint64))
 
 
 def fact_changes(facts: dict[str, Any]) -> Changes:
-    """Facts, as a layer has them."""
+    """Facts in a layer's form."""
     values = [encode(value) for value in facts.values()]
     return Changes([FACTS] * len(facts), [name.encode() for name in facts], values)
 
 
 def kept_of(base: bytes | Content) -> dict[int, Kept]:
-    """What a task's layers, merged, have kept; by the number of the operator."""
+    """The content of a task's merged layers, by operator number."""
     found: dict[int, Kept] = {}
     if not len(base):
         return found

@@ -1,10 +1,10 @@
 """Rows by key that need not fit into memory.
 
-New rows are in memory, as in any :class:`~clonos.state.row_store.RowStore`, with an index of
-it. All else lies in *levels* (:mod:`clonos.state.levels`), where rows are found by the hash of
-their key, and by the times at which they are wanted (:mod:`clonos.state.placed`). A row never
-changes and is in one place only. So it exists unless a level, or something in memory, says that it
-is gone. Where a row is kept makes no difference to the result.
+New rows are in memory, as in any :class:`~clonos.state.row_store.RowStore`, and indexed there. All
+others are in *levels* (:mod:`clonos.state.levels`), where they are found by the hash of their key,
+and by their times (:mod:`clonos.state.placed`). A row never changes and is in one place only. So it
+exists unless a level, or a note in memory, marks it as deleted. Where a row is kept makes no
+difference to the result.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from clonos.state.row_store import DUE, Chunk, Int64, RowStore, UInt64
 from clonos.state.runs import Index, Rows, Run, RunWriter
 
 _ROW_BYTES: Final = 40
-"""What a row costs in memory beside itself, about: number, whether it is there, index."""
+"""Approximate overhead of a row in memory: its number, its liveness, the index."""
 _DEAD_BYTES: Final = 200
-"""What it costs to remember that a row in a level is gone, about."""
+"""Approximate cost of remembering that a row in a level is deleted."""
 _FOR_EVER: Final = range(1 << 63)
 
 
 class _Dead:
-    """Rows that levels have and that are gone."""
+    """Rows in levels that are deleted."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
@@ -56,13 +56,13 @@ class _Dead:
         return len(self.orders)
 
     def add(self, entries: Entries) -> None:
-        """These are gone, too."""
+        """Add deleted rows."""
         self.orders.update(entries.orders.tolist())
         self._entries.append(entries)
 
     @staticmethod
     def both(one: _Dead, other: _Dead) -> _Dead:
-        """What is gone by either."""
+        """The union of both."""
         dead = _Dead(one._columns)
         for entries in (one.entries, other.entries):
             dead.add(entries)
@@ -70,12 +70,12 @@ class _Dead:
 
     @property
     def entries(self) -> Entries:
-        """All that are gone, by number."""
+        """All deleted rows, by number."""
         return joined(self._entries, self._columns).sorted()
 
 
 class _Leaving:
-    """Rows that are being written as a level, and rows of older levels that are gone."""
+    """Rows that are being written as a level, and deleted rows of older levels."""
 
     def __init__(
         self, store: LargeRowStore, codec: RowCodec, chunks: Sequence[Chunk], dead: _Dead
@@ -100,7 +100,7 @@ class _Leaving:
         self.index = writer.index()
 
     def killed(self) -> list[pa.RecordBatch]:
-        """Which rows are gone that were there when they began to leave."""
+        """Rows that were deleted after writing began."""
         return [
             chunk.rows.filter(pa.array(was_alive & ~chunk.is_alive))
             for chunk, was_alive in zip(self.chunks, self.were_alive, strict=True)
@@ -108,10 +108,10 @@ class _Leaving:
 
 
 class _Ahead:
-    """The rows in levels whose time comes next, by one column.
+    """The rows in levels with the earliest times, by one column.
 
-    No entries lie below `low`. Those from `low` up to `until` have been read, without rows that
-    were gone by then.
+    There are no entries below `low`. Those from `low` up to `until` have been read, without rows
+    that were deleted by then.
     """
 
     def __init__(self, column: int, columns: int) -> None:
@@ -120,18 +120,18 @@ class _Ahead:
         self.entries = no_entries(columns)  # by time
 
     def reset(self, low: int) -> None:
-        """There are other levels now, perhaps with entries from `low` on."""
+        """Levels have changed, perhaps with entries from `low` on."""
         self.low = self.until = min(self.low, low)
         self.entries = no_entries(self._columns)
 
     @property
     def times(self) -> Int64:
-        """Of what has been read."""
+        """The times of entries read so far."""
         times: Int64 = self.entries.times[:, self._column - 1]
         return times
 
     def read(self, runs: Sequence[Run], orders: range) -> None:
-        """Read on, to where a block begins."""
+        """Read on, up to the beginning of a block."""
         low, high = self.until, PLACES_END
         for run in runs:
             firsts = run.index.firsts
@@ -147,26 +147,26 @@ class _Ahead:
         self.until = high
 
     def take(self, count: int) -> Entries:
-        """The first so many."""
+        """Remove and return the first `count` entries."""
         taken = self.entries.chosen(slice(count))
         self.entries = self.entries.chosen(slice(count, None))
         return taken
 
 
 class LargeRowStore(RowStore):
-    """Rows of one schema, in memory and elsewhere.
+    """Rows of one schema, in memory and in levels.
 
     Parameters
     ----------
     schema
-        Of the rows, with ``~due`` if they are to be dropped at some time.
+        The schema, with ``~due`` if rows are to be dropped at some time.
     keys
-        The columns by which they are found.
+        The columns by which rows are found.
     times
-        The columns, of ms, by which :meth:`drop_due`, :meth:`take_due` (``~due``) and
-        :meth:`lowest` are asked. Without ``~due`` none is ever due.
+        The columns, in ms, for :meth:`drop_due`, :meth:`take_due` (``~due``) and :meth:`lowest`.
+        Without ``~due`` no row is ever due.
     orders
-        The numbers of its rows are among these; other stores of the operator have others.
+        The range of its rows' numbers, disjoint from those of the operator's other stores.
     """
 
     def __init__(
@@ -182,13 +182,13 @@ class LargeRowStore(RowStore):
         self._orders = orders
         self._below = Levels[_Leaving](lambda rows: found_in(rows).are_in(orders))
         self._limit = 0
-        self._dead = _Dead(len(times))  # what levels have, and is gone
+        self._dead = _Dead(len(times))  # deleted rows in levels
         self._leaving: _Leaving | None = None
         self._gone_below: list[Entries] = []
         self._ahead = {name: _Ahead(n, len(times)) for n, name in enumerate(times, 1)}
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        """Take no more memory than that, about; what has no room goes on the shelf."""
+        """Use about this much memory; the rest goes on the shelf."""
         self._below.shelf, self._limit = shelf, nbytes
 
     def append(self, rows: pa.RecordBatch, first_order: int) -> None:
@@ -197,7 +197,7 @@ class LargeRowStore(RowStore):
         super().append(rows, first_order)
 
     def discard(self, rows: pa.RecordBatch) -> None:
-        """Drop rows that were found; none of them twice."""
+        """Drop rows that were found, each at most once."""
         rows = rows.take(pa.array(np.argsort(numbers(rows, ORDER))))
         is_here = np.zeros(rows.num_rows, np.bool_)
         for chunk, mine, places in self._located(numbers(rows, ORDER)):
@@ -242,7 +242,7 @@ class LargeRowStore(RowStore):
         return work_out
 
     def restore_run(self, run: Run) -> None:
-        """Take rows from a delta. A large run is not read but used where it lies."""
+        """Restore rows from a delta. A large run is used in place, without being read."""
         if self._below.shelf is None or run.nbytes <= min(LOADED_BYTES, self._limit // 4):
             parts = [found_in(rows) for rows in run.parts()]
             self._load([part.chosen(part.are_in(self._orders)) for part in parts])
@@ -260,7 +260,7 @@ class LargeRowStore(RowStore):
         return not self._chunks and not self._below.all
 
     def _load(self, parts: Sequence[Found]) -> None:
-        """Take the content of a run into memory."""
+        """Load the content of a run into memory."""
         gone = [part.chosen(part.are_gone) for part in parts]
         self._load_gone(gone)
         alive = [part.chosen(~part.are_gone & (part.columns == 0)) for part in parts]
@@ -272,7 +272,7 @@ class LargeRowStore(RowStore):
         self._sealed = max(self._sealed, self._next)
 
     def _load_gone(self, parts: Sequence[Found]) -> None:
-        """Rows are gone, of which some may be in levels."""
+        """Note deleted rows, some of which may be in levels."""
         by_column = []
         for column in range(1 + len(self.times)):
             mine = [part.chosen(part.columns == column) for part in parts]
@@ -294,7 +294,7 @@ class LargeRowStore(RowStore):
             self._dead.add(entries.chosen(is_below))
 
     def _relieve(self) -> None:
-        """Make room, if there is too little. Only after a seal, when what leaves is in a layer."""
+        """Make room, if necessary. Only after a seal, when the rows that leave are in a layer."""
         if self._below.shelf is None:
             return
         self._settle()
@@ -314,7 +314,7 @@ class LargeRowStore(RowStore):
         self._below.write()
 
     def _settle(self) -> None:
-        """Take over what was written meanwhile."""
+        """Take over levels that were written meanwhile."""
         if not self._below.all or self._below.settle() is None:
             return
         leaving, self._leaving = self._leaving, None
@@ -327,7 +327,7 @@ class LargeRowStore(RowStore):
             ahead.reset(low)
 
     def _sink(self) -> None:
-        """Make what is in memory a level, as newer levels may say that some of it is gone."""
+        """Turn the rows in memory into a level, because newer levels may delete some of them."""
         if self._leaving is not None:
             self._dead = _Dead.both(self._leaving.dead, self._dead)
             self._leaving, self._fixed = None, 0
@@ -357,7 +357,7 @@ class LargeRowStore(RowStore):
         return numbers_of[order], both.take(pa.array(order))
 
     def _find_below(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
-        """Rows in levels whose keys have these hashes, and the number of the hash of each."""
+        """Rows in levels whose keys have these hashes, and the index of the hash of each."""
         order = np.argsort(hashes)
         in_order = hashes[order]
         start, end = (n.to_bytes(8, "big") for n in (self._orders.start, self._orders.stop))
@@ -385,7 +385,7 @@ class LargeRowStore(RowStore):
         return order in self._dead.orders or (leaving is not None and order in leaving.dead.orders)
 
     def _bury(self, entries: Entries) -> None:
-        """Rows in levels are gone: remember it, and tell the next layer."""
+        """Remember that rows in levels are deleted, and record it in the next layer."""
         if len(entries.orders):
             self._dead.add(entries)
             self._gone_below.append(entries)

@@ -1,7 +1,7 @@
-"""State that has no room in memory: *levels*, which are runs, the oldest first.
+"""State that does not fit into memory: *levels*, which are runs, oldest first.
 
 A task has been restored from some of them, and has written the others to its local disk since.
-Local runs are no part of a checkpoint: a slot writes them to make room, and drops them in the end.
+Local runs are not part of a checkpoint: a slot writes them to make room, and drops them in the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clonos.core.content import Shelf, Shelved, Writable
 from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
 
 LOADED_BYTES: Final = 4 * 1024 * 1024
-"""A smaller run is loaded as a whole when it is restored."""
+"""A smaller run is loaded completely when it is restored."""
 LEVELS_MAX: Final = 8
 """If there are more runs, the newest ones are merged."""
 SHARE: Final = 0.5
@@ -22,10 +22,10 @@ SHARE: Final = 0.5
 
 
 class Unwritten(Protocol):
-    """A level that is in memory until it is written. Nothing of it changes."""
+    """An immutable level that is in memory until it is written."""
 
     index: Index | None
-    """Of its run, once it is written."""
+    """The index of its run, once it is written."""
 
     def fill(self, file: Writable) -> None:
         """Write it, in another thread."""
@@ -35,7 +35,7 @@ _Level = TypeVar("_Level", bound=Unwritten)
 
 
 class _Merge:
-    """Runs that become one."""
+    """A merge of runs into one."""
 
     def __init__(self, runs: Sequence[Run], chosen: Choice | None, *, is_base: bool) -> None:
         self.runs, self._chosen, self._is_base = runs, chosen, is_base
@@ -49,11 +49,11 @@ class _Merge:
 
 
 Choice = Callable[[Rows], Any]
-"""Which of some rows are wanted, as a mask."""
+"""Returns a mask of the rows that are wanted."""
 
 
 class _Only:
-    """Writes the rows that are wanted."""
+    """Writes only the rows that are wanted."""
 
     def __init__(self, writer: RunWriter, choice: Choice) -> None:
         self._writer, self._choice = writer, choice
@@ -63,19 +63,19 @@ class _Only:
 
 
 class Levels(Generic[_Level]):
-    """Levels of one store, which are runs or not yet written.
+    """The levels of one store: runs, and levels not yet written.
 
     Parameters
     ----------
     choice
-        Which rows of a run are the store's; None: all of them.
+        Chooses the store's rows of a run; None: all of them.
 
     Attributes
     ----------
     all
-        The oldest first.
+        All levels, oldest first.
     shelf
-        Where levels are written; without it there are none.
+        Where levels are written; without a shelf there are none.
     """
 
     def __init__(self, choice: Choice | None = None) -> None:
@@ -87,7 +87,7 @@ class Levels(Generic[_Level]):
 
     @property
     def runs(self) -> list[Run]:
-        """Those that are written."""
+        """The levels that are written."""
         return [level for level in self.all if isinstance(level, Run)]
 
     @property
@@ -96,7 +96,7 @@ class Levels(Generic[_Level]):
         return self._flushing is not None
 
     def write(self) -> None:
-        """Write the oldest level that is in memory, unless one is being written."""
+        """Write the oldest level in memory, unless one is being written."""
         assert self.shelf is not None
         level = next((one for one in self.all if not isinstance(one, Run)), None)
         if level is not None and self._flushing is None:
@@ -107,7 +107,7 @@ class Levels(Generic[_Level]):
         self.all, self._flushing = list(self.runs), None
 
     def settle(self) -> _Level | None:
-        """Take over what was written meanwhile. Return the level that is a run now, if any."""
+        """Take over what was written meanwhile; return the level that has become a run, if any."""
         written = None
         if self._flushing is not None:
             level, shelved = self._flushing
@@ -116,7 +116,7 @@ class Levels(Generic[_Level]):
                 self.all[self.all.index(level)] = Run(level.index, shelved.content)
                 self._flushing, written = None, level
                 self.write()
-            elif shelved.failed:  # again when there is more
+            elif shelved.failed:  # retry when there is more to write
                 self._flushing = None
         if self._merging is not None:
             merge, shelved = self._merging
@@ -131,7 +131,7 @@ class Levels(Generic[_Level]):
         return written
 
     def _merge(self) -> None:
-        """If there are many runs, have the newest ones merged."""
+        """If there are many runs, start merging the newest ones."""
         assert self.shelf is not None
         levels = takewhile(lambda level: isinstance(level, Run), self.all)
         runs = [level for level in levels if isinstance(level, Run)]

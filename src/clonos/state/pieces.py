@@ -1,10 +1,10 @@
 """The state of windows: *pieces*, which are rows or partial aggregates with an interval of time.
 
-A piece has the columns of its content, ``~start`` and ``~end`` in ms, and ``~order``, which counts
-pieces as they come. Pieces are appended; those that belong together are combined now and then,
-and always before something is seen of them, so that nobody can tell when it was. A combined
-piece keeps the order of its first part, which is its address in layers. Layers hold pieces as
-they are: which were combined by then is a fact.
+A piece has the columns of its content, ``~start`` and ``~end`` in ms, and ``~order``, which numbers
+pieces as they come. Pieces are appended. Those that belong together are combined now and then, and
+always before they become visible, so that the moment of combining never shows. A combined piece
+keeps the order of its first part, which is its address in layers. Layers hold pieces as they are; a
+fact records which were combined by then.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Mask = npt.NDArray[np.bool_]
 class Combined(NamedTuple):
     """Pieces made of others.
 
-    ``firsts``: per new piece the old one whose place it takes; ``codes``: per old piece the number
-    of the new one that it went into, -1 if it is dropped.
+    ``firsts``: for each new piece, the old one whose place it takes; ``codes``: for each old piece,
+    the number of the new one that includes it, or -1 if it is dropped.
     """
 
     pieces: pa.RecordBatch
@@ -47,7 +47,7 @@ class Combined(NamedTuple):
 
 
 class Combiner(Protocol):
-    """What pieces hold, and how they are combined."""
+    """Combines pieces, according to their content."""
 
     schema: pa.Schema
 
@@ -56,7 +56,7 @@ class Combiner(Protocol):
         """The columns of the key."""
 
     def combine(self, pieces: pa.RecordBatch) -> Combined:
-        """Pieces in their order, combined as far as possible; new ones are in order, too."""
+        """Combine pieces, given in order, as far as possible; the new ones are in order, too."""
 
 
 def numbers(batch: pa.RecordBatch, name: str) -> Int64:
@@ -71,7 +71,7 @@ class PieceStore:
     Parameters
     ----------
     facts
-        Of the operator: ``order`` counts its pieces; those below ``combined`` have been combined.
+        The operator's facts: ``order`` counts its pieces; those below ``combined`` are combined.
     """
 
     def __init__(self, combiner: Combiner, facts: Facts) -> None:
@@ -81,16 +81,16 @@ class PieceStore:
         self._codec = RowCodec(self._schema)
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
-        self._appended = 0  # the last so many pieces are not combined
+        self._appended = 0  # number of last pieces that are not combined
         self._sealed = 0  # pieces below are in a layer ...
-        self._rewritten = np.empty(0, np.int64)  # ... as they were: places in the first batch
+        self._rewritten = np.empty(0, np.int64)  # ... but these, in the first batch, have changed
         self._gone: list[pa.RecordBatch] = []
-        self._layers: list[tuple[pa.Array, pa.Array]] = []  # restored, not yet taken in, ...
-        self._waiting = 0  # ... with so many rows
+        self._layers: list[tuple[pa.Array, pa.Array]] = []  # restored, not yet taken in
+        self._waiting = 0  # rows of these layers
         self._is_restored = False
 
     def append(self, pieces: pa.RecordBatch) -> None:
-        """Take new pieces."""
+        """Add new pieces."""
         if self._is_restored:
             self._settle()
         rows, first = pieces.num_rows, self._facts.get("order", 0)
@@ -105,7 +105,7 @@ class PieceStore:
             self._combine_many()
 
     def all(self) -> pa.RecordBatch:
-        """All pieces, in their order, not combined."""
+        """All pieces, in order, not combined."""
         if self._is_restored:
             self._settle()
         if len(self._batches) != 1:
@@ -113,7 +113,7 @@ class PieceStore:
         return self._batches[0]
 
     def combine(self) -> pa.RecordBatch:
-        """All pieces, in their order, combined."""
+        """All pieces, in order, combined."""
         old = self.all()
         if self._appended:
             combined = self._combiner.combine(old.select(self._combiner.schema.names))
@@ -124,7 +124,7 @@ class PieceStore:
         return self._batches[0]
 
     def remove(self, is_gone: Mask) -> None:
-        """Remove some of :meth:`all`."""
+        """Remove some of the pieces of :meth:`all`."""
         old = self.all()
         self._bury(old, is_gone)
         rewritten = self._rewritten[~is_gone[self._rewritten]]
@@ -133,9 +133,10 @@ class PieceStore:
         self._keep(old.filter(pa.array(~is_gone)))
 
     def changes(self) -> Frozen:
-        """What changed since the last call, gone pieces first.
+        """The changes since the last call, deletions first.
 
-        Few new pieces beside many are not combined for a layer: that would cost what there is.
+        A few new pieces beside many old ones are not combined for a layer, because the cost would
+        be proportional to all pieces.
         """
         if self._is_restored:
             self._settle()
@@ -153,7 +154,7 @@ class PieceStore:
         return changed_rows(gone, fresh, self._combiner.keys, self._codec)
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
-        """Take pieces from a delta; not before there are many, or somebody looks at them."""
+        """Restore pieces from a delta, lazily: when there are many, or when they are needed."""
         self._is_restored = True
         self._layers.append((keys, values))
         self._waiting += len(keys)
@@ -161,23 +162,23 @@ class PieceStore:
             self._take_in()
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
-        """Pieces as they are in layers, with their numbers."""
+        """Decode pieces from layers, with their numbers."""
         columns = self._codec.decode(values)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def adopt(self, values: Sequence[pa.Array]) -> None:
-        """Take pieces that other stores had, as they are in layers."""
+        """Take over pieces of other stores, encoded as in layers."""
         pieces = in_one_order([self.decode(v) for v in values if len(v)], self._schema)
         if pieces.num_rows:
             self.append(pieces)
 
     def _combine_many(self) -> None:
-        """Combine if as many pieces have come as there were: at a cost in proportion to them."""
+        """Combine if the number of pieces has doubled, so that the cost per piece is constant."""
         if 2 * self._appended > self._rows:
             self.combine()
 
     def _replace(self, old: pa.RecordBatch, combined: Combined) -> None:
-        """Put combined pieces in the place of those that they are made of."""
+        """Replace pieces by the combined ones made from them."""
         is_gone = np.ones(self._rows, bool)
         is_gone[combined.firsts] = False
         self._bury(old, is_gone)
@@ -194,7 +195,7 @@ class PieceStore:
         self._rows = pieces.num_rows
 
     def _bury(self, old: pa.RecordBatch, is_gone: Mask) -> None:
-        """Layers have to be told of stored pieces that are gone."""
+        """Note deleted pieces that are in layers."""
         stored = numbers(old, ORDER).searchsorted(self._sealed)
         (chosen,) = is_gone[:stored].nonzero()
         if len(chosen):
@@ -202,7 +203,7 @@ class PieceStore:
             self._gone.append(old.select(list(names)).take(pa.array(chosen)))
 
     def _settle(self) -> None:
-        """After all layers are restored: the last of them has the facts that count."""
+        """Finish restoring; only now are the facts final."""
         self._is_restored = False
         if self._layers:
             self._take_in()
@@ -212,7 +213,7 @@ class PieceStore:
         self._appended = self._rows - int(orders.searchsorted(combined))
 
     def _take_in(self) -> None:
-        """Put the layers on top of the pieces, the newest value of each."""
+        """Apply the restored layers, with the newest value of each piece."""
         keys, values = (pa.concat_arrays(parts) for parts in zip(*self._layers, strict=True))
         self._layers, self._waiting = [], 0
         orders = orders_of(keys)
@@ -230,7 +231,7 @@ class PieceStore:
 
 
 def groups_of(batch: pa.RecordBatch, keys: Sequence[str]) -> Int64:
-    """The key group of each row; without keys it is that of the whole task."""
+    """The key group of each row; without keys, that of the whole task."""
     if not keys:
         return np.full(batch.num_rows, WHOLE_TASK)
     hashes = hash_columns(key_columns(batch, keys))
@@ -244,7 +245,7 @@ def changed_rows(
     keys: Sequence[str],
     codec: RowCodec,
 ) -> Frozen:
-    """Changes by number: rows that are gone, and the places of those that are new or changed."""
+    """Changes by number: deleted rows, and the places of new or changed rows."""
 
     def work_out() -> list[Changes]:
         changes = []
@@ -265,14 +266,14 @@ def changed_rows(
 
 
 def addresses(orders: Int64) -> pa.Array:
-    """Numbers as keys of a layer."""
+    """Numbers encoded as keys of a layer."""
     data = pa.py_buffer(orders.astype(_ADDRESS))
     offsets = pa.py_buffer(np.arange(len(orders) + 1) * _ADDRESS.itemsize)
     return pa.Array.from_buffers(pa.large_binary(), len(orders), [None, offsets, data])
 
 
 def in_one_order(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of several stores, by their numbers and then by store; without the numbers."""
+    """Rows of several stores, ordered by number and then by store; without the numbers."""
     rows = concat([empty(schema), *parts])
     by_order = pa.array(np.argsort(numbers(rows, ORDER), kind="stable"))
     return rows.take(by_order).select(schema.names[:-1])

@@ -1,15 +1,15 @@
-"""Rows of columns in *runs*: by the hash of their key, and by the times at which they are wanted.
+"""Columnar rows in *runs*: found by the hash of their key, and by times.
 
 In a run (:mod:`clonos.state.runs`) a row has several *entries*. The first holds the row. Its place
-is the hash of the row's key, so all rows of a key lie together; its own key is the row's number, in
-8 bytes. There is another entry for each column by which rows are wanted in order (when they are
-dropped, how old they are). Its place is that time, which lies in front of nearly all hashes, and
-its key has one more byte, the number of the column. It holds what is needed to find the row and its
+is the hash of the row's key, so that all rows of a key are together; its own key is the row's
+number, in 8 bytes. There is another entry for each column by which rows are read in order (when
+they are dropped, how old they are). Its place is that time, which sorts before nearly all hashes,
+and its key has one more byte, the number of the column. Its value is used to find the row and its
 other entries::
 
     hash u64 | value of each of these columns i64
 
-When a row is gone, all its entries are written again, without a value. Merges drop both in the end.
+To delete a row, all its entries are written again, without values. Merges drop both in the end.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from clonos.state.pieces import ORDER, numbers
 from clonos.state.runs import WRITTEN_ROWS, Int64, Mask, Rows, UInt64
 
 _LATEST: Final = 1 << 46
-"""Times beyond this, in ms before or after 1970, lie in one place: more than 2000 years."""
+"""Times beyond this many ms (over 2000 years) before or after 1970 share one place."""
 PLACES_END: Final = 2 * _LATEST + 1
-"""All times lie below."""
+"""The places of all times are below this."""
 _KEY_BYTES: Final = 8
 
 
 class Entries(NamedTuple):
-    """What the entries of rows are made from: hash of the key, number, and times by column."""
+    """The data of rows' entries: hash of the key, number, and times by column."""
 
     hashes: UInt64
     orders: Int64
@@ -47,12 +47,12 @@ class Entries(NamedTuple):
         return Entries(self.hashes[places], self.orders[places], self.times[places])
 
     def sorted(self) -> Entries:
-        """By number."""
+        """Sorted by number."""
         return self.chosen(np.argsort(self.orders))
 
 
 class Found(NamedTuple):
-    """Entries as they lie in a run: which rows they are of, of which column (0: with the row)."""
+    """Entries found in a run: the numbers of their rows, and their columns (0: holds the row)."""
 
     rows: Rows
     orders: Int64
@@ -63,42 +63,42 @@ class Found(NamedTuple):
         return Found(self.rows.chosen(places), self.orders[places], self.columns[places])
 
     def are_in(self, orders: range) -> Mask:
-        """Which of them are of rows with these numbers."""
+        """A mask of entries of rows with these numbers."""
         mask: Mask = (self.orders >= orders.start) & (self.orders <= orders.stop - 1)
         return mask
 
     @property
     def are_gone(self) -> Mask:
-        """Which of them say that a row is gone."""
+        """A mask of entries that mark deleted rows."""
         gone: Mask = self.rows.values.is_null().to_numpy(zero_copy_only=False)
         return gone
 
 
 def place_of(time: int) -> int:
-    """Where the entry of a time lies."""
+    """The place of a time's entry."""
     return min(max(time, -_LATEST), _LATEST) + _LATEST
 
 
 def time_at(places: UInt64) -> Int64:
-    """A time whose entry lies there."""
+    """A time whose entry has this place."""
     times: Int64 = places.astype(np.int64) - _LATEST
     return times
 
 
 def no_entries(columns: int) -> Entries:
-    """Of no rows."""
+    """Entries of no rows."""
     none = np.empty(0, np.int64)
     return Entries(none.astype(np.uint64), none, np.empty((0, columns), np.int64))
 
 
 def joined(parts: Sequence[Entries], columns: int) -> Entries:
-    """All of several."""
+    """Concatenate entries."""
     hashes, orders, times = zip(no_entries(columns), *parts, strict=True)
     return Entries(np.concatenate(hashes), np.concatenate(orders), np.concatenate(times))
 
 
 def entries_of(rows: pa.RecordBatch, keys: Sequence[str], columns: Sequence[str]) -> Entries:
-    """Of rows in columns."""
+    """The entries of columnar rows."""
     if not rows.num_rows:
         return no_entries(len(columns))
     times = [numbers(rows, name) for name in columns]
@@ -107,7 +107,7 @@ def entries_of(rows: pa.RecordBatch, keys: Sequence[str], columns: Sequence[str]
 
 
 def found_in(rows: Rows) -> Found:
-    """What entries say by their keys."""
+    """Decode the keys of entries."""
     count = len(rows.hashes)
     if not count:
         return Found(rows, np.empty(0, np.int64), np.empty(0, np.uint8))
@@ -124,7 +124,7 @@ def found_in(rows: Rows) -> Found:
 
 
 def times_in(found: Found, columns: int) -> Entries:
-    """What entries have that lie by time; all of these are there."""
+    """Decode entries by time; none of them may mark a deletion."""
     width = 1 + columns
     _, offsets, data = found.rows.values.buffers()
     count, offset = len(found.orders), found.rows.values.offset
@@ -137,12 +137,12 @@ def times_in(found: Found, columns: int) -> Entries:
 
 
 def have_rows(keys: pa.Array) -> pa.Array:
-    """Which of the rows of a layer have a row of an operator that keeps rows."""
+    """A mask of a layer's rows that hold a row of an operator (and not a time)."""
     return pc.equal(pc.binary_length(keys), _KEY_BYTES)
 
 
 def with_rows(groups: pa.Array, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, ...]:
-    """Of the rows of a layer, those that have a row of an operator."""
+    """The rows of a layer that hold a row of an operator."""
     has_row = have_rows(keys)
     return groups.filter(has_row), keys.filter(has_row), values.filter(has_row)
 
@@ -154,9 +154,9 @@ def write(
     codec: RowCodec,
     add: Callable[[Rows], object],
 ) -> None:
-    """Write rows and those that are gone, by place; both are in the order of their numbers.
+    """Write new and deleted rows by place; both are given in the order of their numbers.
 
-    No more than a few are encoded at a time.
+    Only a few are encoded at a time.
     """
     both = joined([fresh, gone], fresh.times.shape[1])
     count = len(both.orders)

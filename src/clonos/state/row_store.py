@@ -1,10 +1,11 @@
-"""Rows by key, in columns: the state of joins and of what else looks for earlier rows of a key.
+"""Rows by key, in columns: the state of joins and of other operators that find earlier rows of a
+key.
 
-Rows never change. Each has a number that counts rows as they come (its address in layers) and a
-time in ms at which it is dropped. They lie in *chunks*, in the order of these numbers, and stay
-where they are; what is sorted by the hash of the key is an index of numbers, which knows nothing
-of a row before somebody looks for one: rows that are dropped by then are never indexed. What is
-found comes in the order of the numbers, so that it does not show how rows lie.
+Rows never change. Each has a number in order of arrival (its address in layers) and a time in ms at
+which it is dropped. Rows are stored in *chunks*, in the order of their numbers, and do not move. An
+index of numbers is sorted by the hash of the key. Rows are indexed only when the store is searched,
+so rows dropped before that are never indexed. Results come in the order of numbers, independent of
+the chunks.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from clonos.state.pieces import ORDER, changed_rows, in_one_order, numbers, orde
 DUE: Final = "~due"
 
 _MERGED: Final = 8
-"""This many chunks of similar size are merged: few copies of each row, and few chunks."""
+"""How many chunks of similar size are merged; so there are few chunks, and few copies of rows."""
 
 _INDEX_SLACK: Final = 4096
-"""Dead row numbers in the index that are not worth removing."""
+"""How many dead row numbers the index may have before it is worth cleaning."""
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
@@ -38,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Chunk:
-    """Consecutive rows, in their order; some may be dead."""
+    """Consecutive rows, in order; some may be dead."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -48,13 +49,13 @@ class Chunk:
         self.first, self.last = int(self.orders[0]), int(self.orders[-1])
         self._lowest: dict[str, int] = {}
         has_due = DUE in rows.schema.names
-        self.earliest = int(numbers(rows, DUE).min()) if has_due else None  # ... or later
+        self.earliest = int(numbers(rows, DUE).min()) if has_due else None  # a lower bound
 
     def __len__(self) -> int:
         return len(self.orders)
 
     def places(self, orders: Int64) -> Int64:
-        """Where rows lie; -1: they are dead."""
+        """The places of rows; -1 if they are dead."""
         is_dense = self.last - self.first == len(self) - 1
         places = orders - self.first if is_dense else np.searchsorted(self.orders, orders)
         places = np.minimum(places, len(self) - 1)
@@ -64,19 +65,19 @@ class Chunk:
         return places if is_there.all() else np.where(is_there, places, -1)
 
     def kill(self, places: Int64) -> None:
-        """Mark rows as dead that are alive."""
+        """Mark live rows as dead."""
         self.is_alive[places] = False
         self.alive -= len(places)
         self._lowest.clear()
 
     def lowest(self, name: str) -> int:
-        """The lowest number in a column, of the rows that are alive; there is one."""
+        """The lowest number in a column of live rows; there must be one."""
         if name not in self._lowest:
             self._lowest[name] = int(numbers(self.rows, name)[self.is_alive].min())
         return self._lowest[name]
 
     def due(self, mark: int) -> Int64:
-        """Where the rows are whose time has come."""
+        """The places of rows that are due."""
         if self.earliest is None or self.earliest > mark:
             return np.empty(0, np.int64)
         times = numbers(self.rows, DUE)
@@ -85,15 +86,15 @@ class Chunk:
         return np.flatnonzero(is_due)
 
     def cleaned(self) -> pa.RecordBatch:
-        """The rows that are alive."""
+        """The live rows."""
         return self.rows if self.alive == len(self) else self.rows.filter(pa.array(self.is_alive))
 
 
 class Found(NamedTuple):
-    """What was found: each row of the store once, and who looked for it.
+    """The result of a search: each row of the store once, and the pairs that match.
 
     ``probes`` and ``which`` are pairs: the number of a row in the batch, and that of a row in
-    ``rows``; in order of the first and, for each of these, of arrival of the second.
+    ``rows``; ordered by the first, and then by arrival of the second.
     """
 
     probes: Int64
@@ -106,7 +107,7 @@ class Found(NamedTuple):
         return numbers(self.rows, ORDER)[self.which]
 
     def chosen(self, is_chosen: Mask) -> Found:
-        """Some of the pairs."""
+        """A selection of the pairs."""
         return Found(self.probes[is_chosen], self.which[is_chosen], self.rows)
 
     def columns(self, names: Sequence[str]) -> list[pa.Array]:
@@ -121,31 +122,31 @@ class RowStore:
     Parameters
     ----------
     schema
-        Of the rows, with ``~due`` if they are to be dropped one day.
+        The schema, with ``~due`` if rows are to be dropped at some time.
     keys
-        The columns by which they are found.
+        The columns by which rows are found.
     """
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
         self._keys = tuple(keys)
-        self._told = [*dict.fromkeys([*keys, ORDER])]  # of a row that is gone
+        self._told = [*dict.fromkeys([*keys, ORDER])]  # columns recorded of a deleted row
         self.schema = schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self.schema)
         self._chunks: list[Chunk] = []
-        self._fixed = 0  # the first so many stay as they are
+        self._fixed = 0  # number of first chunks that never change
         self._index: list[tuple[UInt64, Int64]] = []
-        self._next = 0  # every number given so far is smaller
-        self._indexed = 0  # rows below are in the index, if they are alive
-        self._sealed = 0  # rows below are in a layer, if they are alive
+        self._next = 0  # above all numbers used so far
+        self._indexed = 0  # live rows below this number are in the index
+        self._sealed = 0  # live rows below this number are in a layer
         self._gone: list[pa.RecordBatch] = []
 
     def append(self, rows: pa.RecordBatch, first_order: int) -> None:
-        """Take new rows, numbered from `first_order` on, which is beyond all numbers before."""
+        """Add new rows, numbered from `first_order` on, which is above all earlier numbers."""
         order = pa.array(np.arange(first_order, first_order + rows.num_rows))
         self._add(pa.RecordBatch.from_arrays([*rows.columns, order], schema=self.schema))
 
     def find(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Found:
-        """The rows whose key is that of a row of `batch`."""
+        """Find the rows that have the key of a row of `batch`."""
         nothing = np.empty(0, np.int64)
         if self._is_empty or not batch.num_rows:
             return Found(nothing, nothing, empty(self.schema))
@@ -165,15 +166,15 @@ class RowStore:
         return not self._chunks
 
     def _candidates(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
-        """Rows whose keys have these hashes, and the number of the hash of each; in that order and,
-        for each hash, in theirs."""
+        """Rows whose keys have these hashes, and the index of the hash of each; ordered by hash,
+        and then by number."""
         self._index_rows()
         wanted, orders = self._look_up(hashes)
         rows, is_alive = self._rows(orders)
         return wanted[is_alive], rows
 
     def at(self, orders: Int64) -> pa.RecordBatch:
-        """The rows with these numbers, in this order; none of them was dropped."""
+        """The rows with these numbers, in this order; none may have been dropped."""
         rows, _ = self._rows(orders)
         return rows.select(self.schema.names[:-1])
 
@@ -186,13 +187,15 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows, about."""
+        """The approximate size of all rows."""
         return sum(chunk.rows.nbytes for chunk in self._chunks)
 
     def remove(self, orders: Int64) -> None:
         """Drop rows by their numbers, which may be repeated."""
         orders = np.sort(orders)  # much faster than np.unique
-        for chunk, _, places in self._located(orders[np.diff(orders, prepend=-1) > 0]):
+        is_new = np.ones(len(orders), bool)
+        np.not_equal(orders[1:], orders[:-1], out=is_new[1:])
+        for chunk, _, places in self._located(orders[is_new]):
             self._kill(chunk, places)
         self._tidy()
 
@@ -205,7 +208,7 @@ class RowStore:
             self._tidy()
 
     def take_due(self, mark: int) -> pa.RecordBatch:
-        """The same, and what these rows were, in their order."""
+        """The same; also returns these rows, in order."""
         return self._taken(mark).select(self.schema.names[:-1])
 
     def _taken(self, mark: int) -> pa.RecordBatch:
@@ -226,11 +229,11 @@ class RowStore:
         return sum(chunk.alive for chunk in self._chunks)
 
     def changes(self) -> Frozen:
-        """What changed since the last call, gone rows first."""
+        """The changes since the last call, deletions first."""
         return changed_rows(*self._changed(), self._keys, self._codec)
 
     def _changed(self) -> tuple[list[pa.RecordBatch], list[tuple[pa.RecordBatch, Int64]]]:
-        """The rows that are gone; and batches with the places of those that are new."""
+        """The deleted rows; and batches with the places of new rows."""
         fresh = []
         for chunk in self._chunks:
             if chunk.last >= self._sealed:
@@ -241,7 +244,7 @@ class RowStore:
         return gone, fresh
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
-        """Take rows from a delta."""
+        """Restore rows from a delta."""
         orders = orders_of(keys)
         if values.null_count:
             gone = orders[values.is_null().to_numpy(zero_copy_only=False)]
@@ -255,7 +258,7 @@ class RowStore:
         self._sealed = max(self._sealed, self._next)
 
     def adopt(self, values: Sequence[pa.Array], first_order: int) -> int:
-        """Take rows that other stores had, as they are in layers; return how many."""
+        """Take over rows of other stores, encoded as in layers; returns their number."""
         parts = [self._codec.decode(some) for some in values if len(some)]
         batches = [pa.RecordBatch.from_arrays(part, schema=self.schema) for part in parts]
         rows = in_one_order(batches, self.schema)
@@ -277,14 +280,14 @@ class RowStore:
             self._chunks[-_MERGED:] = [Chunk(concat([chunk.cleaned() for chunk in newest]))]
 
     def _kill(self, chunk: Chunk, places: Int64) -> None:
-        """Drop rows; layers have to be told of those that are stored."""
+        """Drop rows, and note those that are in layers."""
         chunk.kill(places)
         stored = places[chunk.orders[places] < self._sealed]
         if len(stored):
             self._gone.append(chunk.rows.select(self._told).take(pa.array(stored)))
 
     def _tidy(self) -> None:
-        """Free the memory of what is mostly gone."""
+        """Free the memory of chunks that are mostly dead."""
         self._chunks[self._fixed :] = [
             chunk if 2 * chunk.alive > len(chunk) else Chunk(chunk.cleaned())
             for chunk in self._chunks[self._fixed :]
@@ -292,7 +295,7 @@ class RowStore:
         ]
 
     def _rows(self, orders: Int64) -> tuple[pa.RecordBatch, Mask]:
-        """The rows with these numbers, in their order, and which of them are alive."""
+        """The rows with these numbers, in order, and a mask of live ones."""
         loose = self._chunks[self._fixed :]
         if 2 * len(orders) > len(self) and len(loose) > 1:
             self._chunks[self._fixed :] = [Chunk(concat([chunk.cleaned() for chunk in loose]))]
@@ -312,20 +315,22 @@ class RowStore:
         return rows, is_alive
 
     def _located(self, orders: Int64) -> Iterator[tuple[Chunk, Int64, Int64]]:
-        """Per chunk, which of these numbers are in it and alive, and where."""
+        """For each chunk, the live ones of these numbers, and their places."""
         owners = np.searchsorted([chunk.first for chunk in self._chunks], orders, "right") - 1
-        for number, chunk in enumerate(self._chunks):
-            mine = np.flatnonzero(owners == number)
-            if len(mine):
-                places = chunk.places(orders[mine])
-                is_there = places >= 0
-                if is_there.any():
-                    yield chunk, mine[is_there], places[is_there]
+        # Of many chunks few have any: those that were asked for together came together.
+        for number in (np.flatnonzero(np.bincount(owners + 1)) - 1).tolist():
+            if number < 0:
+                continue
+            chunk, mine = self._chunks[number], np.flatnonzero(owners == number)
+            places = chunk.places(orders[mine])
+            is_there = places >= 0
+            if is_there.any():
+                yield chunk, mine[is_there], places[is_there]
 
     # --- the index ------------------------------------------------------------------------------
 
     def _index_rows(self) -> None:
-        """Take into the index what has come since."""
+        """Add new rows to the index."""
         parts = []
         for chunk in self._chunks:
             if chunk.last >= self._indexed:
@@ -351,12 +356,12 @@ class RowStore:
             self._index = [_by_hash(hashes[is_alive], orders[is_alive])] if is_alive.any() else []
 
     def _look_up(self, hashes: UInt64) -> tuple[Int64, Int64]:
-        """Pairs of the number of a hash and that of a row with it, in the order of both."""
+        """Pairs of a hash's index and the number of a row with that hash, sorted."""
         wanted, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        by_hash = np.argsort(hashes)  # neighbours are found close to each other: much faster
+        by_hash = np.argsort(hashes)  # sorted lookups are much faster
         in_order = hashes[by_hash]
         numbered = np.arange(len(hashes))
-        for known, orders in self._index:  # rows of a run came before all those of the next
+        for known, orders in self._index:  # runs are in order of arrival
             low = np.searchsorted(known, in_order, "left")
             hits = np.flatnonzero(known[np.minimum(low, len(known) - 1)] == in_order)
             if len(hits):
@@ -374,7 +379,7 @@ class RowStore:
         return numbers_of, orders_found
 
     def _same(self, distinct: Sequence[pa.Array], codes: Int64, rows: pa.RecordBatch) -> Mask:
-        """Keys of one hash may still differ, unless they are single integers."""
+        """A mask of pairs with equal keys: hashes may collide, except of single integers."""
         first = rows.column(self._keys[0])
         is_integer = len(self._keys) == 1 and pa.types.is_integer(first.type)
         if is_integer and not first.null_count and not distinct[0].null_count:
@@ -389,14 +394,14 @@ class RowStore:
 
 
 def take(batch: pa.RecordBatch, places: Int64) -> pa.RecordBatch:
-    """Rows of a batch; no copy if these are all of them as they are."""
+    """Rows of a batch; not copied if these are all its rows in order."""
     if len(places) == batch.num_rows and (np.diff(places) == 1).all():
         return batch
     return batch.take(pa.array(places))
 
 
 def _by_hash(hashes: UInt64, orders: Int64) -> tuple[UInt64, Int64]:
-    """Sorted by hash, numbers with one hash as they were."""
+    """Sort by hash; numbers with equal hashes keep their order."""
     by_hash = np.argsort(hashes, kind="stable")
     return hashes[by_hash], orders[by_hash]
 
@@ -418,7 +423,7 @@ def ragged(codes: Int64, low: Int64, counts: Int64) -> tuple[Int64, Int64]:
 
 
 def _equal(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Null is equal to null, NaN to NaN."""
+    """Compare; null equals null, and NaN equals NaN."""
     if pa.types.is_nested(left.type):
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return pa.array([encode(a) == encode(b) for a, b in pairs], pa.bool_())

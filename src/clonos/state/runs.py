@@ -1,8 +1,8 @@
-"""Values and rows by key as they lie in layers: *runs*, sorted by the hash of the key, in blocks.
+"""Values and rows by key as stored in layers: *runs*, sorted by the hash of the key, in blocks.
 
-A block is the unit that is read, about 16 KB. Where a key is, the index knows: it has the first
-hash of each block and a filter of all hashes. It also has a digest of each block, with which a
-block is compared whenever it is read. So a run of any size can be used without having been read.
+A block is the unit of reading, about 16 KB. Keys are found through the index: it has the first hash
+of each block and a filter of all hashes. It also has a digest of each block, which is verified
+whenever the block is read. So a run of any size can be used without reading all of it first.
 
 A block, little-endian::
 
@@ -31,7 +31,7 @@ BLOCK_BYTES: Final = 16 * 1024
 MERGED_BYTES: Final = 32 * 1024 * 1024
 """Runs are merged in ranges of hashes of about this size."""
 WRITTEN_ROWS: Final = 2048
-"""So many values are put into blocks at once."""
+"""How many values are put into blocks at once."""
 
 _BITS: Final = 10
 """Of the filter, per key: of keys that are not there, about 3 % seem to be."""
@@ -48,7 +48,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Rows(NamedTuple):
-    """Rows of a run, by hash: each with its key group, its key and its value (null: gone)."""
+    """Rows of a run, by hash: key group, key and value (null: deleted)."""
 
     hashes: UInt64
     groups: Int64
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where what is in a run."""
+    """The index of a run."""
 
     rows: int
     firsts: UInt64
@@ -73,13 +73,13 @@ class Index(NamedTuple):
     filter: UInt64
 
     def encode(self) -> bytes:
-        """As a delta has it."""
+        """Encode for a delta."""
         sizes = struct.pack("<QQQ", self.rows, len(self.firsts), len(self.filter))
         return b"".join((sizes, *(column.tobytes() for column in self[1:])))
 
     @classmethod
     def decode(cls, content: bytes) -> Index:
-        """The inverse."""
+        """The inverse of :meth:`encode`."""
         rows, blocks, words = struct.unpack_from("<QQQ", content)
         columns = np.frombuffer(content, "<u8", offset=24)
         if len(columns) != 3 * blocks + words:
@@ -94,12 +94,12 @@ class Index(NamedTuple):
 
 
 class Run:
-    """Values by key, where they lie.
+    """Values by key, used in place.
 
     Parameters
     ----------
     blocks
-        Read when somebody asks for what is in them.
+        The blocks, which are read on demand.
     """
 
     def __init__(self, index: Index, blocks: Content) -> None:
@@ -114,16 +114,16 @@ class Run:
         return self.index.nbytes
 
     def find(self, hashes: UInt64, keys: Sequence[bytes]) -> dict[int, bytes | None]:
-        """Which of these keys it knows, by their numbers, with their values (None: gone).
+        """The values (None: deleted) of those keys that the run has, by index of the key.
 
-        `hashes` are those of the keys, sorted.
+        `hashes`: those of the keys, sorted.
         """
         return {i: value for i, key, value in self.find_all(hashes) if key == keys[i]}
 
     def find_all(self, hashes: UInt64) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """All that has one of these hashes, which are sorted: the number of the hash, key, value.
+        """All rows with one of these sorted hashes: index of the hash, key, value.
 
-        ``hashes`` are those that keys were given when they were written.
+        ``hashes``: those under which the keys were written.
         """
         index = self.index
         numbers = np.searchsorted(index.firsts, hashes, "right").astype(np.int64) - 1
@@ -159,7 +159,7 @@ class Run:
             yield from zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True)
 
     def parts(self, low: int = 0, high: int = 1 << 64) -> Iterator[Rows]:
-        """The rows whose hashes are from `low` on and below `high`, in order."""
+        """The rows with hashes from `low` up to, but not including, `high`, in order."""
         firsts = self.index.firsts
         start = max(int(np.searchsorted(firsts, np.uint64(low), "right")) - 1, 0)
         for number in range(start, len(firsts)):
@@ -195,7 +195,7 @@ class Run:
 
 
 class TakesRows(Protocol):
-    """Who is given rows by hash, and no key twice."""
+    """Takes rows in the order of hashes, each key once."""
 
     def add(self, rows: Rows) -> None: ...
 
@@ -206,7 +206,7 @@ class RunWriter:
     Parameters
     ----------
     rows_max
-        It will not have more rows.
+        An upper bound of the number of rows.
     write
         Takes the blocks.
     """
@@ -220,7 +220,7 @@ class RunWriter:
         self._digests: list[int] = []
 
     def add(self, rows: Rows) -> None:
-        """Rows behind those before: their hashes are higher, and no key is there twice."""
+        """Add rows; their hashes must be above all earlier ones, and keys must be unique."""
         if not len(rows.hashes):
             return
         np.bitwise_or.at(self._filter, *_filter_bits(rows.hashes, len(self._filter)))
@@ -233,7 +233,7 @@ class RunWriter:
         self._rows += len(rows.hashes)
 
     def index(self) -> Index:
-        """After the last row."""
+        """The index, after the last row was added."""
         firsts, ends, digests = (
             np.array(column, np.uint64) for column in (self._firsts, self._ends, self._digests)
         )
@@ -264,7 +264,7 @@ def write_values(
     order = np.argsort(hashes)
     start = 0
     while start < len(order):
-        # A few at a time: to make an array of all of them would keep other threads waiting.
+        # A few at a time, because building one large array would block other threads.
         end = min(start + WRITTEN_ROWS, len(order))
         while end < len(order) and hashes[order[end]] == hashes[order[end - 1]]:
             end += 1
@@ -279,7 +279,7 @@ def write_values(
 
 
 def in_order(parts: Sequence[Rows]) -> Rows:
-    """Rows of several, by hash; those of one hash as they were."""
+    """Merge rows by hash; rows with equal hashes keep their order."""
     hashes, groups = (np.concatenate(some) for some in list(zip(*parts, strict=True))[:2])
     keys = pa.concat_arrays([rows.keys for rows in parts])
     values = pa.concat_arrays([rows.values for rows in parts])
@@ -290,10 +290,10 @@ def in_order(parts: Sequence[Rows]) -> Rows:
 
 
 def merge_runs(runs: Sequence[Run], writer: TakesRows, *, is_base: bool) -> None:
-    """Write a run that has the effect of all of them, the oldest first.
+    """Write a run with the same effect as all of these, given oldest first.
 
-    ``is_base``: nothing lies below, so what is gone need not be mentioned any more. No more than a
-    range of hashes is in memory at a time.
+    ``is_base``: nothing lies below, so deletions need not be kept. Only one range of hashes is in
+    memory at a time.
     """
     for low, high in pairwise([0, *_cuts(runs), 1 << 64]):
         parts = [rows for run in runs for rows in run.parts(low, high)]
@@ -302,7 +302,7 @@ def merge_runs(runs: Sequence[Run], writer: TakesRows, *, is_base: bool) -> None
 
 
 def _cuts(runs: Sequence[Run]) -> list[int]:
-    """Hashes between which there are about as many bytes as are merged at once."""
+    """Hashes that divide the runs into ranges of about the size merged at once."""
     nothing = np.empty(0, np.uint64)
     firsts = np.concatenate([nothing, *(run.index.firsts for run in runs)])
     each = [np.diff(run.index.ends, prepend=np.uint64(0)) for run in runs]
@@ -314,7 +314,7 @@ def _cuts(runs: Sequence[Run]) -> list[int]:
 
 
 def _newest(parts: Sequence[Rows], *, is_base: bool) -> Rows:
-    """Per key the last row, by hash."""
+    """The last row of each key, by hash."""
     hashes, groups = (np.concatenate(some) for some in list(zip(*parts, strict=True))[:2])
     keys = pa.concat_arrays([rows.keys for rows in parts])
     values = pa.concat_arrays([rows.values for rows in parts])
@@ -364,14 +364,14 @@ def _blocks(rows: Rows) -> Iterator[tuple[int, bytes]]:
 
 
 def _offsets(column: pa.Array) -> tuple[Int64, memoryview]:
-    """Where each value begins and ends, and all of them."""
+    """The offsets of values, and their data."""
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
     return ends, memoryview(data if data is not None else b"")
 
 
 class _Places(NamedTuple):
-    """Where in a block its columns begin."""
+    """The offsets of the columns in a block."""
 
     keys: int
     values: int
@@ -395,7 +395,7 @@ _NOTHING: Final[Any] = object()
 
 
 def _look_up(block: bytes, wanted: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys and values of a hash."""
+    """Keys and values with a hash."""
     rows, at = _places(block)
     view = memoryview(block)
     hashes = view[_HEAD.size : at.keys].cast("Q")

@@ -1,4 +1,4 @@
-"""What an operator remembers beside its columns: a few facts, and values by key."""
+"""Small state of operators: facts, and values by key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = frozenset({bool, int, float, str})
 
 
 class Facts:
-    """The few small values that an operator keeps beside its keyed state: counters and such."""
+    """A few small values that an operator keeps beside its state by key, such as counters."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
@@ -32,7 +32,7 @@ class Facts:
             self._dirty[name] = None
 
     def changes(self) -> Changes:
-        """What was set since the last call."""
+        """The facts set since the last call."""
         names, self._dirty = list(self._dirty), {}
         values: list[bytes | None] = [encode(self._values[name]) for name in names]
         return Changes([FACTS] * len(names), [name.encode() for name in names], values)
@@ -49,7 +49,7 @@ class Facts:
 
 
 class Undo:
-    """What was put into some stores since :meth:`begin`, so that it can be forgotten.
+    """Undoes what was put into some stores since :meth:`begin`.
 
     Examples
     --------
@@ -65,10 +65,10 @@ class Undo:
 
     def __init__(self) -> None:
         self.puts: list[tuple[Any, bytes, int, Any]] | None = None
-        """Store, key, group and what was kept before, of each."""
+        """For each put: store, key, group and the earlier value."""
 
     def begin(self) -> None:
-        """From here on, be able to :meth:`roll_back`."""
+        """Record puts from now on, for :meth:`roll_back`."""
         self.puts = []
 
     def commit(self) -> None:
@@ -85,13 +85,13 @@ class Undo:
 class KeyedStore:
     """Values by encoded key, with a record of what changed since the last delta.
 
-    What is kept is a copy: plain numbers and texts, which nobody can change, are encoded only when
-    a layer is made of them; all else at once.
+    Stored values are copies. Immutable plain values (numbers, strings) are encoded only when a
+    layer is made, all others at once.
     """
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._kept: dict[bytes, Any] = {}  # bytes: encoded
-        self._dirty: dict[bytes, tuple[int, Any]] = {}  # with what is kept now, or None
+        self._dirty: dict[bytes, tuple[int, Any]] = {}  # present values, or None
         self._undo = undo or Undo()
 
     def __contains__(self, key: bytes) -> bool:
@@ -115,7 +115,7 @@ class KeyedStore:
         self.put_kept(key, group, kept_as(value))
 
     def put_kept(self, key: bytes, group: int, kept: Any) -> None:
-        """As :meth:`put`, of what :func:`kept_as` made."""
+        """Like :meth:`put`, for a result of :func:`kept_as`."""
         if (puts := self._undo.puts) is not None:
             puts.append((self, key, group, self._kept.get(key)))
         self._dirty[key] = group, kept
@@ -148,9 +148,9 @@ class KeyedStore:
 
 
 def kept_as(value: Any) -> Any:
-    """What a store keeps: a value that nobody can change itself, all others encoded.
+    """The stored form of a value: immutable plain values as they are, all others encoded.
 
-    Raises `UnencodableValue`: also of an integer whose encoding would fail later, being very long.
+    Raises `UnencodableValue`, also for an integer that is too long to be encoded later.
     """
     is_plain = type(value) in PLAIN and (type(value) is not int or value.bit_length() <= _INT_BITS)
     return value if value is None or is_plain else encode(value)

@@ -66,7 +66,7 @@ class TimerTable:
         store.when_written = self._written
 
     def set(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
-        """Register a timer, unless it is there already."""
+        """Register a timer, unless it exists already."""
         address = _address(kind, due, encoded_key)
         if address in self._store:
             return
@@ -77,7 +77,7 @@ class TimerTable:
         self._queues[kind].push(Timer(due, number, address, group, kept))
 
     def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
-        """Forget a timer, if it is there."""
+        """Delete a timer, if it exists."""
         address = _address(kind, due, encoded_key)
         if address in self._store:
             self._store.put_kept(address, group, None)

@@ -1,8 +1,8 @@
 """Values by key that need not fit into memory.
 
-What was put lately is in memory, and so is what was looked up lately. All else lies in *levels*
-(:mod:`clonos.state.levels`). A newer one hides what older ones say of a key. Where a
-value is kept makes no difference: it is kept as its encoding, in memory and elsewhere.
+Recently written and recently read values are in memory. All others are in *levels*
+(:mod:`clonos.state.levels`); for each key the newest level counts. Where a value is kept makes no
+difference, because it is kept in its encoded form everywhere.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values
 from clonos.state.stores import PLAIN, Undo, kept_as
 
 _ENTRY_BYTES: Final = 200
-"""What a key costs in memory beside its own bytes and those of its value, about."""
+"""Approximate overhead of a key in memory, besides the bytes of key and value."""
 
 
 class _Memory:
-    """A level that is in memory until it is written. Nothing of it changes."""
+    """An immutable level that is in memory until it is written."""
 
     def __init__(self, values: dict[bytes, Any], placing: Placing) -> None:
         self.values, self._placing = values, placing
@@ -54,13 +54,13 @@ class ValueStore:
         self._limit = 0
         self._bytes = 0  # of what is kept, and of its keys
         self._below = Levels[_Memory]()
-        self._cache: dict[bytes, Any] = {}  # of what is in levels; None: it is not
+        self._cache: dict[bytes, Any] = {}  # of levels; None: absent
         self._older: dict[bytes, Any] = {}
         self._cached = 0  # bytes
         self._damage: UnreadableLayer | None = None
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        """Take no more memory than that, about; what has no room goes on the shelf."""
+        """Use about this much memory; the rest goes on the shelf."""
         self._below.shelf, self._limit = shelf, nbytes
 
     def __contains__(self, key: bytes) -> bool:
@@ -70,7 +70,7 @@ class ValueStore:
         return kept is not None
 
     def __iter__(self) -> Iterator[bytes]:
-        """All keys; with many of them that takes a while, and memory."""
+        """All keys; with many keys this takes time and memory."""
         known: dict[bytes, bool] = {}
         for level in self._below.all:
             items = level.items() if isinstance(level, Run) else level.values.items()
@@ -115,8 +115,8 @@ class ValueStore:
         self.put_kept(key, group, kept_as(value))
 
     def require_sound(self) -> None:
-        """Raise `UnreadableLayer` if a value could not be read, and whoever wanted it has gone on
-        all the same."""
+        """Raise `UnreadableLayer` if a value could not be read and user code has caught the
+        error."""
         if self._damage is not None:
             raise self._damage
 
@@ -150,7 +150,7 @@ class ValueStore:
     # --- memory -----------------------------------------------------------------------------------
 
     def expect(self, keys: Sequence[bytes]) -> None:
-        """These will be wanted: look for them together, which is much faster."""
+        """Look up keys in advance, together, which is much faster."""
         kept, cache, older = self._kept, self._cache, self._older
         wanted = [key for key in keys if key not in kept and key not in cache]
         if older:
@@ -189,7 +189,7 @@ class ValueStore:
         return default
 
     def relieve(self) -> None:
-        """Make room, if there is too little. Not while something may be rolled back."""
+        """Make room, if necessary. Not while something may be rolled back."""
         if self._below.shelf is None:
             return
         written = self._below.settle()
@@ -205,7 +205,7 @@ class ValueStore:
         return nbytes + _ENTRY_BYTES * len(values) > self._limit // part
 
     def _now(self, key: bytes) -> Any:
-        """What is kept of a key, wherever it is."""
+        """The stored value of a key, wherever it is."""
         kept = self._kept.get(key)
         if kept is not None or not self._below.all or key in self._kept:
             return kept
@@ -278,7 +278,7 @@ class ValueStore:
     # --- levels -----------------------------------------------------------------------------------
 
     def _freeze(self) -> None:
-        """What is kept becomes the newest level."""
+        """Turn the values in memory into the newest level."""
         kept = {k: v for k, v in self._kept.items() if v is not None or self._below.all}
         if kept:
             self._below.all.append(_Memory(kept, self._placing))

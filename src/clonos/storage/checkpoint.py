@@ -62,6 +62,10 @@ class Checkpoint:
         """Where the current driver is recorded."""
         return self._terms.where
 
+    def get_ready(self) -> None:
+        """Make the folder of the terms; :meth:`begin_term` then has less to wait for."""
+        self._terms.get_ready()
+
     def begin_term(self, *, position: int, before: int) -> Term:
         """Go on with the checkpoint, alone; see :meth:`clonos.storage.terms.Terms.claim`."""
         journal = self._journal.root

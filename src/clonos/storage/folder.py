@@ -57,6 +57,7 @@ class Folder:
         self.files, self.root, self._mode = files, root, mode
         self.is_synced = durability == "fsync" and files.is_local
         self._ready: set[str] = set()
+        self._is_anchored = False  # the folders around this one are durable
 
     def path(self, name: str) -> str:
         """The path of a name in the file system."""
@@ -130,6 +131,7 @@ class Folder:
                 self.files.write(unfinished, content, self._mode)
             except FileNotFoundError:  # another process has deleted the empty folder
                 self._ready.clear()
+                self._is_anchored = False
                 self.make_folder(folder)
                 self.files.write(unfinished, content, self._mode)
             if self.is_synced:
@@ -156,7 +158,9 @@ class Folder:
             while around != self.root:
                 around = around.rpartition("/")[0]
                 self.files.sync_folder(around)
-            self._sync_around()
+            if not self._is_anchored:
+                self._sync_around()
+                self._is_anchored = True
         self._ready.add(path)
 
     def _sync_around(self) -> None:

@@ -156,9 +156,10 @@ class Journal:
         self._buffered: list[bytes] = []
         self._tail: Tail | None = None
         self.is_broken = False
-        self._folder.make_folder(root)
+        self._disk.make_folder(root)
         self._lock: Lock | None = _lock(self._disk, root)
         try:
+            self._folder.make_folder(root)  # durable; whoever is refused need not wait for that
             self._open()
         except BaseException:
             self._release()

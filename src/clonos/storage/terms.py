@@ -98,6 +98,10 @@ class Terms:
     def where(self) -> str:
         return self._folder.root
 
+    def get_ready(self) -> None:
+        """Make the folder, if there is none."""
+        self._folder.make_folder(self._folder.root)
+
     def claim(
         self, checkpoint: str, journal: str, machine: str, *, position: int, before: int
     ) -> Term:

@@ -1,4 +1,4 @@
-"""Runs the program of one task on scripted events, and checks that it can be restored anywhere."""
+"""Runs one task's program on scripted events, and checks that it can be restored after any step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Batches:
-    """Consecutive batches of an input channel, and the watermark that follows, if any."""
+    """Consecutive batches of an input channel, and the watermark behind them, if any."""
 
     channel: int
     batches: tuple[pa.RecordBatch, ...]
@@ -62,13 +62,13 @@ class End:
 
 @dataclass(frozen=True)
 class Answers:
-    """Calls that the program has asked are over."""
+    """Outcomes of calls that the program has made."""
 
     outcomes: tuple[Outcome, ...]
 
 
 Call = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
-"""Answers a function that is called: its arguments and keyword arguments to what it returns."""
+"""Answers calls: (function, arguments, keyword arguments) -> return value."""
 
 
 def _really(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -80,7 +80,7 @@ Event = Source | Batches | Watermark | Tick | Answers | End
 
 @dataclass
 class StepOutput:
-    """What a step emitted, by channel; also the step that the program sees."""
+    """The output of a step, by channel; also the step that the program sees."""
 
     position: int
     now_ms: int
@@ -127,11 +127,11 @@ class StepOutput:
 
     @property
     def seen(self) -> tuple[Any, ...]:
-        """What others see of the step, to compare it with another."""
+        """The visible effects of the step, to compare it with another."""
         # As text, because NaN is not equal to itself; the digest compares it bit by bit.
         contents = {c: (b.digest, repr(b.payload.to_pylist())) for c, b in self.batches.items()}
         asked = [(call, request.digest) for call, request in self.asked]
-        # A reading is in the log: who reads the clock where nobody did cannot be replayed.
+        # Clock readings are logged, so reading the clock at another step breaks replay.
         return contents, self.watermarks, self.wake_ms, asked, self.has_read_clock
 
 
@@ -141,16 +141,16 @@ class StepHarness:
     Parameters
     ----------
     program
-        Such as ``job.compile().codes[0].program()``.
+        The program, such as ``job.compile().codes[0].program()``.
     now_ms
         The time at the beginning; only :class:`Tick` moves it.
     call
-        Who answers what is asked with ``ctx.call``; by default the function itself.
+        Answers ``ctx.call``; by default the function itself is called.
 
     Attributes
     ----------
     is_live
-        False: what is fed now replays what was logged.
+        False: the events fed now are a replay.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class StepHarness:
         self.is_live = True
 
     def feed(self, event: Event) -> StepOutput:
-        """Handle one event (a tick on which nothing is due is no step and emits nothing)."""
+        """Handle one event. (A tick at which nothing is due is not a step and emits nothing.)"""
         if isinstance(event, Tick):
             return self.tick(event.ms)
         step = self._step()
@@ -204,7 +204,7 @@ class StepHarness:
         return self.feed(End(channel))
 
     def answer(self, call: CallId, answer: Any) -> StepOutput:
-        """A call has an answer, or an exception."""
+        """Give a call its answer or exception."""
         return self.feed(Answers((outcome_of(call, self.program.open_calls()[call], answer),)))
 
     def tick(self, ms: int) -> StepOutput:
@@ -214,7 +214,7 @@ class StepHarness:
             return StepOutput(self.position, self.now_ms, wake_ms=self.wake_ms)
         step = self._step()
         self.program.on_timer(step, self.now_ms)
-        step.has_read_clock = False  # the timer says what time it is
+        step.has_read_clock = False  # the timer's entry has the time
         self.wake_ms = step.wake_ms
         return step
 
@@ -224,14 +224,14 @@ class StepHarness:
 
 
 def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:
-    """What comes of a call that is answered with this, or with an exception."""
+    """The outcome of a call with this answer or exception."""
     is_error = isinstance(answer, BaseException)
     encoded = encode_error(answer) if is_error else encode(answer)
     return Outcome(*call, request.digest, not is_error, encoded)
 
 
 def answered(call: CallId, request: Request) -> Outcome:
-    """What comes of a call that is made now, once, whatever its policy says."""
+    """The outcome of a call that is made now, once, regardless of its policy."""
     policy: Policy = request.service
     is_told = policy.effect is not None and policy.effect.wants_call
     named = {"call": EffectCall(request.key, 1)} if is_told else {}
@@ -260,17 +260,17 @@ def check_restore(
     merge: Callable[[list[bytes]], bytes] | None = None,
     state_memory: int | None = None,
 ) -> list[StepOutput]:
-    """Assert that a program restored after any step goes on exactly as the one that continued.
+    """Assert that a program restored after any step behaves exactly like one that continued.
 
-    Every prefix of `events` is followed by a seal; a fresh program takes all deltas so far (or
-    what `merge` makes of them) and handles the rest. Outputs, wake-ups and deltas must be equal.
+    After every prefix of `events`, state is sealed; a fresh program applies all deltas so far (or
+    their result by `merge`) and handles the rest. Outputs, wake-ups and deltas must be equal.
 
     Parameters
     ----------
     make_program
-        Makes the program, fresh.
+        Makes a fresh program.
     events
-        What it is fed with.
+        The events to feed.
     merge
         Merges deltas.
     state_memory
@@ -280,7 +280,7 @@ def check_restore(
     Returns
     -------
     list of StepOutput
-        Of the run without interruption.
+        The output of the uninterrupted run.
     """
     reference = StepHarness(make_program())
     outputs, deltas, clocks = [], [], []

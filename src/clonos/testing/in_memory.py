@@ -1,7 +1,7 @@
-"""A whole job in one thread, without Spark and without the protocol: for tests of what it computes.
+"""A whole job in one thread, without Spark and without the protocol, to test its results.
 
-The order in which tasks get on is drawn from a seed, as are the cuts of sources and how many
-batches are taken at once. Tasks can be restored from their layers in between, as if they had been
+The order in which tasks take steps is drawn from a seed, as are the cuts of sources and the number
+of batches taken at once. Tasks can be restored from their layers in between, as if they had been
 killed.
 """
 
@@ -35,23 +35,23 @@ from clonos.testing.harness import (
 
 
 class Services:
-    """Who answers the calls of tasks: by default those who are asked."""
+    """Answers the calls of tasks; by default the functions themselves are called."""
 
     def call(
         self, task: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """What a function called with ``ctx.call`` returns or raises."""
+        """Return the answer of a ``ctx.call``, or raise its exception."""
         del task
         return fn(*args, **kwargs)
 
     def outcome(self, task: int, call: CallId, request: Request) -> Outcome:
-        """What comes of a call that takes a while."""
+        """The outcome of an asynchronous call."""
         del task
         return answered(call, request)
 
 
 CALLS: Final = -1
-"""In place of a channel: calls of the task itself."""
+"""Stands for the task's own calls in place of a channel."""
 
 
 class InMemoryRun:
@@ -60,15 +60,15 @@ class InMemoryRun:
     Parameters
     ----------
     compiled
-        Such as ``job.compile()``.
+        The compiled job, such as ``job.compile()``.
     batch_rows
         The largest cut of a source.
     restore
         The probability that a task is restored from its layers before a step.
     step_ms
-        Time passes between steps: this much on average.
+        The average time between steps.
     services
-        Who answers calls.
+        Answers calls.
 
     Examples
     --------
@@ -116,10 +116,10 @@ class InMemoryRun:
                 self._readers[code.task.id] = reader
         self._delivered: dict[str, list[pa.RecordBatch]] = {}
         self.events: dict[int, list[tuple[int, Event]]] = {task: [] for task in self._tasks}
-        """Per task, what it was given, and when (in ms)."""
+        """For each task, its events with their times (in ms)."""
 
     def run(self) -> dict[str, pa.Table]:
-        """Run until all input has ended; the rows of each sink by its name."""
+        """Run until all input has ended; returns the rows of each sink by name."""
         while runnable := self._runnable() or self._go_round():
             self._now_ms += self._step_ms * 2 * self._random.random()
             for task, harness in self._tasks.items():
@@ -134,7 +134,7 @@ class InMemoryRun:
         }
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By task, what its operators have dropped."""
+        """By task, the counts of what its operators dropped."""
         return {
             code.task.name: program.statistics
             for code in self._compiled.codes
@@ -142,7 +142,7 @@ class InMemoryRun:
         }
 
     def _runnable(self) -> list[tuple[int, int | None]]:
-        """Tasks that can take a step, and from which channel."""
+        """Tasks that can take a step, and the channel for each."""
         full = {task for task, harness in self._tasks.items() if harness.program.is_full}
         found: list[tuple[int, int | None]] = [(t, None) for t in self._readers if t not in full]
         found += [(task, CALLS) for task, calls in self._calls.items() if calls]
@@ -152,7 +152,7 @@ class InMemoryRun:
         return found
 
     def _go_round(self) -> list[tuple[int, int | None]]:
-        """Nothing is on its way: time passes up to the next timer, or what goes round is over."""
+        """No items are on their way: move time to the next timer, or end the loops."""
         plan = self._compiled.plan
         back = [c for task in plan.loops for c in self._open[task] if plan.channels[c].is_feedback]
         if not back:
@@ -166,7 +166,7 @@ class InMemoryRun:
         return self._runnable()
 
     def _fired(self) -> list[tuple[int, int | None]]:
-        """What the timers that are due have made."""
+        """Fire due timers; returns the tasks that can take a step then."""
         for task, harness in self._tasks.items():
             self._take(task, Tick(int(self._now_ms)), harness)
         return self._runnable() or self._go_round()
@@ -177,7 +177,7 @@ class InMemoryRun:
         return self._answer(task) if channel == CALLS else self._receive(channel)
 
     def _answer(self, task: int) -> Answers:
-        """Some of the calls of a task are over, in any order."""
+        """End some of a task's calls, in any order."""
         calls = self._calls[task]
         chosen = self._random.sample(sorted(calls), self._random.randint(1, len(calls)))
         outcome = self._services.outcome

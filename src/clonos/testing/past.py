@@ -1,7 +1,7 @@
-"""A past as a test: the functions that a job has now, on what happened then.
+"""A past as a test: runs the functions that a job has now on what happened then.
 
-A bundle (:func:`clonos.bundle`) has the rows, their order, the time and the answers of services. So
-an error that came at night is a test in the morning, and stays one.
+A bundle (:func:`clonos.bundle`) has the rows, their order, the clock readings and the answers of
+services. So an error at night becomes a test in the morning, and stays one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from clonos.replay.past import read
 
 
 class PastRun:
-    """What a job makes now of what happened then. :func:`run_past` makes it.
+    """The result of a job's present functions on a past; made by :func:`run_past`.
 
     Attributes
     ----------
     error
-        What a function has raised; its own exception is the ``__cause__``.
+        The error of a function, if one has raised; its own exception is the ``__cause__``.
     error_then
-        What the job's own functions had raised.
+        The error that the job's functions raised then.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class PastRun:
         self.error, self.error_then = self._branch.failed, self._branch.error
 
     def rows(self, sink: str | None = None) -> pa.Table:
-        """What a sink is given now; by its name, which may be left out if there is only one."""
+        """The rows that a sink gets now; its name may be omitted if it is the only one."""
         return self._branch.rows(sink)
 
     def rows_then(self, sink: str | None = None) -> pa.Table:
-        """What it was given then."""
+        """The rows that the sink got then."""
         return self._branch.job_rows(sink)
 
     def compare(self, sink: str | None = None, keys: Sequence[str] | None = None) -> Comparison:
@@ -64,14 +64,14 @@ class PastRun:
         return self._branch.compare(sink, keys)
 
     def expect_error(self, kind: type[BaseException] = Exception, match: str = "") -> BaseException:
-        """See that a function raises.
+        """Check that a function raises.
 
         Parameters
         ----------
         kind
-            Of the function's own exception.
+            The class of the function's own exception.
         match
-            A regular expression that is found in its text.
+            A regular expression to search for in its text.
 
         Returns
         -------
@@ -81,7 +81,7 @@ class PastRun:
         Raises
         ------
         AssertionError
-            None raises, or something else.
+            No function raises, or one raises something else.
         """
         if self.error is None:
             raise AssertionError("no function raised; all that had happened was done again")
@@ -92,12 +92,12 @@ class PastRun:
         return cause
 
     def expect_no_error(self) -> None:
-        """See that no function raises.
+        """Check that no function raises.
 
         Raises
         ------
         AssertionError
-            One does; with its own lines first.
+            A function raises; its own lines come first in the message.
         """
         if self.error is not None:
             raise AssertionError(_shown(self.error)) from self.error.__cause__
@@ -105,22 +105,22 @@ class PastRun:
     def expect_same_output(
         self, sink: str | None = None, keys: Sequence[str] | None = None
     ) -> None:
-        """See that the sinks are given what they were given then.
+        """Check that the sinks get the same rows as then.
 
-        If the job had failed, it has delivered nothing behind the row that failed; what comes there
-        now is not compared.
+        If the job had failed, it delivered nothing after the row that failed; rows that come there
+        now are not compared.
 
         Parameters
         ----------
         sink
-            Only this one.
+            Only this sink.
         keys
-            Columns that say which row of now is which row of then.
+            Columns by which rows of now are matched with rows of then.
 
         Raises
         ------
         AssertionError
-            They are given something else; it shows the rows.
+            The rows differ; the message shows them.
         """
         self.expect_no_error()
         sinks = self._branch.sinks if sink is None else (sink,)
@@ -144,31 +144,31 @@ def run_past(
     stand_in: Callable[..., Any] | None = None,
     replace: dict[str, Any] | None = None,
 ) -> PastRun:
-    """Have a job's functions do again what happened, as a bundle has it.
+    """Run a job's functions on the past in a bundle.
 
-    No sink is written, no service is called and no effect is made. A question that the job had
-    asked then has the answer that it had.
+    No sink is written, no service is called and no effect is made. A question that the job asked
+    then gets the same answer.
 
     Parameters
     ----------
     job
-        A :class:`clonos.Job` with the same tasks and channels; its functions may be others, its
-        sources and sinks elsewhere.
+        A :class:`clonos.Job` with the same tasks and channels; its functions, and the places of its
+        sources and sinks, may differ.
     bundle
         The file; see :func:`clonos.bundle`.
     stand_in
-        ``stand_in(fn, *args)`` answers what nobody had asked.
+        ``stand_in(fn, *args)`` answers questions that are new.
     replace
-        Functions by name of their operators, in place of those that the job has.
+        Functions to use in place of the job's, by operator name.
 
     Raises
     ------
     NothingToReplay, UnreadableBundle
-        There is no such file, or it cannot be read.
+        The file does not exist or cannot be read.
     OtherJob
-        It is of a job with another graph.
+        The bundle belongs to a job with another graph.
     Unanswered
-        A function asks what nobody has asked, and there is no stand-in.
+        A function asks a new question, and there is no stand-in.
 
     Examples
     --------

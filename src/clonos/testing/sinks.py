@@ -1,4 +1,4 @@
-"""Tries out a transactional sink: killed and frozen at every line, offered things twice."""
+"""Tests a transactional sink: processes are killed and frozen at every line, outputs repeated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from clonos.sinks.writers import Claims
 from clonos.storage.retry import Retry, StoreAway
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
-"""Of the rows that a sink is tried out with."""
+"""The schema of the test rows."""
 POINTS_MAX: Final = 200
 HUGE_ROWS: Final = 100_000
 _NAME: Final = "checked"
@@ -38,7 +38,7 @@ Rows = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one scenario; ``wrong``: what is wrong, or ""."""
+    """The outcome of one scenario; ``wrong``: a description of the fault, or ""."""
 
     scenario: str
     wrong: str
@@ -53,18 +53,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """What :func:`check_sink` has found."""
+    """The findings of :func:`check_sink`."""
 
     findings: tuple[Finding, ...]
 
     @property
     def passed(self) -> bool:
-        """Nothing is wrong."""
+        """Whether no scenario has failed."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The scenarios in which something is wrong."""
+        """The failed scenarios."""
         return tuple(f.scenario for f in self.findings if f.wrong)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class SinkReport:
 
 
 class _Wrong(Exception):
-    """Rows are missing, or there more than once."""
+    """Rows are missing or duplicated."""
 
 
 def check_sink(
@@ -83,30 +83,30 @@ def check_sink(
     patience: str = "2 seconds",
     every: int = 1,
 ) -> SinkReport:
-    """Try out a sink of :func:`clonos.sinks.transactional`, or one that is made of it.
+    """Test a sink of :func:`clonos.sinks.transactional`, or one that is built on it.
 
-    Processes are made by ``fork``, and killed or stopped before each line of the sink's functions
-    (of the files that they are in), and when `write` has returned. After each, the rows that are
-    read must be exactly those that were given.
+    Processes are forked, and killed or stopped before each line of the files with the sink's
+    functions, and when `write` has returned. After each, the place must have exactly the rows that
+    were written.
 
     Parameters
     ----------
     make
         Makes a sink that writes to a new, empty place, for rows ``id long, word string``.
     read
-        ``read(sink)`` gives all rows of its place, in any order, as ``(id, word)``.
+        ``read(sink)`` returns all rows of its place, in any order, as ``(id, word)``.
     away
-        ``with away(sink):`` makes the store unreachable in between. Without it that is not tried.
+        ``with away(sink):`` makes the store unreachable meanwhile. Without it this is not tested.
     patience
         How long a life waits for the locks of a frozen one before that wakes up. A store whose
-        locks cannot be broken passes, too; its sink then waits for frozen processes, however long.
+        locks cannot be broken passes, too; its sink then waits for frozen processes without limit.
     every
-        Only every so many lines are tried: quicker.
+        Test only every n-th line, which is quicker.
 
     Returns
     -------
     SinkReport
-        Print it, and assert ``report.passed``.
+        The report; print it, and assert ``report.passed``.
     """
     check = _Check(make, read, parse_duration(patience) / 1000, every)
     findings = [
@@ -137,7 +137,7 @@ class _Check:
         self._every = every
 
     def run(self, name: str, scenario: Callable[[], int | None]) -> Finding:
-        """A scenario that raises anything is one in which something is wrong."""
+        """Run a scenario, which fails if it raises anything."""
         try:
             points = scenario()
         except Exception as error:  # noqa: BLE001 - it is what is looked for
@@ -191,7 +191,7 @@ class _Check:
             place.expect(1, 2, 3)
 
     def two_copies(self) -> None:
-        """Nobody should have the same incarnation twice; a mark that is compared notices it."""
+        """Two processes should never have the same incarnation; comparing marks detects it."""
         with self._place() as place:
             one, other = place.life(1), place.life(1)
             place.write(one, _outputs(1))
@@ -293,7 +293,7 @@ class _Place:
         return writer
 
     def write(self, life: Any, *groups: list[Output], give_up: Callable[[], object] = bool) -> None:
-        """As the engine does it: what fails for a while is tried again."""
+        """Write as the engine does: temporary failures are retried."""
         until = time.monotonic() + 60 + self._patience_s
 
         def wait(pause_s: float) -> bool:
@@ -333,7 +333,7 @@ class _Place:
 
 
 def _ignore(text: str) -> None:
-    """What is tried again needs no warning here."""
+    """Retries need no warning here."""
 
 
 def _past(wake_at: float, child: _Child) -> None:
@@ -342,7 +342,7 @@ def _past(wake_at: float, child: _Child) -> None:
 
 
 def _files_of(store: Any) -> set[str]:
-    """Where the functions are that talk to the store."""
+    """The files with the functions that talk to the store."""
     transactions = store.transactions
     if isinstance(store, UserStore):
         functions = (transactions.open_fn, transactions.last_key_fn, transactions.write_fn)
@@ -367,11 +367,11 @@ def _batch(rows: Rows) -> pa.RecordBatch:
 
 
 _FENCED, _AWAY, _FAILED = 3, 4, 5
-"""How a child ends."""
+"""Exit codes of a child."""
 
 
 class _Child:
-    """A process with a life of its own, which gets a signal before a line of the sink's functions.
+    """A process with its own life, which gets a signal before a line of the sink's functions.
 
     It writes outputs 2 and 3, as one group.
     """
@@ -389,7 +389,7 @@ class _Child:
         self._said = said
 
     def has_stopped(self) -> bool:
-        """Wait until it has been stopped, or has ended."""
+        """Wait until it is stopped or has ended; returns whether it is stopped."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             return True
@@ -406,7 +406,7 @@ class _Child:
         return self._ended
 
     def told(self) -> str:
-        """The error that has ended it."""
+        """The error that ended it."""
         return os.read(self._said, 10_000).decode(errors="replace") or f"ended with {self._ended}"
 
     def end(self) -> None:
@@ -421,7 +421,7 @@ def _live(life: Callable[[], Any], points: _Points, say: int) -> int:
         sys.settrace(points.trace)
         life().write(_outputs(2, 3))
         sys.settrace(None)
-        points.reach()  # it has written, and has not said so
+        points.reach()  # written, but not yet reported
     except Fenced:
         return _FENCED
     except StoreAway:
@@ -434,7 +434,7 @@ def _live(life: Callable[[], Any], points: _Points, say: int) -> int:
 
 
 class _Points:
-    """Counts the lines that are about to run, and sends this process a signal before one."""
+    """Counts lines before they run, and sends this process a signal before a chosen one."""
 
     def __init__(self, point: int, sign: signal.Signals, files: set[str]) -> None:
         self._countdown, self._sign, self._files = itertools.count(point, -1), sign, files

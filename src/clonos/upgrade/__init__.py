@@ -1,6 +1,6 @@
-"""Another graph goes on with a checkpoint: other parallelism, other operators, state kept.
+"""Another graph continues from a checkpoint: other parallelism or operators, with the state kept.
 
-Only a job that has settled can be upgraded: nothing is on its way, and no log goes beyond a floor.
-What its tasks have kept is shared out anew to the tasks of the new plan; one record of the journal
-says that the new plan counts.
+Only a job that has settled can be upgraded: no items are on their way, and no log goes beyond a
+floor. The state of its tasks is redistributed to the tasks of the new plan. One record of the
+journal puts the new plan in force.
 """

@@ -1,8 +1,8 @@
-"""What tasks know of those before them: event time, and the end of input.
+"""What tasks know of the tasks upstream: event time, and the end of input.
 
-Nothing of it travels again when the channels are new: a watermark is sent when event time advances,
-and END once. So both are worked out from what the former tasks knew. The job has settled; whoever
-listens to a task has heard the same of it.
+Neither is sent again over new channels: a watermark is sent when event time advances, and END only
+once. So both are derived from what the former tasks knew. As the job has settled, all receivers of
+a task know the same about it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Facts = Mapping[str, Any]
 
 
 class Flow:
-    """Of a job that is upgraded.
+    """Event time and ends of input of a job that is upgraded.
 
     Parameters
     ----------
     before, now
-        The job as it was, and as it is to be.
+        The job before and after the upgrade.
     layers, kept
-        By former task: where it stood, and what it has kept, by the number of the operator.
+        By former task: its layer, and its state by the number of the operator.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Flow:
         self._before, self._layers, self._kept, self._now = before, layers, kept, now
 
     def facts(self, task: int, number: int) -> Facts:
-        """Of an operator of a former task, or its chain."""
+        """The facts of an operator (or the chain) of a former task."""
         kept = self._kept[task].get(number)
         return {} if kept is None else kept.facts
 
     def predecessor(self, operator: str, index: int) -> int | None:
-        """The former task of an operator that a new one is the same as: there are as many, and the
-        rows of the same sources come to it."""
+        """The former task that a new task of an operator equals: the number of tasks is the same,
+        and its rows come from the same sources. None: there is no such task."""
         former = self._before.homes.get(operator, [])
         if len(former) != len(self._now.homes[operator]):
             return None
@@ -57,7 +57,7 @@ class Flow:
         return former[index] if was == now else None
 
     def former(self, operator: str, index: int) -> list[int]:
-        """The former tasks that a new one follows on: its predecessor, or all of them."""
+        """The former tasks that a new one continues: its predecessor, or all of them."""
         predecessor = self.predecessor(operator, index)
         return self._before.homes.get(operator, []) if predecessor is None else [predecessor]
 
@@ -68,7 +68,7 @@ class Flow:
     # --- event time -----------------------------------------------------------------------------
 
     def came(self, task: int) -> list[int | None]:
-        """The newest watermark on each input of a new task; `IDLE`: nobody waits for it."""
+        """The newest watermark on each input of a new task; `IDLE` if the input is idle."""
         plan = self._now.plan
         head = self._now.chains[task][0]
         return [self._sent(*one) for one in self._now.before(head, plan.tasks[task].index)]
@@ -81,7 +81,7 @@ class Flow:
         return slowest([self._was_sent(operator, task) for task in former])
 
     def _passed_on(self, operator: str, index: int) -> int | None:
-        """The same of an operator that is new."""
+        """The same for an operator that is new."""
         if self._now.operators[operator][0] == _MAKES_WATERMARKS:
             return None
         marks = [self._sent(*one) for one in self._now.before(operator, index)]
@@ -105,7 +105,7 @@ class Flow:
         return next((mark for mark in heard if mark is not None), None)
 
     def _was_idle(self, task: int, place: int) -> bool:
-        """Whether nobody waited for the event time behind this place of a chain."""
+        """Whether a former task was idle behind this place of its chain."""
         chain = self._before.chains[task]
         for number in range(place, -1, -1):
             facts = self.facts(task, number)
@@ -123,7 +123,7 @@ class Flow:
         Raises
         ------
         CannotUpgrade
-            None came any more, and now some would.
+            The input had ended, and would now have rows again.
         """
         former = self.former(operator, index)
         had_ended = bool(former) and all(map(self._task_had_ended, former))
@@ -138,7 +138,7 @@ class Flow:
         return has_ended
 
     def heard_the_end(self, operator: str, index: int) -> bool:
-        """Whether an operator knows that no rows come; calls of it may be open."""
+        """Whether an operator knows that its input has ended; its calls may still be open."""
         former = self.former(operator, index)
         return bool(former) and all(self._had_heard(operator, task) for task in former)
 
@@ -148,12 +148,12 @@ class Flow:
         return self._task_had_ended(task) or place < over
 
     def _task_had_ended(self, task: int) -> bool:
-        """Whether its END was put out: not while calls are open."""
+        """Whether its END was sent, which does not happen while calls are open."""
         return self._layers[task].end_is_out
 
 
 def slowest(marks: Sequence[int | None]) -> int | None:
-    """The event time of those that are not idle.
+    """The lowest watermark of inputs that are not idle.
 
     Examples
     --------

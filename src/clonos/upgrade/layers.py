@@ -1,7 +1,8 @@
-"""The first layers of the tasks of another plan, made of the last ones of those before.
+"""The first layers of the tasks of a new plan, made from the last layers of the former tasks.
 
-An operator is known by its name. If it has as many tasks as before, each goes on with the state of
-the one before it as it is. Else state goes by key group, and facts by the operator's own rules.
+Operators are matched by name. If an operator has as many tasks as before, each continues with the
+state of its predecessor unchanged. Otherwise state is redistributed by key group, and facts are
+combined by the operator's own rules.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ def redistribute(
     before
         The job that has settled.
     layers
-        Of each of its tasks, all layers as one.
+        By task of that job, all its layers merged into one.
     compiled
-        The job that is to go on.
+        The job that is to continue.
     drop_state
         Operators whose state may be lost.
     numbers
-        By operator, how many calls one of this name had asked in an earlier graph.
+        By name, how many calls an operator of this name had made in an earlier graph.
 
     Raises
     ------
     CannotUpgrade
-        State would be lost, or be read wrongly.
+        State would be lost or misread.
     """
     return Redistribution(before, layers, compiled, sealed, drop_state, numbers).layers()
 
@@ -69,12 +70,12 @@ def redistribute(
 def require_continuable(
     before: Mapping[str, Any], compiled: CompiledJob, retired: Collection[str] = ()
 ) -> None:
-    """Raise `CannotUpgrade` if a job is another one than the one described, whatever its state.
+    """Raise `CannotUpgrade` if a job cannot continue the one described, whatever its state.
 
     Parameters
     ----------
     retired
-        Operators that an earlier graph had.
+        Operators of earlier graphs.
     """
     now = describe(compiled)
     if before.get("leaves_gaps") or compiled.plan.leaves_gaps:
@@ -98,7 +99,7 @@ def require_continuable(
 
 
 def _is_spooled(code: TaskCode) -> bool:
-    """Whether its rows are kept in the checkpoint, by the name of the source."""
+    """Whether the source's rows are spooled in the checkpoint, under its name."""
     source = code.source
     return source is not None and (source.is_fed or source.kind == "materialized")
 
@@ -112,7 +113,7 @@ def _old_rows(name: str) -> CannotUpgrade:
 
 
 def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
-    """Which key groups a new task owns."""
+    """A mask of the key groups that a new task owns."""
     is_owned: npt.NDArray[np.bool_] = owner_of_group(groups, heir.parallelism) == heir.index
     return is_owned
 
@@ -120,8 +121,7 @@ def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
 class Redistribution:
     """One redistribution; the parameters are those of :func:`redistribute`.
 
-    ``elsewhere``: operators whose values are, but for what has changed, in other layers below
-    these.
+    ``elsewhere``: operators whose values are in other layers below these, except for changes.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Redistribution:
         self._kept = {task: kept_of(layer.delta) for task, layer in layers.items()}
         self._flow = Flow(before, layers, self._kept, self._now)
         self._dropped = frozenset(drop_state)
-        # No position of a former task comes again: random numbers are drawn by task and position.
+        # No position is used twice, because random numbers derive from task and position.
         self._position = max(layer.position for layer in layers.values())
         if sealed.discarded is not None:
             self._position = sealed.discarded.position
@@ -151,7 +151,7 @@ class Redistribution:
         self._require_nothing_lost()
         return {code.task.id: self._layer(code) for code in self._compiled.codes}
 
-    # --- what cannot be -------------------------------------------------------------------------
+    # --- refusals -------------------------------------------------------------------------------
 
     def _require_nothing_lost(self) -> None:
         before, now = self._before, self._now
@@ -186,7 +186,7 @@ class Redistribution:
                 )
 
     def _has_state(self, name: str) -> bool:
-        """Whether it would be missed: rows by key, or how far a source has been read."""
+        """Whether an operator has state that would be lost, including a source's position."""
         if name in self._before.sources:
             return not all(self._layers[t].source_ended for t in self._before.homes[name])
         return name in self._elsewhere or any(
@@ -196,7 +196,7 @@ class Redistribution:
     def _require_fitting(self, name: str) -> None:
         before, now = self._before, self._now
         was, becomes = before.operators[name], now.operators[name]
-        if was[:1] == ["ProcessRows"] == becomes[:1]:  # values by key: the rest may change
+        if was[:1] == ["ProcessRows"] == becomes[:1]:  # only values by key: the rest may change
             was, becomes = was[:2], becomes[:2]
         pairs: list[tuple[str, Any, Any]] = [
             ("kind and settings", was, becomes),
@@ -216,18 +216,18 @@ class Redistribution:
     # --- one task ---------------------------------------------------------------------------------
 
     def _of(self, name: str, task: int) -> Kept:
-        """What an operator has kept in a former task."""
+        """The state of an operator in a former task."""
         place = self._before.chains[task].index(name)
         return self._kept[task].get(place, nothing_kept())
 
     def _former(self, name: str, index: int) -> list[int]:
-        """The former tasks whose state a task of an operator goes on with."""
+        """The former tasks whose state a task of an operator continues."""
         if name in self._dropped or not self._is_same_kind(name):
             return []
         return self._flow.former(name, index)
 
     def _predecessor(self, name: str, index: int) -> int | None:
-        """The one whose state it has as it is, if there is one."""
+        """The former task whose state it takes over unchanged, if there is one."""
         known = self._former(name, index)
         return self._flow.predecessor(name, index) if known else None
 
@@ -274,13 +274,13 @@ class Redistribution:
         )
 
     def _require_same_chain(self, names: Sequence[str]) -> None:
-        """No input comes any more, and END waits for calls: with those that it waits for."""
+        """Check a chain whose input has ended and whose END waits for calls: it must not change."""
         for task in self._before.homes.get(names[0], ()):
             if self._before.chains[task] != tuple(names):
                 raise calls_are_open(names[0])
 
     def _out(self, code: TaskCode, channel: int) -> tuple[int, int]:
-        """A lane of a sink goes on with its numbers: who keeps its mark expects the next one."""
+        """Continue the numbers of a sink's lane: the store with its mark expects the next one."""
         task, before = code.task, self._before
         is_lane = self._compiled.plan.channels[channel].receiver == HOUSE_KEEPER
         if is_lane and self._sealed.discarded is not None:
@@ -291,7 +291,7 @@ class Redistribution:
         return 0, 0
 
     def _source(self, code: TaskCode) -> tuple[int, bytes, bool]:
-        """Rows taken, the cut behind them, and whether the source has ended."""
+        """The number of rows taken, the cut after them, and whether the source has ended."""
         if code.source is None:
             return 0, b"", False
         name, index = code.source_name, code.task.index
@@ -336,17 +336,17 @@ class Redistribution:
         operator.adopt(shares, heir, name)
         if watermark is not None:
             operator.facts.set("watermark", watermark)
-        changes = operator.changes()  # first: it may change a fact
+        changes = operator.changes()  # before the facts: it may change one
         return [operator.facts.changes(), changes, *as_they_are]
 
     def _gone_back(self, kept: Kept) -> Kept:
-        """If calls are discarded that were asked since, those to come get other names."""
+        """Record a rewind, so that calls from now on get other names than discarded ones."""
         if self._sealed.discarded is None:
             return kept
         return gone_back(kept, self._sealed.generation)
 
     def _numbers(self, name: str) -> dict[str, Any]:
-        """What an operator begins with whose calls may have the names of calls that were asked."""
+        """The initial facts of an operator whose calls might get names that were used before."""
         asked = self.asked().get(name, 0)
         if not asked:
             return {}
@@ -356,8 +356,8 @@ class Redistribution:
         return facts
 
     def asked(self) -> dict[str, int]:
-        """By name, how many calls an operator has asked, whatever its kind, and whether it is there
-        or not: who has this name later begins behind, or a call would get a name again."""
+        """By name, how many calls operators have made, of any kind, removed ones included. A later
+        operator of the same name counts on from there, so that no call's name is used twice."""
         found = dict(self._asked_before)
         for name, former in self._before.homes.items():
             numbers = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
@@ -366,10 +366,10 @@ class Redistribution:
         return found
 
     def _watermark(self, name: str) -> int | None:
-        """The newest one that has come to an operator, whose tasks are others now.
+        """The newest watermark that has come to an operator whose number of tasks has changed.
 
-        Tasks that hear of the same senders have heard the same. If some of these were idle, one may
-        be ahead, as any of them might have been.
+        Tasks with the same senders have got the same watermarks. If some of the senders were idle,
+        one task may be ahead, as any of them might have been.
         """
         former = self._before.homes[name]
         marks = [self._of(name, task).facts.get("watermark") for task in former]
@@ -385,7 +385,7 @@ class Redistribution:
         return min(known) if len(known) == len(marks) else None
 
     def _chain_facts(self, code: TaskCode, ended: Collection[int]) -> dict[str, Any]:
-        """What the chain of a new task knows: event time of its inputs, their end, counts."""
+        """The facts of a new task's chain: event time and end of its inputs, and counts."""
         task = code.task
         bad = {c for other in self._compiled.codes if other.bad_records
                for c in other.bad_records.channels}  # fmt: skip
@@ -410,7 +410,7 @@ class Redistribution:
         return facts
 
     def _head_watermark(self, code: TaskCode) -> int | None:
-        """The event time that the chain has come to, which is that of its head."""
+        """The event time of the chain, which is that of its head."""
         name = code.operators[0][0]
         predecessor = self._predecessor(name, code.task.index)
         if predecessor is not None:
@@ -419,7 +419,7 @@ class Redistribution:
         return self._watermark(name) if self._former(name, code.task.index) else None
 
     def _traffic(self, names: Sequence[str]) -> list[int]:
-        """Counts of batches and rows, of all former tasks: the first task goes on with them."""
+        """Counts of batches and rows of all former tasks; the first new task continues them."""
         counts = [0] * (2 + len(names) + 1)
         for number, name in enumerate(names):
             for task in self._before.homes.get(name, ()):

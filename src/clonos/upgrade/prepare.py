@@ -1,10 +1,10 @@
-"""Most of the state of another plan, while the job still runs: values by key are shared out before.
+"""Redistributes most of the state for another plan while the job still runs: values by key.
 
-State may be large, and what changes of it within a second is not. So the values of a floor are
-written for the tasks of the next plan while the present ones work; then those that have changed
-meanwhile, and so on. (Those who move virtual machines call it pre-copy.) The switch adds only what
-has changed since the last round. Values are absolute, and who applies layers in order keeps the
-last: what comes twice, since layers have been merged meanwhile, does no harm.
+State may be large, but little of it changes within a second. So the values of a floor are written
+for the tasks of the next plan while the present tasks work; then the values that have changed in
+the meantime, and so on. (When virtual machines are moved, this is called pre-copy.) The switch adds
+only what has changed since the last round. Values are absolute, and layers are applied in order, so
+a value that is written twice, because layers were merged meanwhile, does no harm.
 
 A task may have many small layers. Their other content is merged into one layer, too, unless it is
 large. The switch then reads this layer and those that were sealed since.
@@ -38,21 +38,21 @@ Chains = Mapping[int, Sequence[LayerRef]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Values of a job that runs, shared out to the tasks of the next plan.
+    """Values of a running job, redistributed to the tasks of the next plan.
 
     Attributes
     ----------
     upto
-        By task of the job: the number of its newest layer that is in them.
+        By task of the job, the number of the newest layer included.
     operators
-        Whose values they are.
+        The operators whose values are included.
     layers
-        By task of the next plan, of one round after the other.
+        By task of the next plan, the layers of all rounds, in order.
     rounds
-        How many there were.
+        The number of rounds.
     basis
-        By task of the job: all its other state by then, as one layer. A task is missing if that
-        was too much.
+        By task of the job, all its other state up to there, as one layer. A task is missing if this
+        would be too large.
     """
 
     upto: Mapping[int, int]
@@ -62,21 +62,21 @@ class Prepared:
     basis: Mapping[int, Layer] = field(default_factory=dict)
 
     def fits(self, chains: Chains, store: LayerStore) -> bool:
-        """Whether the layers that a job has by now go on from them: the first of them has not been
-        merged with later ones, which would not say any more what is gone."""
+        """Whether the job's present layers continue from here: none of the included layers was
+        merged with later ones, as the merged layer would no longer show what was deleted."""
         return all(
             chain and chain[0].epoch <= self.upto.get(task, -1) for task, chain in chains.items()
         ) and all(store.has(ref.path) for chain in self.layers.values() for ref in chain)
 
     def below(self, task: int) -> tuple[LayerRef, ...]:
-        """Of a task of the next plan: what lies below its first layer."""
+        """The layers below the first layer of a task of the next plan."""
         return self.layers.get(task, ())
 
 
 ROUNDS: Final = 4
-"""At most. What is changed faster than it is written stays for the switch."""
+"""The largest number of rounds; data that still changes afterwards is left to the switch."""
 BASIS_BYTES: Final = 32 << 20
-"""Of all tasks together; more than this is not made one layer before the switch."""
+"""The largest size, of all tasks together, to be merged into one layer before the switch."""
 NOTHING: Final = Prepared({}, frozenset(), {}, 0)
 
 
@@ -89,19 +89,19 @@ def prepare(
     drop_state: Collection[str] = (),
     so_far: Prepared = NOTHING,
 ) -> Prepared | None:
-    """Share out the values of a floor, or what has changed of them since an earlier one. None: that
-    cannot be done.
+    """Redistribute the values of a floor, or those that have changed since an earlier one. None:
+    that cannot be done.
 
     Parameters
     ----------
     before, now
-        The job as it is, and as it is to be.
+        The present job and the next one.
     chains
-        By task of the job: the layers of its floor.
+        By task of the job, the layers of its floor.
     maker
-        In the names of what is stored: nobody else has it.
+        A unique incarnation, used in the names of the layers.
     so_far
-        What was shared out before.
+        The result of earlier rounds.
     """
     if not all(chains.values()) or (so_far.rounds and not so_far.fits(chains, store)):
         return None
@@ -115,16 +115,16 @@ def prepare(
         for name in values.operators - frozenset(drop_state)
         if name in now.homes
         and before.operators[name][:1] == now.operators[name][:1]
-        and not before.keeps[name]  # rows have numbers of their task
+        and not before.keeps[name]  # rows are numbered by task
     }
     made: dict[int, _Made] = {spec.id: _Made() for spec in now.plan.tasks}
     for name in sorted(names):
-        # Below an operator that has values for the first time now, there are none.
+        # If an operator has values for the first time now, there are none below.
         values.share_out(name, made, is_base=not so_far.rounds)
     rounds, layers = so_far.rounds + 1, dict(so_far.layers)
     for task, one in made.items():
         if one.runs:
-            # Others lie upon it, which say where the task stands.
+            # Later layers, applied on top, have the task's positions.
             first = beginning(now.plan.tasks[task])
             delta = one.delta(now.chains[task])
             layer = replace(first, incarnation=maker, epoch=rounds, delta=delta)
@@ -153,15 +153,14 @@ def _basis(
 
 
 def _nbytes(delta: Opened, others: Collection[int]) -> int:
-    """Of all but the runs of operators whose values are shared out."""
+    """The size of everything except the runs of operators whose values are redistributed."""
     return len(delta.table) + sum(run.nbytes for number, run in delta.runs if number in others)
 
 
 def _as_one(
     before: Shape, task: int, layers: Sequence[Layer], operators: Collection[str], old: int
 ) -> Layer:
-    """All that these layers of a task say; of values of these operators what the first `old` of
-    them say is left out."""
+    """Merge these layers of a task, without the values of `operators` in the first `old` layers."""
     names = enumerate(before.chains[task])
     below = {number: old for number, name in names if name in operators}
     return merge_layers(layers, partial(merge_deltas, below=below), is_base=True)
@@ -179,7 +178,7 @@ class _Made:
 
 
 class _Owner:
-    """Takes rows, and writes those of one task's key groups."""
+    """Takes rows, and writes those in one task's key groups."""
 
     def __init__(self, rows_max: int, made: _Made, owns: Callable[[Any], Any]) -> None:
         self._writer, self._owns = RunWriter(rows_max, made.scratch.write), owns
@@ -194,11 +193,11 @@ class _Owner:
 
 
 _Heir = tuple[int, Callable[[Any], Any]]
-"""A task, and which of some key groups it owns."""
+"""A task, and a function that tells which of some key groups it owns."""
 
 
 class _Owners:
-    """A writer that gives each owner what is its."""
+    """A writer that distributes rows to their owners."""
 
     def __init__(self, owners: Sequence[_Owner]) -> None:
         self._owners = owners
@@ -222,7 +221,7 @@ class _Values:
 
     @property
     def operators(self) -> set[str]:
-        """Who has values."""
+        """The operators that have values."""
         return {name for name, _ in self._runs}
 
     def share_out(self, name: str, made: Mapping[int, _Made], *, is_base: bool) -> None:
@@ -236,7 +235,7 @@ class _Values:
                 owner.end(self._now.chains[task].index(name))
 
     def _heirs(self, name: str) -> Iterator[tuple[Sequence[int], list[_Heir]]]:
-        """Former tasks, and who goes on with their state."""
+        """Former tasks, with the new tasks that continue their state."""
         homes, shared = self._now.homes[name], list[_Heir]()
         for index, task in enumerate(homes):
             if self._flow.predecessor(name, index) is not None:
@@ -254,8 +253,7 @@ def _all(groups: Any) -> Any:
 def layers_since(
     before: Shape, chains: Chains, store: LayerStore, prepared: Prepared
 ) -> dict[int, Layer]:
-    """Of each task all that it has kept, but of values that are prepared only what has changed
-    since; what is gone since is in it, too."""
+    """The state of each task; of prepared values only the changes since, including deletions."""
     found = {}
     for task, chain in chains.items():
         basis, upto = prepared.basis.get(task), prepared.upto[task]

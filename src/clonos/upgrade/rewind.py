@@ -1,14 +1,14 @@
-"""Back to a point of a job's history: a switch to the layers that its tasks had then.
+"""A rewind: a switch to the layers that a job's tasks had at a point of its history.
 
-As with any switch (:mod:`clonos.upgrade.switch`), one new segment of the journal decides. The graph
-stays, and nothing that was made since the point has a name that could come again:
+As in any switch (:mod:`clonos.upgrade.switch`), one new segment of the journal decides. The graph
+stays the same, and no name that was used since the point is used again:
 
-* Logs go on behind the longest log there was, so no position comes again.
-* A lane of a sink goes on behind the newest number that was delivered, in a new generation.
-* Calls that the point has open keep their names. Those that are asked from now on have names with
-  the new generation in them: an idempotency key never names another row.
+* Logs continue after the longest log, so no position is used twice.
+* A sink's lane continues after the newest delivered number, in a new generation.
+* Calls that are open at the point keep their names. Names of later calls contain the new
+  generation, so an idempotency key never gets a second meaning.
 
-The points of the history stay, those behind this one, too: one can go forward again.
+All points of the history stay, even later ones, so the job can also go forward again.
 
 A section of the job may go back alone (:mod:`clonos.upgrade.section`).
 """
@@ -35,9 +35,9 @@ from clonos.upgrade.switch import Journal, as_one
 
 
 class Lane(NamedTuple):
-    """What one task of a sink has delivered: up to `kept` before the point, up to `newest` in all.
+    """The output of one task of a sink: up to `kept` before the point, up to `newest` in all.
 
-    Numbers of outputs, which are in the names of files and in what sinks keep as marks.
+    These are output numbers, as in file names and sinks' marks.
     """
 
     sink: str
@@ -47,7 +47,7 @@ class Lane(NamedTuple):
 
 
 class Rewind:
-    """Of a job that nobody runs, by who has the journal's lock.
+    """The rewind of a stopped job, made by a process that holds the journal's lock.
 
     Parameters
     ----------
@@ -56,18 +56,18 @@ class Rewind:
     compiled
         The job.
     point
-        Of the history.
+        The point of the history.
     store
-        Where layers are.
+        The layer store.
     section
-        The tasks that go back, with all that are downstream of them; None: all.
+        The tasks that go back, including all tasks downstream; None: all.
 
     Attributes
     ----------
     layers
-        By task, all that the point has of it; of those that stay, all that they have now.
+        By task, its state at the point; for tasks that stay, their present state.
     lanes
-        What was delivered before the point, and since.
+        The output delivered before the point, and since.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class Rewind:
 
     @property
     def generation(self) -> int:
-        """Of what is delivered from here on."""
+        """The generation of output from here on."""
         return self._keeper.generation + 1
 
     def _layer(self, task: int) -> Layer:
@@ -108,7 +108,7 @@ class Rewind:
         return as_one(self._plan.tasks[task], chains[task], self.store)
 
     def _require_rest(self) -> None:
-        """See that those who stay have nothing to replay."""
+        """Check that tasks that stay have nothing to replay."""
         keeper = self._keeper
         if keeper.complete:
             raise CannotRewind(
@@ -168,24 +168,24 @@ class Rewind:
         numbers: Mapping[str, int],
         sent: Mapping[int, Sequence[Item]] | None = None,
     ) -> bool:
-        """Go back; whether that is durable.
+        """Rewind; returns whether that is durable.
 
         Parameters
         ----------
         term
-            Of who does it: it names the new layers.
+            The term of the process, used in the names of the new layers.
         announce
-            Writes down, beside what there is, how many calls operators may have asked.
+            Records how many calls operators may have made, beside the present description.
         records
-            All that the journal has: output in it that has not reached its sink stays.
+            The records of the journal; output in it that has not reached its sink stays.
         successor
-            A house-keeper of the job who knows nothing yet.
+            An empty house-keeper of the job.
         superseded
-            Sinks whose output since the point goes.
+            Sinks whose output since the point is deleted.
         numbers
-            By operator, how many calls one of this name had asked in an earlier graph.
+            By name, how many calls an operator of this name had made in an earlier graph.
         sent
-            By channel into the section: what it has been sent since the point.
+            By channel into the section, the items sent since the point.
         """
         keeper, maker = self._keeper, Incarnation(term, 0)
         keeper.begin_term(term)
@@ -212,7 +212,7 @@ class Rewind:
         return self.layers[self._plan.channels[channel].receiver].ins[channel][0]
 
     def _goes(self, record: bytes, superseded: Collection[str]) -> bool:
-        """Whether it is output that is taken back."""
+        """Whether a record is output that is taken back."""
         kind, *fields = msgpack.unpackb(record, strict_map_key=False)
         if kind != "item" or not superseded:
             return False

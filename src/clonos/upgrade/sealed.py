@@ -1,4 +1,4 @@
-"""First layers: where a task begins, and how those of another plan, or another time, are named."""
+"""First layers of tasks, and how they are named after an upgrade or a rewind."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, TaskSpec
 
 NUMBERS_APART: Final = 1 << 40
-"""More calls than an operator has asked since any point: who begins behind so many may be asked
-what was asked before the job went back in time."""
+"""More calls than any operator makes after a point. An operator whose numbers begin after this may
+repeat calls from before a rewind."""
 
 
 @dataclass(frozen=True)
 class Discarded:
-    """What was made since the point that a job goes back to, and whose names must not come again.
+    """Everything made since the point of a rewind; its names must not be used again.
 
-    ``position``: longer than any log; ``lanes``: by channel out of the job, number and digest of
-    the last output.
+    ``position``: beyond the end of every log; ``lanes``: by channel out of the job, number and
+    digest of the last output.
     """
 
     position: int
@@ -28,9 +28,9 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Sealed:
-    """How the new layers are named: who makes them, and of which floor and generation they are.
+    """The names of new layers: their maker, floor and generation.
 
-    ``discarded``: None, unless the job goes back to a point of its past.
+    ``discarded``: None, except in a rewind.
     """
 
     maker: Incarnation
@@ -40,7 +40,7 @@ class Sealed:
 
 
 def beginning(task: TaskSpec) -> Layer:
-    """Where a task begins."""
+    """The empty layer with which a task begins."""
     return Layer(
         task=task.id,
         incarnation=Incarnation(0, 0),

@@ -1,8 +1,8 @@
-"""A section of a job goes back: an operator, and all that is downstream of it.
+"""The rewind of a section of a job: an operator, and all tasks downstream of it.
 
-The rest of the job stays where it is. What it has sent the section since the point, it sends once
-more: the first layers of those who have sent it carry it, as layers carry what goes round a loop.
-So nobody upstream is asked, paid or read again.
+The rest of the job stays where it is, and sends the section again what it has sent since the point:
+the first layers of the senders carry these items, as layers carry the items of feedback channels.
+So upstream no call is repeated and no row is read again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from clonos.state.kept import Kept, kept_of, nothing_kept
 from clonos.upgrade.sealed import Sealed
 
 CONTENT: Final = {Kind.BATCH, Kind.WATERMARK, Kind.END}
-"""What a receiver is sent once more; markers and probes belong to what has been."""
+"""The kinds of items that are sent again; old markers and probes are not."""
 
 
 def section_of(compiled: CompiledJob, operator: str) -> frozenset[int]:
-    """The tasks of an operator, and all that are downstream of them.
+    """The tasks of an operator, and all tasks downstream.
 
     Raises
     ------
     CannotRewind
-        There is no such operator; or others are before it in its tasks, which would go back, too.
+        There is no such operator, or others come before it in its tasks and would go back, too.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def section_of(compiled: CompiledJob, operator: str) -> frozenset[int]:
 
 
 def downstream(plan: Plan, tasks: Collection[int]) -> frozenset[int]:
-    """These tasks, and all that hear of them."""
+    """These tasks, and all that receive from them, directly or not."""
     origins = plan.distances
     return frozenset(task for task in origins if not origins[task].keys().isdisjoint(tasks))
 
@@ -84,9 +84,9 @@ def with_section_back(
     Parameters
     ----------
     layers
-        Of those in the section, as they were at the point; of the others, the newest.
+        For tasks in the section, those of the point; for others, the newest.
     sent
-        By channel to the section: what has been sent since the point.
+        By channel into the section, the items sent since the point.
     """
     made = _Made(compiled.plan, layers, sealed)
     found = {}
@@ -99,7 +99,7 @@ def with_section_back(
 
 
 class _Made:
-    """Layers that are named anew, and whose channels begin anew."""
+    """Layers with new names, whose channels begin anew."""
 
     def __init__(self, plan: Plan, layers: Mapping[int, Layer], sealed: Sealed) -> None:
         assert sealed.discarded is not None
@@ -125,11 +125,11 @@ class _Made:
         )
 
     def _step(self, task: int) -> tuple[int, Dependency]:
-        """Where the logs of all tasks go on."""
+        """The position at which the logs of all tasks continue."""
         return task, Dependency(self._sealed.maker, self._discarded.position)
 
     def _items(self, channel: int, sent: Sequence[Item]) -> tuple[Item, ...]:
-        """The same content under other numbers; below all that is logged from now on."""
+        """The same content under new numbers, below everything that is logged from now on."""
         found: list[Item] = []
         dep, digest = dict([self._step(self._plan.makers[channel])]), 0
         for item in sent:
@@ -138,13 +138,12 @@ class _Made:
                 digest = chain(digest, item.kind, item.value, content, item.watermark)
                 number, epoch = len(found) + 1, self._sealed.epoch
                 again = replace(item, seq=number, epoch=epoch, dep=dep, chain=digest)
-                found.append(replace(again, born_ms=0))  # nobody knows when its rows were read
+                found.append(replace(again, born_ms=0))  # when its rows were read is unknown
         return tuple(found)
 
 
 def _renamed(code: TaskCode, layer: Layer, generation: int) -> Layer:
-    """The same state; calls that are asked from now on have other names than those that were asked
-    since."""
+    """The same state, but later calls get other names than those made since the point."""
     asks = {n for n, (_, made) in enumerate(code.operators) if "asked" in make_operator(made).joins}
     if not asks:
         return layer
@@ -159,6 +158,6 @@ def _renamed(code: TaskCode, layer: Layer, generation: int) -> Layer:
 
 
 def gone_back(kept: Kept, generation: int) -> Kept:
-    """Says from which number on the names of calls contain a generation."""
+    """Record the number from which on the names of calls contain this generation."""
     since = [kept.facts.get("asked", 0), generation]
     return kept._replace(facts={**kept.facts, REWOUND: [*kept.facts.get(REWOUND, ()), since]})

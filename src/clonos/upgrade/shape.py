@@ -1,4 +1,4 @@
-"""The shape of a job: tasks, channels and operators, from what a checkpoint says of its graph."""
+"""The shape of a job: tasks, channels and operators, from a checkpoint's description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOUSE_KEEPER: Final = "house-keeper"
 
 
 class Shape:
-    """A graph as :func:`~clonos.graph.description.describe` tells it.
+    """A graph, from its description by :func:`~clonos.graph.description.describe`.
 
     Attributes
     ----------
@@ -23,13 +23,13 @@ class Shape:
     chains
         By task, the names of its operators.
     homes
-        By operator, the tasks that it is in, in their order.
+        By operator, its tasks in order.
     operators
-        By name: its kind, and its settings.
+        By name, kind and settings.
     keeps
-        By name: the schemas of the rows that it keeps.
+        By name, the schemas of the rows that the operator keeps.
     sources, sinks
-        By operator, what is known of them.
+        By operator, their descriptions.
 
     Examples
     --------
@@ -66,20 +66,20 @@ class Shape:
 
     @classmethod
     def of(cls, compiled: CompiledJob) -> Shape:
-        """That of a compiled job."""
+        """The shape of a compiled job."""
         return cls(json.loads(json.dumps(describe(compiled))))
 
     def place(self, operator: str, index: int) -> tuple[int, int]:
-        """Where the `index`-th task of an operator is: which task, and where in its chain."""
+        """The `index`-th task of an operator, and the operator's place in its chain."""
         task = self.homes[operator][index]
         return task, self.chains[task].index(operator)
 
     def senders(self, task: int) -> list[int]:
-        """Who sends to a task."""
+        """The tasks that send to a task."""
         return [self.plan.channels[c].sender for c in self.plan.tasks[task].inputs]
 
     def before(self, operator: str, index: int) -> list[tuple[str, int]]:
-        """Where rows of the `index`-th task of an operator come from: operators, and which task."""
+        """The operators (and indices of their tasks) that feed an operator's `index`-th task."""
         task, place = self.place(operator, index)
         if place:
             return [(self.chains[task][place - 1], index)]
@@ -96,7 +96,7 @@ class Shape:
         return self._origins[operator, index]
 
     def is_shuffled(self, operator: str) -> bool:
-        """Whether all tasks of the operator's chain hear of the same tasks."""
+        """Whether all tasks of the operator's chain receive from the same tasks."""
         heard = [frozenset(self.senders(task)) for task in self.homes[operator]]
         return bool(heard[0]) and len(set(heard)) == 1
 

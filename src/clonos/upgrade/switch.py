@@ -1,20 +1,24 @@
-"""The switch to another plan: one new segment of the journal, and before it nothing has changed.
+"""The switch to another plan: one new segment of the journal, before which nothing has changed.
 
 ::
 
-    values by key are shared out          while the job still runs (clonos.upgrade.prepare)
-    layers of the new tasks are stored    nobody refers to them yet
-    the new graph is written down         beside the old one: the journal says which of them counts
-    the journal begins anew               <- from here on the new plan counts
-    the old graph is forgotten            when the job is claimed, as at every start
+    values by key are redistributed       while the job still runs (clonos.upgrade.prepare)
+    layers of the new tasks are stored    nothing refers to them yet
+    the new graph is recorded             beside the old one: the journal says which is in force
+    the journal begins anew               <- from here on the new plan is in force
+    the old graph is deleted              when the job is claimed, as at every start
 
-Whoever dies in between has either done nothing, but for files that the next driver deletes, or all.
+If the process dies in between, it has either done nothing, except for files that the next driver
+deletes, or everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
+
+import pyarrow.acero  # noqa: F401 - else Arrow imports it when layers are merged, in the pause
 
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
@@ -32,29 +36,32 @@ from clonos.upgrade.shape import Shape
 
 
 class Journal(Protocol):
-    """What a switch needs of the journal."""
+    """The part of the journal that a switch needs."""
 
     def rotate(self, head: Sequence[bytes]) -> bool:
-        """Begin anew with these records; whether that is durable."""
+        """Begin anew with these records; returns whether that is durable."""
 
 
 class Switch:
-    """From one plan to another, by the driver that has the journal's lock and a term.
+    """Switches from one plan to another, by a driver with the journal's lock and a term.
 
     Parameters
     ----------
     before, keeper
-        The job as it was, and its house-keeper, which has read the journal.
+        The old job, and its house-keeper, which has read the journal.
     waiting
-        The outputs that it has found there.
+        The outputs found in the journal.
     compiled, successor
-        The job as it is to be, and a house-keeper of its plan, who knows nothing yet.
+        The new job, and an empty house-keeper of its plan.
     drop_state
         Operators whose state may be lost.
     numbers
-        By operator, how many calls one of this name had asked in an earlier graph.
+        By name, how many calls an operator of this name had made in an earlier graph.
     prepared
-        What was shared out before, while the job ran.
+        Values redistributed in advance, while the job ran.
+    each
+        Calls a function with each element, one by one or at the same time: a disk syncs several
+        files in little more time than one.
     """
 
     def __init__(
@@ -67,9 +74,10 @@ class Switch:
         drop_state: Collection[str] = (),
         numbers: Mapping[str, int] | None = None,
         prepared: Prepared = NOTHING,
+        each: Callable[[Callable[[Layer], LayerRef], Iterable[Layer]], Iterable[LayerRef]] = map,
     ) -> None:
         self._before, self._keeper, self._waiting = before, keeper, waiting
-        self._prepared = prepared
+        self._prepared, self._each = prepared, each
         self._compiled, self._successor = compiled, successor
         self._drop_state, self._numbers = drop_state, numbers
 
@@ -80,19 +88,19 @@ class Switch:
         announce: Callable[[Mapping[str, int]], object],
         journal: Journal,
     ) -> bool:
-        """Do it; whether it is durable.
+        """Switch; returns whether that is durable.
 
         Parameters
         ----------
         term
-            Of this driver: it names the new layers.
+            The driver's term, used in the names of the new layers.
         announce
-            Writes the new graph down, beside the old one; and how many calls operators had asked.
+            Records the new graph beside the old one, and how many calls operators had made.
 
         Raises
         ------
         CannotUpgrade
-            Nothing has changed.
+            The switch is not possible; nothing has changed.
         """
         self._require_rest()
         keeper = self._keeper
@@ -105,9 +113,11 @@ class Switch:
             last = layers_since(self._before, keeper.layers, store, prepared)
         how = (self._drop_state, self._numbers, prepared.operators)
         shared = Redistribution(self._before, last, self._compiled, sealed, *how)
+        layers = shared.layers()
+        refs = self._each(partial(put_whole, store), layers.values())
         stored = {
-            task: (layer, (*prepared.below(task), put_whole(store, layer)))
-            for task, layer in shared.layers().items()
+            task: (layer, (*prepared.below(task), ref))
+            for (task, layer), ref in zip(layers.items(), refs, strict=True)
         }
         announce(shared.asked())
         self._successor.succeed(keeper, stored)
@@ -138,30 +148,30 @@ class Switch:
                     raise not_stored(task.name, ref.level)
 
     def last_layers(self, store: LayerStore) -> Mapping[int, Layer]:
-        """What each task has kept until now."""
+        """The state of each task until now."""
         return last_layers(self._before.plan, self._keeper, store)
 
 
 def last_layers(plan: Plan, keeper: HouseKeeper, store: LayerStore) -> dict[int, Layer]:
-    """Of each task, what all its layers have, as one."""
+    """All layers of each task, merged into one."""
     return {task.id: as_one(task, keeper.layers[task.id], store) for task in plan.tasks}
 
 
 def as_one(task: TaskSpec, chain: Sequence[LayerRef], store: LayerStore) -> Layer:
-    """What these layers of a task have; of none: where it begins, before its first checkpoint."""
+    """Merge these layers of a task; without layers, the one with which the task begins."""
     layers = get_layers(store, chain)
     return merge_layers(layers, merge_deltas, is_base=True) if layers else beginning(task)
 
 
 def require_stored(plan: Plan) -> None:
-    """Raise `CannotUpgrade` unless whoever takes over finds all state in the checkpoint store."""
+    """Raise `CannotUpgrade` unless all state is in the checkpoint store."""
     for task in plan.tasks:
         if task.level != STORE:
             raise not_stored(task.name, task.level)
 
 
 def not_stored(task: str, level: str) -> CannotUpgrade:
-    """The error about state that goes with the processes, or machines, of the job."""
+    """The error for state that is lost with the job's processes or machines."""
     return CannotUpgrade(
         f"its state is kept with persistence={level!r}, and whoever takes over reads it in the "
         "checkpoint directory",

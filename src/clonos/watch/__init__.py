@@ -1,6 +1,6 @@
 """Shows a running job: one snapshot, as a web page, in a terminal, or in a notebook.
 
-The driver's loop knows nothing of it. It publishes immutable views anyway
-(:class:`~clonos.nodes.views.DriverView`), and what is shown is made of the newest, when somebody
-looks, in the looker's thread.
+The driver's loop is not involved. It publishes immutable views anyway
+(:class:`~clonos.nodes.views.DriverView`), and the newest one is rendered on request, in the
+requesting thread.
 """

@@ -22,11 +22,11 @@ ANSWER_S: Final = 5.0
 
 
 class NothingToWatch(ClonosError):
-    """There is no page of a running job."""
+    """There is no page of a running job to watch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos watch`` understands."""
+    """The arguments of ``clonos watch``."""
     parser.add_argument(
         "job",
         metavar="DIR|URL",
@@ -64,9 +64,9 @@ def address(job: str) -> str:
     Raises
     ------
     NothingToWatch
-        There is none.
+        The job has no page.
     """
-    if job.startswith("http://"):
+    if "://" in job:
         return job if job.endswith("/") else f"{job}/"
     note = Path(job) / ADDRESS_FILE
     try:
@@ -89,7 +89,7 @@ def look(url: str) -> Snapshot:
     """
     if not url.startswith(f"http://{HOST}:") and not url.startswith("http://localhost:"):
         raise NothingToWatch(
-            f"the page of a job is on {HOST}, but this URL is not",
+            f"the page of a job is at http://{HOST}:PORT/..., but this URL is not",
             remedy="on another machine, forward the port first: ssh -L PORT:127.0.0.1:PORT driver",
         )
     try:

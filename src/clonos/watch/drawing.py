@@ -1,4 +1,4 @@
-"""The graph of a job and the curve of its rate, as SVG."""
+"""Draws the graph of a job and the curve of its rate as SVG."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Place = tuple[int, int, int]
 
 
 def _places(chains: Sequence[Chain]) -> dict[str, Place]:
-    """Columns by depth, each in the middle."""
+    """Arrange chains in columns by depth, vertically centred."""
     columns: dict[int, list[Chain]] = {}
     for chain in chains:
         columns.setdefault(chain["depth"], []).append(chain)
@@ -83,7 +83,7 @@ def _places(chains: Sequence[Chain]) -> dict[str, Place]:
 
 
 def _lines(chain: Chain) -> list[str]:
-    """The operators beside the one that gives the chain its name, as far as there is room."""
+    """The chain's further operators, as far as there is room."""
     names = [name for name in chain["operators"] if name != chain["name"]]
     if len(names) <= OPERATORS_MAX:
         return names
@@ -98,7 +98,7 @@ def _height(chain: Chain) -> int:
 def _edge(one: Place, other: Place) -> str:
     x, y = one[0] + WIDTH, one[1] + one[2] // 2
     to_x, to_y = other[0], other[1] + other[2] // 2
-    if to_x <= x:  # it leads back, below the boxes in between
+    if to_x <= x:  # a feedback edge, drawn below the boxes in between
         low = max(one[1] + one[2], other[1] + other[2]) + GAP_Y
         return f'<path class="edge" d="M{x} {y} C{x + 60} {low} {to_x - 60} {low} {to_x} {to_y}"/>'
     bend = (to_x - x) // 2
@@ -137,7 +137,7 @@ def _box(chain: Chain, place: Place, phases: Mapping[str, str], rate: float) -> 
 
 
 def _short(name: str) -> str:
-    """A name that fits into a box, with the whole for those who point at it."""
+    """A name shortened to fit a box, with the full name as a tooltip."""
     if len(name) <= NAME_MAX:
         return escape(name)
     return f"{escape(name[: NAME_MAX - 1])}…<title>{escape(name)}</title>"

@@ -1,4 +1,4 @@
-"""What a task's phase means to whoever looks."""
+"""The phases of a task, as shown to people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS: Final = {
     "away": "waiting for a slot",
     "finished": "finished",
 }
-"""What a kind is called."""
+"""The label of each kind."""
 _KIND_OF: Final = {
     TaskPhase.LIVE.value: "live",
     TaskPhase.FINISHED.value: "finished",

@@ -1,6 +1,6 @@
-"""A snapshot as HTML: for the page, which shows a newer one every second, and for notebooks.
+"""A snapshot as HTML, for the page, which is updated every second, and for notebooks.
 
-Everything that a user may have named is escaped, in :func:`text`; nothing else reaches the page.
+Every name that a user may have chosen is escaped, in :func:`text`; nothing else reaches the page.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 from clonos.nodes.views import PARTS
 from clonos.watch.drawing import drawing, trend
 from clonos.watch.phases import KINDS, kind_of
-from clonos.watch.snapshot import Healing, Slot, Snapshot, Task
-from clonos.watch.words import costs, count, duration, kept, size
+from clonos.watch.snapshot import Healing, Slot, Snapshot, Task, Trial
+from clonos.watch.words import costs, count, duration, kept, moment, size
 
 COLUMNS: Final = (
     "task", "phase", "rows/s", "rows in", "rows out", "latency", "backlog", "logs", "in memory",
-    "state", "to replay", "life", "slot", "standbys",
+    "state", "replay", "life", "slot", "standbys",
 )  # fmt: skip
 
 
 def text(what: object) -> str:
-    """What somebody has named, as HTML."""
+    """A user-chosen name, escaped for HTML."""
     return escape(str(what))
 
 
@@ -33,7 +33,7 @@ def style() -> str:
 
 
 def picture(job: Snapshot) -> str:
-    """A job, as HTML without scripts."""
+    """A job as HTML without scripts."""
     return "".join(
         (
             '<div class="clonos">',
@@ -45,6 +45,7 @@ def picture(job: Snapshot) -> str:
             _panel("Recoveries", _recoveries(job["recoveries"])),
             "</div>",
             _panel("Tasks", _tasks(job["tasks"])),
+            _panel("Branches and canaries", _trials(job["trials"])) if job["trials"] else "",
             _panel("Processes", _slots(job["slots"])),
             "</div>",
         )
@@ -52,7 +53,7 @@ def picture(job: Snapshot) -> str:
 
 
 def in_notebook(job: Snapshot) -> str:
-    """The same, with its style."""
+    """The same, with its style sheet."""
     return f"<style>{style()}</style>{picture(job)}"
 
 
@@ -92,6 +93,9 @@ def _facts(job: Snapshot) -> str:
     if job["calls"]:
         paid = costs(job["costs"])
         facts.append((count(job["calls"]), "calls answered", text(paid)))
+    if (past := job["past"])["points"]:
+        since = f"since {moment(past['since'])}, {size(past['nbytes'])}"
+        facts.append((count(past["points"]), "points of its past", since))
     return (
         '<div class="facts">'
         + "".join(
@@ -103,7 +107,7 @@ def _facts(job: Snapshot) -> str:
 
 
 def dot(kind: str) -> str:
-    """A little square of a phase's or part's colour."""
+    """A small square in the colour of a phase or part."""
     return (
         '<svg width="9" height="9" aria-hidden="true">'
         f'<rect width="9" height="9" rx="2" class="{kind}"/></svg>'
@@ -111,7 +115,7 @@ def dot(kind: str) -> str:
 
 
 def _legend(names: Mapping[str, str]) -> str:
-    """What each colour means."""
+    """The legend of colours."""
     said = "".join(f"<span>{dot(kind)}{name}</span>" for kind, name in names.items())
     return f'<div class="legend">{said}</div>'
 
@@ -144,6 +148,16 @@ def _healing(healing: Healing, longest: float) -> str:
         f'<svg width="100%" height="16" role="img" aria-label="{end}">{"".join(bars)}</svg>'
         f'<span class="soft">{end}</span>'
     )
+
+
+def _trials(trials: Sequence[Trial]) -> str:
+    cards = []
+    for trial in trials:
+        state = "runs" if trial["is_running"] else "is over"
+        said = "".join(f"<br>{text(line)}" for line in trial["said"])
+        what = f'{text(trial["what"])} <span class="soft">{state}</span>'
+        cards.append(f"<div>{what}{said}</div>")
+    return f'<div class="slots wide scroll" data-keep="trials">{"".join(cards)}</div>'
 
 
 def _slots(slots: Sequence[Slot]) -> str:
@@ -185,7 +199,7 @@ def _task(task: Task) -> str:
         size(task["log_bytes"]),
         size(task["held_bytes"]),
         kept(task["state_bytes"], task["level"]),
-        f"{count(task['steps_to_replay'])} steps",
+        count(task["steps_to_replay"]),
         task["incarnation"],
         slot,
         task["standbys"],

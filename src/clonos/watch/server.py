@@ -1,4 +1,4 @@
-"""The page of a job: HTTP on the driver's loopback interface, for whoever knows its secret."""
+"""The page of a job: HTTP on the driver's loopback interface, protected by a secret in its URL."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from clonos.web import BoundedServer
 
 HOST: Final = "127.0.0.1"
 REQUESTS_MAX: Final = 8
-"""How many are answered at once; further ones are turned away."""
+"""How many requests are answered at once; further ones are refused."""
 REQUEST_S: Final = 5.0
 """Time for a request to arrive, and for its answer to leave."""
 ADDRESS_FILE: Final = "watch"
-"""The file beside the journal that has the URL of the page, while the job runs."""
+"""The file beside the journal with the URL of the page, while the job runs."""
 
 
 class PortTaken(ClonosError):
@@ -41,9 +41,9 @@ class WatchServer:
     Parameters
     ----------
     look
-        Makes a snapshot; called in a thread of the request.
+        Makes a snapshot; called in the request's thread.
     port
-        0: any that is free.
+        The port; 0: any free port.
     folder
         Where to write the URL for ``clonos watch``, readable by this user alone; None: nowhere.
 
@@ -69,12 +69,12 @@ class WatchServer:
 
     @property
     def port(self) -> int:
-        """On which it listens."""
+        """The port on which it listens."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """The page. Who has it sees the job."""
+        """The URL of the page. Anyone who has it can see the job."""
         return f"http://{HOST}:{self.port}/{self._secret}/"
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class WatchServer:
                 file.write(self.url)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
             if self._note is not None:
@@ -98,7 +98,7 @@ class WatchServer:
 
 
 class _Server(BoundedServer):
-    """The page's: it knows what it shows, and to whom."""
+    """The page's server, with its snapshot function and its secret."""
 
     def __init__(self, look: Callable[[], Snapshot], secret: str, port: int) -> None:
         self.look, self.secret = look, secret
@@ -114,7 +114,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = self.server
-        # A name that a stranger's page resolves to us is not our name (DNS rebinding).
+        # Reject foreign host names that resolve to this address (DNS rebinding).
         host = self.headers.get("Host", "").rpartition(":")[0]
         path = self.path.partition("?")[0].split("/")
         is_known = len(path) == 3 and hmac.compare_digest(  # "", secret, what
@@ -151,11 +151,11 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-        """The secret is in every request: none of them is logged."""
+        """Log nothing, because every request contains the secret."""
 
 
 def page(job: Snapshot, nonce: str) -> str:
-    """The page with its first picture."""
+    """The page, with its first picture."""
     template = Template(files(__package__).joinpath("page.html").read_text("utf-8"))
     return template.substitute(
         name=escape(job["name"]), nonce=nonce, style=style(), picture=picture(job)

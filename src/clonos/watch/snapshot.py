@@ -1,4 +1,4 @@
-"""All that is shown of a job at one moment, as plain values: what travels as JSON."""
+"""Everything that is shown of a job at one moment, as plain values that can be sent as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.nodes.views import PARTS, DriverView, JobProgress, Recovery, TaskProgress, TaskView
 
 RECOVERIES_MAX: Final = 12
-"""Of these, the newest."""
+"""How many of the newest recoveries are shown."""
 WARNINGS_MAX: Final = 5
 
 
 class Chain(TypedDict):
-    """Operators that share tasks. ``depth``: how many chains lie before it, at most."""
+    """Operators that share tasks. ``depth``: the largest number of chains before it."""
 
     name: str
     depth: int
@@ -25,7 +25,7 @@ class Chain(TypedDict):
 
 
 class Task(TypedDict):
-    """One task; ``held_bytes``: what it keeps in memory for others: logs, and sent rows."""
+    """One task; ``held_bytes``: logs and sent rows that it keeps in memory for others."""
 
     name: str
     phase: str
@@ -57,7 +57,7 @@ class Slot(TypedDict):
 
 
 class Healing(TypedDict):
-    """A recovery; ``ms``: how long each part has taken; ``ago_s``: when the task was lost."""
+    """A recovery; ``ms``: the duration of each part; ``ago_s``: how long ago the task was lost."""
 
     task: str
     incarnation: str
@@ -68,7 +68,7 @@ class Healing(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """The newest."""
+    """The newest checkpoint."""
 
     id: int
     age_s: float | None
@@ -76,11 +76,27 @@ class Checkpoint(TypedDict):
     state_bytes: int
 
 
+class Past(TypedDict):
+    """What is kept of it: points, since when (UTC, ISO 8601), and what all takes."""
+
+    points: int
+    since: str | None
+    nbytes: int
+
+
+class Trial(TypedDict):
+    """A branch, or a canary."""
+
+    what: str
+    is_running: bool
+    said: Sequence[str]
+
+
 class Snapshot(TypedDict):
     """A job.
 
-    ``calls``: how many were answered; ``costs``: what they have cost, by operator, in the unit of
-    its ``cost=``.
+    ``calls``: the number of answered calls; ``costs``: their cost by operator, in the unit of its
+    ``cost=``.
     """
 
     name: str
@@ -102,6 +118,8 @@ class Snapshot(TypedDict):
     costs: Mapping[str, float]
     rates: Sequence[float]
     generation: int
+    past: Past
+    trials: Sequence[Trial]
     warnings: Sequence[str]
 
 
@@ -114,15 +132,18 @@ def snapshot(
     view: DriverView,
     warnings: Sequence[str],
     now_s: float,
+    trials: Sequence[Trial] = (),
 ) -> Snapshot:
-    """What a view shows.
+    """Make a snapshot of a view.
 
     Parameters
     ----------
     operators
-        By task, the names of its chain.
+        By task, the names of its operators.
     now_s
-        By the driver's clock, that of the recoveries.
+        The time of the driver's clock, by which recoveries are timed.
+    trials
+        Its branches and canaries.
     """
     newest = view.recent[-1] if view.recent else None
     told = {task.name: task for task in newest.tasks} if newest else {}
@@ -150,12 +171,14 @@ def snapshot(
         costs={name: spent.cost for name, spent in view.bill.items()},
         rates=[_rate(progress, sources) for progress in view.recent],
         generation=newest.generation if newest else 0,
+        past=_past(newest),
+        trials=trials,
         warnings=list(warnings[-WARNINGS_MAX:]),
     )
 
 
 def _chains(plan: Plan, operators: Mapping[int, Sequence[str]]) -> list[Chain]:
-    """In the order of the plan."""
+    """The chains in the order of the plan."""
     tasks: dict[str, list[int]] = {}
     for task in plan.tasks:
         tasks.setdefault(task.operator, []).append(task.id)
@@ -206,7 +229,7 @@ def _task(task: TaskView, told: TaskProgress | None) -> Task:
 
 
 def _healing(recovery: Recovery, now_s: float) -> Healing:
-    """With the part that goes on just now, up to now."""
+    """A recovery, including its present part up to now."""
     parts, lost_s = recovery.parts(), recovery.stages["detected"]
     ms = {name: round((end - begin) * 1000, 3) for name, (begin, end) in parts.items()}
     if not recovery.finished:
@@ -230,6 +253,13 @@ def _checkpoint(newest: JobProgress | None) -> Checkpoint:
     return Checkpoint(
         id=told.id, age_s=told.age_s, duration_ms=told.duration_ms, state_bytes=told.state_bytes
     )
+
+
+def _past(newest: JobProgress | None) -> Past:
+    if newest is None:
+        return Past(points=0, since=None, nbytes=0)
+    told = newest.history
+    return Past(points=told.points, since=told.since, nbytes=told.kept_bytes)
 
 
 def _rate(progress: JobProgress, sources: set[str]) -> float:

@@ -1,4 +1,4 @@
-"""A snapshot in a terminal, drawn by Rich."""
+"""Draws a snapshot in a terminal, with Rich."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clonos.extras import imported
 from clonos.nodes.views import PARTS
 from clonos.watch.phases import kind_of
 from clonos.watch.snapshot import Healing, Snapshot, Task
-from clonos.watch.words import costs, count, duration, kept, size
+from clonos.watch.words import costs, count, duration, kept, moment, size
 
 STYLES: Final = {"live": "green", "finished": "bright_black", "busy": "yellow", "away": "red"}
 COLOURS: Final = {
@@ -16,22 +16,26 @@ COLOURS: Final = {
     "replay": "green",
 }  # fmt: skip
 BAR: Final = 30
-"""Characters of the longest recovery."""
+"""Length of the longest recovery's bar, in characters."""
 LEFT: Final = ("task", "phase")
 COLUMNS: Final = (*LEFT, "rows/s", "latency", "logs", "state", "replay", "slot", "standby")
-"""Eighty characters, if names are short; the page has more."""
+"""These fit into eighty characters if names are short; the page has more."""
 
 
 def rich(module: str) -> Any:
-    """A module of Rich; an error that says how to get it, if it is not there."""
+    """Import a module of Rich; if it is not installed, the error says how to install it."""
     return imported(f"rich.{module}", extra="watch", where="clonos watch")
 
 
 def terminal(job: Snapshot) -> Any:
-    """What Rich can print."""
+    """The snapshot as an object that Rich can print."""
     text, group = rich("text").Text, rich("console").Group
     parts = [_head(job, text), *(text(f"! {said}", style="red") for said in job["warnings"])]
     parts += [text(""), _tasks(job)]
+    for trial in job["trials"]:
+        state = "runs" if trial["is_running"] else "is over"
+        parts += [text(""), text.assemble((trial["what"], "bold"), f" {state}")]
+        parts += [text(line) for line in trial["said"]]
     if job["recoveries"]:
         parts += [text(""), text("recoveries", style="bold"), _recoveries(job, text)]
     return group(*parts)
@@ -41,18 +45,28 @@ def _head(job: Snapshot, text: Any) -> Any:
     checkpoint = job["checkpoint"]
     age = "" if checkpoint["age_s"] is None else f" {duration(1000 * checkpoint['age_s'])} ago"
     delivered = ", ".join(f"{name} {count(rows)}" for name, rows in job["delivered"].items())
-    facts = [
-        f"{count(job['rates'][-1] if job['rates'] else 0)} rows/s read",
-        f"delivered: {delivered or 'nothing'}",
-        f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
-        f"{job['recovered']} recoveries",
+    lines = [
+        [
+            f"{count(job['rates'][-1] if job['rates'] else 0)} rows/s read",
+            f"delivered: {delivered or 'nothing'}",
+        ],
+        [
+            f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
+            f"{job['recovered']} recoveries",
+        ],
+        [],
     ]
     if job["calls"]:
         paid = costs(job["costs"])
-        facts.append(f"{count(job['calls'])} calls answered{', ' * bool(paid)}{paid}")
+        lines[-1].append(f"{count(job['calls'])} calls answered{', ' * bool(paid)}{paid}")
+    if (past := job["past"])["points"]:
+        lines[-1].append(f"past since {moment(past['since'])}, {size(past['nbytes'])}")
     style = "yellow" if job["is_recovering"] else "green" if job["is_running"] else "bright_black"
     return text.assemble(
-        (job["name"], "bold"), "  ", (job["status"], style), "\n", " · ".join(facts)
+        (job["name"], "bold"),
+        "  ",
+        (job["status"], style),
+        *(f"\n{' · '.join(facts)}" for facts in lines if facts),
     )
 
 
@@ -70,7 +84,7 @@ def _tasks(job: Snapshot) -> Any:
 
 def _task(task: Task, text: Any) -> list[Any]:
     return [
-        text(task["name"]),  # as text: what looks like Rich's markup is none
+        text(task["name"]),  # as text, so that it is not taken for Rich's markup
         text(f"■ {task['phase']}", style=STYLES[kind_of(task["phase"])]),
         count(task["rows_per_s"]),
         duration(task["latency_ms"]),

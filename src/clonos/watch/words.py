@@ -1,15 +1,16 @@
-"""Numbers as people read them: in the page and in terminals the same."""
+"""Human-readable numbers, the same on the page and in terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def costs(by_operator: Mapping[str, float]) -> str:
-    """What calls have cost.
+    """The cost of calls.
 
     Examples
     --------
@@ -23,7 +24,7 @@ def costs(by_operator: Mapping[str, float]) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes.
+    """A number of bytes.
 
     Examples
     --------
@@ -37,7 +38,7 @@ def size(nbytes: float) -> str:
 
 
 def kept(nbytes: float, level: str) -> str:
-    """How large a state is, and the level of its next layers, if that is not the strongest.
+    """The size of a state, and the level of its next layers unless that is the strongest.
 
     Examples
     --------
@@ -60,8 +61,23 @@ def count(number: float) -> str:
     return f"{number / 1000:,.1f} k" if number < 1_000_000 else f"{number / 1_000_000:,.2f} M"
 
 
+def moment(utc: str | None) -> str:
+    """A time, as a clock on the wall here shows it; with its day, if that is not today.
+
+    Examples
+    --------
+    >>> moment("1999-05-04T08:00:12.000+00:00")[:8], moment(None)
+    ('1999-05-', '')
+    """
+    if utc is None:
+        return ""
+    local = datetime.fromisoformat(utc).astimezone()
+    is_today = local.date() == datetime.now(local.tzinfo).date()
+    return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M}"
+
+
 def duration(ms: float | None) -> str:
-    """A time.
+    """A duration.
 
     Examples
     --------

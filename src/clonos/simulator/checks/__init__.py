@@ -1,1 +1,1 @@
-"""What must hold: while a job runs, of every step, and when it is done."""
+"""Invariants: those checked while a job runs, after every step, and when the job is done."""

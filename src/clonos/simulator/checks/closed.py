@@ -1,4 +1,4 @@
-"""What a house-keeper knew when a group of records was closed: what the journal then stands for."""
+"""What the house-keeper knew when a group of records was closed: what the journal must restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ClosedKeeper:
 
     def __init__(self, keeper: HouseKeeper) -> None:
         self.plan, self.generation, self.epoch = keeper.plan, keeper.generation, keeper.hard.epoch
-        # Replaced, never changed.
+        # The house-keeper replaces these and never mutates them, so no copy is needed.
         self.positions, self.layers = keeper.hard.positions, keeper.hard.layers
         self.in_use = keeper.floors
         self.stable, self.resolved = dict(keeper.stable), tuple(keeper.resolved)
@@ -27,11 +27,11 @@ class ClosedKeeper:
         }
 
     def length(self, task: int) -> int:
-        """How much of a log it held."""
+        """How many entries of a task's log it held."""
         return self._lengths[task]
 
     def base(self, task: int) -> int:
-        """From where on."""
+        """The position from which it held them."""
         return self._bases[task]
 
     def _state(self) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ class ClosedKeeper:
         )
 
     def says_what(self, other: ClosedKeeper) -> bool:
-        """Whether both know the same, as far as a journal tells."""
+        """Whether both agree in everything that the journal records."""
         return self._state() == other._state()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What must hold when a job is done: everything that was delivered, against everything logged."""
+"""Invariants of a finished job: all delivered output is compared with all logs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def rerun(
     job: AnyJob, histories: dict[int, list[bytes]], first: Mapping[int, msg.Layer] | None = None
 ) -> dict[int, TaskMachine]:
-    """A failure-free run of all automata with the given logs, from the beginning or layers."""
+    """Run all automata with the given logs and no failures, from the beginning or from layers."""
     machines: dict[int, TaskMachine] = {}
     items: dict[int, list[Item]] = {}
     for task in senders_first(job.plan):
@@ -49,7 +49,7 @@ def rerun(
 
 
 def senders_first(plan: Plan) -> list[int]:
-    """All tasks, each after those that it hears of from outside its loop."""
+    """All tasks, each after its senders (those in its own loop excepted)."""
     first = {task.id: min(plan.loops.get(task.id, {task.id})) for task in plan.tasks}
     before: dict[int, set[int]] = {loop: set() for loop in first.values()}
     for task in plan.tasks:
@@ -59,7 +59,7 @@ def senders_first(plan: Plan) -> list[int]:
 
 
 def items_of(machine: TaskMachine) -> dict[int, list[Item]]:
-    """All that a task has sent, by channel."""
+    """All items that a task has sent, by channel."""
     logs = {channel: output.log for channel, output in machine.outputs.items()}
     return {c: [log.item(seq) for seq in range(log.first, log.last + 1)] for c, log in logs.items()}
 
@@ -71,7 +71,7 @@ def rerun_task(
     items: Mapping[int, Sequence[Item]],
     floor: msg.Layer | None = None,
 ) -> TaskMachine:
-    """A task that has done all that its log says, with what came by its channels."""
+    """Run one task through its whole log, with the items of its input channels."""
     first = {} if floor is None else {task: floor}
     return rerun_tasks(job, [task], {task: history}, items, first)[task]
 
@@ -83,7 +83,7 @@ def rerun_tasks(
     items: Mapping[int, Sequence[Item]],
     first: Mapping[int, msg.Layer] | None = None,
 ) -> dict[int, TaskMachine]:
-    """The same for all tasks of a loop: each goes as far as it can, until all are through."""
+    """The same for all tasks of a loop: each runs as far as it can, until all are done."""
     floors = first or {}
     machines = {task: _restarted(job, task, histories[task], floors.get(task)) for task in tasks}
     given: Counter[int] = Counter()
@@ -114,7 +114,7 @@ def rerun_tasks(
 def _restarted(
     job: AnyJob, task: int, history: list[bytes], floor: msg.Layer | None
 ) -> TaskMachine:
-    """Before its first step."""
+    """The task before its first step."""
     first = Incarnation(1, 0)
     world = NoWorld(lambda content: job.wrap(job.decode(content)))
     begin = floor.position if floor is not None else 0
@@ -163,7 +163,7 @@ def equivalence(job: AnyJob, recorder: Recorder) -> None:
 
 
 def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
-    """The row ids that entered, by source task: those that the logs know."""
+    """The ids of the rows that entered, by source task, as the logs record them."""
     result: dict[int, list[int]] = {}
     for task in job.plan.tasks:
         if task.is_source:
@@ -174,7 +174,7 @@ def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
 
 
 def _expected(job: AnyJob, recorder: Recorder) -> dict[int, Counter[int]]:
-    """How often each row must arrive, at each sink stage of which that is known."""
+    """How often each row must arrive, for each sink stage where that can be computed."""
     if job.plan.loops:
         return deliveries(job, rows_in(job, recorder)) if isinstance(job, Job) else {}
     arrivals = job.arrivals()
@@ -188,8 +188,8 @@ def _expected(job: AnyJob, recorder: Recorder) -> dict[int, Counter[int]]:
 
 
 def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
-    """Rows in are rows out: every row arrives at every sink stage, once for each path, and in the
-    store of a stage that writes itself."""
+    """Rows in are rows out: every row arrives at every sink stage once for each path, and in the
+    stage's store if its tasks write themselves."""
     for stage, expected in _expected(job, recorder).items():
         tasks = [job.plan.tasks[task] for task, number in job.stage_of.items() if number == stage]
         got = _row_ids(content for task in tasks for _, content in recorder.outputs(task.id))
@@ -204,8 +204,8 @@ def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
 
 
 def at_most_once(job: AnyJob, recorder: Recorder) -> None:
-    """Without logs and replays a row may be lost, but only with a process; it never arrives more
-    often than it should, also in no store of a stage that writes itself."""
+    """Without logs and replay a row may be lost, but only with a process. It never arrives more
+    often than it should, neither at a sink nor in the store of a stage that writes itself."""
     for stage, paths in job.arrivals().items():
         due = Counter[int]()
         for source, rows in job.sources.items():
@@ -228,8 +228,8 @@ def _row_ids(contents: Iterable[Any]) -> Counter[int]:
 
 
 def written_once(job: AnyJob, recorder: Recorder) -> None:
-    """Invariant 2 in the store of a task that writes itself: at the end every batch that it has
-    delivered is there, as it was delivered, and nothing else is."""
+    """Invariant 2 in the store of a task that writes itself: in the end the store has every batch
+    that the task delivered, unchanged, and nothing else."""
     for task in job.plan.tasks:
         if task.writes_itself:
             due = [output for output in recorder.outputs(task.id) if output[1][0] == Kind.BATCH]
@@ -240,7 +240,7 @@ def written_once(job: AnyJob, recorder: Recorder) -> None:
 
 
 def clock_goes_on(job: AnyJob, recorder: Recorder) -> None:
-    """The time that a task sees never goes back, whoever's clock it is."""
+    """The time that a task sees never goes back, even on a machine with another clock."""
     for task in job.plan.tasks:
         times = [
             determinant.now_ms
@@ -258,12 +258,12 @@ def sinks_have_ended(job: AnyJob, recorder: Recorder) -> None:
         if task.is_sink:
             kinds = [kind for kind, _, _ in recorder.output(task.id)]
             if task.id in recorder.first and recorder.first[task.id].end_is_out:
-                kinds = [Kind.END]  # it had ended under another plan
+                kinds = [Kind.END]  # it ended under an earlier plan
             require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")
 
 
 def nothing_asked_again(service: Service) -> None:
-    """Of a run in which nothing has failed, whoever has moved: each call was made by one life."""
+    """If nothing failed, each call was made by one life, even if tasks were moved."""
     for arguments, asked in service.by_arguments.items():
         lives = {(call.task, call.incarnation) for call in asked}
-        require(len(lives) == 1, "planned moves", f"{arguments} was asked by {sorted(lives)}")
+        require(len(lives) == 1, "planned moves", f"{arguments} was asked by lives {sorted(lives)}")

@@ -1,4 +1,4 @@
-"""What must hold of floors, and of the layers that make them."""
+"""Invariants of floors, and of the layers that make them up."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clonos.simulator.checks.violations import require
 
 
 def knows_where_it_is(machine: TaskMachine) -> None:
-    """A task seals only where it knows how far it is on each channel: not while one starts over.
+    """A task seals only when it knows its position on each channel: not while one starts over.
 
-    At a marker it has no choice; no floor is made of what was sealed around a reset.
+    At a marker it must seal all the same, but layers sealed around a reset never make a floor.
     """
     for channel, end in machine.inputs.items():
         require(
@@ -27,7 +27,7 @@ def knows_where_it_is(machine: TaskMachine) -> None:
 
 
 def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
-    """The layers of a floor fit together: what one has sent, the other has taken."""
+    """The layers of a floor fit together: the receiver has taken all that the sender has sent."""
     carried_feedback(plan, layers, may_be_ahead=False)
     for channel in plan.channels:
         if channel.receiver != HOUSE_KEEPER and not _is_carried(channel, layers):
@@ -42,8 +42,9 @@ def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
 
 
 def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
-    """Floors fit together, whenever they were sealed: what one has sent, the other has taken, so
-    nobody is asked for what it cannot make again. Both count the items of one generation."""
+    """Floors fit together, whenever they were sealed: the receiver's has taken all that the
+    sender's has sent, so no sender is asked for items that it cannot make again. Both count the
+    items of one generation."""
     carried_feedback(plan, layers, may_be_ahead=True)
     for channel in plan.channels:
         if channel.receiver == HOUSE_KEEPER or channel.sender not in layers:
@@ -67,10 +68,10 @@ def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
 
 
 def carried_feedback(plan: Plan, layers: Mapping[int, Layer], *, may_be_ahead: bool) -> None:
-    """What goes round is in the floor: all that the receiver's layer lacks, the sender's carries;
-    and so is what a section of a job that went back is sent once more.
+    """Items on feedback channels are in the floor: the sender's layer carries all that the
+    receiver's has not taken. So are items that are sent again to a section that was rewound.
 
-    Where markers flow, the receiver's has taken nothing that the sender made behind its marker.
+    With markers, the receiver's layer has taken no item that the sender made behind its marker.
     """
     for channel in plan.channels:
         sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
@@ -101,22 +102,22 @@ def _is_carried(channel: ChannelSpec, layers: Mapping[int, Layer]) -> bool:
 
 
 def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None:
-    """What a floor depends on can never be lost: it is stable, or below another floor."""
+    """Log entries that a floor depends on can never be lost: they are stable, or below a floor."""
     for task, layer in layers.items():
         for other, (_, position) in layer.dep.items():
             safe = max(keeper.stable[other], keeper.positions[other])
             require(
                 position <= safe,
                 "no orphans",
-                f"the floor of task {task} rests on entry {position} of task {other}, of which "
-                f"{safe} can never be lost",
+                f"the floor of task {task} depends on entry {position} of task {other}, of which "
+                f"{safe} entries can never be lost",
             )
 
 
 def restored_as_told(
     actions: Iterable[ev.Action], chain: Iterable[LayerRef], fetched: Iterable[Layer]
 ) -> None:
-    """A restored task says how much of its state had to come from the store: what was fetched."""
+    """A restored task reports how many bytes of its state came from the store: those fetched."""
     from_store = {(layer.epoch, layer.incarnation) for layer in fetched}
     sizes = [(ref.nbytes, (ref.epoch, ref.incarnation) in from_store) for ref in chain]
     due = sum(n for n, _ in sizes), sum(n for n, is_fetched in sizes if is_fetched)
@@ -126,12 +127,12 @@ def restored_as_told(
             require(
                 told == due,
                 "restored as told",
-                f"task {report.task} tells {told} bytes of state and from the store, not {due}",
+                f"task {report.task} reports {told} bytes of state and from the store, not {due}",
             )
 
 
 def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:
-    """Invariant 4 in a floor: no layer of a life that was over when the floor was completed."""
+    """Invariant 4 in a floor: it has no layer of a life that had ended when it was completed."""
     for task, layer in layers.items():
         require(
             task not in over or layer.incarnation > over[task],
@@ -141,7 +142,7 @@ def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnat
 
 
 def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[int, int]) -> None:
-    """Invariant 5 at the edge: a floor passes no output that is yet to have its effect."""
+    """Invariant 5 at the edge: no floor passes an output whose effect is still to come."""
     for task in plan.tasks:
         if task.is_sink and task.id in layers:
             due = layers[task.id].outs[task.outputs[-1]][0]
@@ -153,7 +154,7 @@ def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[i
 
 
 def floors_of_channels(plan: Plan, layers: Mapping[int, Layer]) -> dict[int, int]:
-    """For each channel: how far the floor of its receiver has consumed it."""
+    """For each channel: the last item that its receiver's floor has consumed."""
     result: dict[int, int] = {}
     for channel in plan.channels:
         if channel.receiver == HOUSE_KEEPER:

@@ -1,4 +1,4 @@
-"""What must hold of tasks that share no log."""
+"""Invariants of implied tasks, which share no log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from clonos.simulator.checks.violations import require
 
 
 def same_again(machine: TaskMachine, before: bytes, record: bytes) -> None:
-    """What an earlier life has done of the same items, a later one does: it cuts them the same way,
-    at the same positions."""
+    """A later life does with the same items what an earlier one did: it cuts them into the same
+    steps, at the same positions."""
     require(
         record == before,
         "same again",

@@ -1,6 +1,6 @@
-"""What must hold at every moment, whatever fails. Each function checks one invariant.
+"""Invariants that hold at every moment, whatever fails. Each function checks one.
 
-What must hold when a job is done is in :mod:`clonos.simulator.checks.endings`.
+Those of a finished job are in :mod:`clonos.simulator.checks.endings`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def log_before_effects(machine: TaskMachine, asked_at: int, durable: dict[int, i
 
 
 def spilled_is_kept(file: object, files: Collection[object]) -> None:
-    """Invariant 8 for items on a local disk: a file is there as long as it may be asked for."""
+    """Invariant 8 for items on a local disk: a file exists as long as it may be asked for."""
     require(file in files, "no early truncation", f"file {file} was dropped")
 
 
 def log_leaves(machine: TaskMachine) -> None:
-    """Invariant 1 in time: what a live task has written down is on its way after each tick."""
+    """Invariant 1 in time: after each tick, all log entries of a live task are on their way."""
     for channel, output in machine.outputs.items():
         require(
             not output.connected or not output.lags(machine.book, machine.holder.stable),
@@ -96,8 +96,8 @@ def log_leaves(machine: TaskMachine) -> None:
 def shared_logs(plan: Plan) -> dict[int, set[int]]:
     """For each task: whose logs it must hold, by the sharing depth.
 
-    Those from which, on each way to it, fewer other cells lie before it than the depth: what is in
-    the cell where a log comes from dies with it.
+    A task must hold the log of another if fewer cells than the depth lie on each path between the
+    two. The log's own cell does not count: its other tasks die with the writer.
     """
     if plan.loops:
         return _shared_in_loops(plan)
@@ -117,7 +117,7 @@ def shared_logs(plan: Plan) -> dict[int, set[int]]:
 
 
 def _shared_in_loops(plan: Plan) -> dict[int, set[int]]:
-    """The same by walking every way that meets no task twice: who is met again holds it already."""
+    """The same by walking every path without repetition: a task met again holds the log already."""
     most: dict[int, dict[int, int]] = {task.id: {} for task in plan.tasks}
 
     def walk(origin: int, way: tuple[int, ...], cells: int) -> None:
@@ -185,8 +185,8 @@ def gap_free_output(last: dict[tuple[int, int], int], deliver: Deliver) -> None:
 
 
 def gap_free_input(machine: TaskMachine, before: Mapping[int, int], cause: Determinant) -> None:
-    """Invariant 3 inside the job: what a step has taken of a channel continues where the one
-    `before` it stopped, and what is queued follows on that."""
+    """Invariant 3 inside the job: a step takes a channel's items from where the step `before` it
+    stopped, and the queued items follow without a gap."""
     for channel, end in machine.inputs.items():
         taken = cause.taken if isinstance(cause, Order) and cause.channel == channel else 0
         expected = before[channel] + taken
@@ -218,7 +218,7 @@ def fencing(
 
 
 def items_kept(output: Outbound, floor: int, task: str) -> None:
-    """Invariant 5 on a channel: everything after the receiver's floor is kept."""
+    """Invariant 5 on a channel: the sender keeps every item after the receiver's floor."""
     require(
         output.log.first <= floor + 1,
         "no early truncation",
@@ -230,8 +230,8 @@ def items_kept(output: Outbound, floor: int, task: str) -> None:
 def entries_kept(
     machine: TaskMachine, floors: Mapping[int, int], stable: Mapping[int, int]
 ) -> None:
-    """Invariant 5 in a task: it passes on every log from its floor on, or from where the
-    house-keeper is known to hold it."""
+    """Invariant 5 in a task: it keeps every log that it passes on, from that log's floor or from
+    the first entry that the house-keeper is not known to hold."""
     for task in machine.plan.distances[machine.id]:
         base = machine.book.base(task)
         known = max(floors.get(task, 0), stable.get(task, 0))
@@ -255,7 +255,7 @@ def logs_kept(keeper: ClosedKeeper) -> None:
 
 
 def backlogs(machine: TaskMachine) -> dict[int, int]:
-    """How many items every live receiver of a task is behind."""
+    """How many items each live receiver of a task is behind."""
     if not machine.is_live:
         return {}
     return {
@@ -266,8 +266,8 @@ def backlogs(machine: TaskMachine) -> dict[int, int]:
 
 
 def timer_in_time(machine: TaskMachine, waited_ms: float, due_in_ms: int) -> None:
-    """Invariant 7: a timer comes when it was due as the task began to wait, whatever is done to
-    clocks meanwhile."""
+    """Invariant 7: a timer fires after the wait that was computed when the task began to wait,
+    whatever happens to clocks meanwhile."""
     require(
         waited_ms <= due_in_ms + LATE_MS,
         "liveness",
@@ -290,8 +290,8 @@ def bounded_memory(machine: TaskMachine, before: dict[int, int]) -> None:
 
 
 def loop_is_full(machine: TaskMachine) -> bool:
-    """Whether so much goes round at a live task that nothing should come in from outside, and no
-    marker is on its way."""
+    """Whether so many items circulate at a live task that nothing should come in from outside,
+    and no marker is on its way."""
     if not machine.is_live or machine.rounds is None or machine.injected > machine.epoch:
         return False
     sent = (o.log for o in machine.outputs.values() if o.spec.is_feedback)
@@ -301,7 +301,7 @@ def loop_is_full(machine: TaskMachine) -> bool:
 
 
 def bounded_loop(machine: TaskMachine, cause: Determinant, *, was_full: bool) -> None:
-    """Invariant 7: nothing comes into a loop while more goes round than the limit."""
+    """Invariant 7: nothing enters a loop while more items circulate than the limit allows."""
     require(
         not was_full or not isinstance(cause, Order) or machine.plan.is_within_loop(cause.channel),
         "bounded memory",
@@ -316,8 +316,8 @@ def is_full(machine: TaskMachine) -> bool:
 
 
 def bounded_calls(machine: TaskMachine, cause: Determinant, *, was_full: bool) -> None:
-    """Invariant 7: no input is taken while as many calls are open as may be, unless a marker comes
-    behind it."""
+    """Invariant 7: no input is taken while the limit of open calls is reached, unless a marker
+    comes after it."""
     require(
         not was_full or not isinstance(cause, (Order, Source, SourceCut)),
         "bounded memory",
@@ -325,7 +325,7 @@ def bounded_calls(machine: TaskMachine, cause: Determinant, *, was_full: bool) -
     )
 
 
-# --- invariant 1, from what has happened in truth -------------------------------------------------
+# --- invariant 1, from what has really happened ---------------------------------------------------
 
 
 def dependencies_known(machine: TaskMachine, rests_on: Mapping[int, int]) -> None:
@@ -335,15 +335,15 @@ def dependencies_known(machine: TaskMachine, rests_on: Mapping[int, int]) -> Non
         require(
             known is not None and known.position >= position,
             "log before effect",
-            f"{machine.spec.name} rests on entry {position} of task {task} and knows of {known}",
+            f"{machine.spec.name} depends on entry {position} of task {task} and knows of {known}",
         )
 
 
 def longest_survives(
     plan: Plan, task: int, length: int, held: int, next_record: bytes | None, cuts: Cuts
 ) -> None:
-    """Invariant 1 in a recovery: all that somebody `held` of a log survives, but what took items
-    that do not exist any more."""
+    """Invariant 1 in a recovery: every log entry that any holder `held` survives, except entries
+    that took items that no longer exist."""
     if length >= held:
         return
     cause = decode_record(next_record)[0] if next_record is not None else None
@@ -354,7 +354,7 @@ def longest_survives(
     require(
         is_void,
         "log before effect",
-        f"the log of task {task} was cut to {length}, somebody held {held} entries",
+        f"the log of task {task} was cut to {length}, but a holder had {held} entries",
     )
 
 
@@ -363,7 +363,7 @@ Cuts = dict[int, list[Cut]]
 
 
 def no_void_entries(plan: Plan, task: int, runs: Iterable[msg.Run], cuts: Cuts) -> None:
-    """A log to be replayed took only items that exist."""
+    """The entries of a log to be replayed took only items that exist."""
     runs = tuple(runs)
     end = runs[-1].end if runs else 0
     valid = valid_length(plan, runs, end, cuts)
@@ -371,8 +371,8 @@ def no_void_entries(plan: Plan, task: int, runs: Iterable[msg.Run], cuts: Cuts) 
 
 
 def no_orphan(machine: TaskMachine, cut: msg.Resolve) -> None:
-    """Who lives on after a cut depends on nothing that was lost, neither now nor by what it holds
-    or will replay."""
+    """A task that survives a cut depends on no lost entry, neither now nor through the entries that
+    it holds or will replay."""
     task, incarnation, length = cut.task, cut.incarnation, cut.length
     kept = [("its state", machine.dep)]
     kept += [("an item", item.dep) for i in machine.inputs.values() for item in i.queue]
@@ -389,7 +389,7 @@ def no_orphan(machine: TaskMachine, cut: msg.Resolve) -> None:
 
 
 def still_no_orphan(machine: TaskMachine) -> None:
-    """Nor does a step end that took what was lost while it was under way."""
+    """A step that took an item which was lost while the step was under way does not end."""
     require(
         machine.fences.judge(machine.dep) is not Trust.ORPHAN,
         "no orphans",
@@ -398,7 +398,7 @@ def still_no_orphan(machine: TaskMachine) -> None:
 
 
 def over_is_over(machine: TaskMachine) -> None:
-    """Invariant 4 in a task: after a fence of its own it ends no step."""
+    """Invariant 4 in a task: once it is fenced itself, it ends no step."""
     require(
         machine.phase is not Phase.FENCED,
         "fencing",
@@ -407,10 +407,10 @@ def over_is_over(machine: TaskMachine) -> None:
 
 
 def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
-    """A log that was resolved is cut again only for what has failed since.
+    """A resolved log is cut again only for a failure that came later.
 
-    `again`: tasks that are to be cut again now that `task` is resolved, and what had failed and was
-    not resolved when they were.
+    `again`: the tasks that are cut again now that `task` is resolved; for each, the tasks that had
+    failed and were unresolved when it was resolved.
     """
     for other, due in again.items():
         require(
@@ -421,8 +421,8 @@ def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
 
 
 def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str) -> None:
-    """Who has heard of a cut holds nothing of what it took away, though that came late, or behind
-    what a newer life has written."""
+    """A holder that has heard of a cut holds no entry that it removed, even if the entry came
+    late, or behind entries of a newer life."""
     for incarnation, length in cuts:
         for at in (length + 1, max(book.length(task), length + 1)):
             writer, what = book.writer(task, at), f"entry {at} of task {task}, which is lost"
@@ -431,8 +431,8 @@ def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
-    """Invariant 4 in a holder: what it has said that it holds of a fenced log does not grow, until
-    it hears how much of it survives."""
+    """Invariant 4 in a holder: after it has reported how much of a fenced log it holds, it takes no
+    more of that log until it hears how much survives."""
     for task, length in promised.items():
         require(
             machine.book.length(task) <= length,
@@ -454,11 +454,11 @@ def flow_told(machine: TaskMachine) -> None:
             )
 
 
-# --- floors and what was acknowledged -------------------------------------------------------------
+# --- floors and acknowledged records --------------------------------------------------------------
 
 
 def stable_stays(cuts: Iterable[tuple[int, Incarnation, int]], stable: Mapping[int, int]) -> None:
-    """What the house-keeper has called stable is never cut."""
+    """Entries that the house-keeper has called stable are never cut."""
     for task, _, length in cuts:
         told = stable.get(task, 0)
         require(
@@ -471,7 +471,7 @@ def stable_stays(cuts: Iterable[tuple[int, Incarnation, int]], stable: Mapping[i
 def somebody_wrote(
     machine: TaskMachine, log: Iterable[msg.Run], known: Sequence[tuple[Incarnation, bytes]]
 ) -> None:
-    """A log to be replayed says what an earlier life wrote, and who it was."""
+    """Every entry of a log to be replayed was written by an earlier life, and names that life."""
     for run in log:
         for position, record in enumerate(run.records, run.start):
             require(
@@ -482,7 +482,7 @@ def somebody_wrote(
 
 
 def journal_stands(found: ClosedKeeper, may_stand: Sequence[ClosedKeeper]) -> None:
-    """The journal says what was acknowledged last, or what was being written after that."""
+    """The journal restores the last acknowledged group, or one that was being written after it."""
     require(
         not may_stand or any(found.says_what(known) for known in may_stand),
         "durable",
@@ -491,7 +491,7 @@ def journal_stands(found: ClosedKeeper, may_stand: Sequence[ClosedKeeper]) -> No
 
 
 def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
-    """What was delivered, a new life of the driver knows by number and digest."""
+    """A new life of the driver knows every delivered output by its number and digest."""
     for (generation, task, seq), (_, _, chain) in outputs.items():
         if generation != keeper.generation:
             continue
@@ -505,7 +505,7 @@ def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
 
 
 def restorable(error: Exception) -> None:
-    """What a task is told to restore is there."""
+    """Layers that a task is told to restore can be read."""
     require(not isinstance(error, UnreadableLayer), "durable", f"a layer to restore: {error}")
 
 
@@ -521,7 +521,7 @@ def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...
 def output_is_kept(
     outputs: Mapping[Any, Any], delivered: Iterable[Deliver], stored: Mapping[Any, Any]
 ) -> None:
-    """What was delivered, a reader finds: in the journal, or in the files of delivered output."""
+    """A reader finds every delivered output: in the journal or in the files of delivered output."""
     found = dict(stored)
     for output in delivered:
         if output.item.batch is not None:
@@ -532,17 +532,17 @@ def output_is_kept(
 
 
 def one_driver(term: int, speaker: int, *, is_found: bool) -> None:
-    """Once a driver has let out output, no earlier one does, but what the later one found in the
-    journal: an earlier one may be between making it durable and letting it out."""
+    """Once a driver has released output, no earlier driver does, except output that the later one
+    found in the journal: the earlier one may have made it durable and not yet released it."""
     require(
         term >= speaker or is_found,
         "one driver",
-        f"term {term} lets out output, as term {speaker} does already",
+        f"term {term} releases output, although term {speaker} already does",
     )
 
 
 def unused(paths: Iterable[str], used: set[str]) -> None:
-    """What is deleted is not what the journal refers to."""
+    """No file is deleted that the journal refers to."""
     for path in paths:
         require(path not in used, "durable", f"{path} is deleted, and the journal refers to it")
 
@@ -550,8 +550,8 @@ def unused(paths: Iterable[str], used: set[str]) -> None:
 def vouches_for_deliveries(
     name: str, last: tuple[int, int, int], begin: int, outputs: Mapping[Any, Any]
 ) -> None:
-    """Invariant 1 in what the house-keeper tells a sink: it has what it has delivered. `last`: the
-    output before the next one; `begin`: that before the first."""
+    """Invariant 1 in what the house-keeper tells a sink: it claims only what it has delivered.
+    `last`: the output before the next one; `begin`: the number before the first."""
     require(
         last[2] == begin or last in outputs,
         "log before effect",
@@ -560,19 +560,19 @@ def vouches_for_deliveries(
 
 
 def released_is_delivered(key: tuple[int, int, int], outputs: Mapping[Any, Any]) -> None:
-    """Invariant 1 where a task writes itself: nothing takes effect that is not delivered."""
+    """Invariant 1 where a task writes itself: no output is written before it is delivered."""
     require(key in outputs, "log before effect", f"output {key} is written and not delivered")
 
 
 def few_are_burnt(poisonings: int, deaths: int, terms: int, each: int) -> None:
-    """A poison record kills `each` slots in a row and not many more, whatever else dies."""
+    """A poison record kills `each` slots in a row and few more, whatever else dies."""
     others = deaths - poisonings
     require(poisonings <= 2 * each * terms + others, "poison", f"{poisonings} slots were burnt")
 
 
 def only_poison_is_blamed(poison: int | None, verdict: str) -> None:
-    """A job fails for a record only if one kills, in the task that is said to die of it; `poison`:
-    that record's id. A verdict that names one names that one."""
+    """A job fails for a record only if one really kills the task that is named. `poison`: that
+    record's id. If the verdict names a record, it is that one."""
     require(poison is not None, "blame", f"no record kills here, and yet: {verdict}")
     names_one = "the record (" in verdict
     require(not names_one or f"({poison}, " in verdict, "blame", f"{poison} kills, not: {verdict}")
@@ -589,7 +589,7 @@ def right_place(bound: int | None, cell: Cell, tasks_bound: Iterable[int]) -> No
 
 
 def cells_together(plan: Plan, slots: Mapping[int, int | None]) -> None:
-    """The tasks of a cell are in one slot, and no others are."""
+    """The tasks of a cell share one slot, and no other task is in it."""
     cells: dict[int, Cell] = {}
     for cell in plan.cells:
         homes = {slots[task] for task in cell} - {None}

@@ -1,4 +1,4 @@
-"""Rows of one key that wait for calls: what must hold of them, and jobs that show it."""
+"""Invariants of rows of one key that wait for calls, and jobs that check them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clonos.simulator.world.service import MARK_BIT
 def with_order(
     stream: Stream, schema: pa.Schema | str, fn: Callable[..., Any], random: Random
 ) -> Stream:
-    """Rows are numbered within their key, wait for calls, and must come in the order of their
+    """Rows are numbered within their key, wait for calls, and must leave in the order of these
     numbers."""
     calls: dict[str, Any] = {
         "in_flight": random.choice((2, 5, 10)),
@@ -35,7 +35,7 @@ def with_order(
 
 
 class Numbering(Process):
-    """The amount becomes the number of the row, of those of its key."""
+    """Replaces each row's amount by its number within its key."""
 
     def open(self, ctx: ProcessContext) -> None:
         self.last = ctx.state("last", "double")
@@ -47,7 +47,7 @@ class Numbering(Process):
 
 
 class InLine(Numbering):
-    """Sees whether they have come in this order."""
+    """Checks that rows come in this order."""
 
     def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any]:
         in_line(row.key, row.amount, self.last.get(0.0))
@@ -55,7 +55,7 @@ class InLine(Numbering):
 
 
 def in_line(key: str, number: float, last: float) -> None:
-    """Invariant 3 for rows that wait for calls: those of a key go on in their order, once each."""
+    """Invariant 3 for rows that wait for calls: those of a key leave in order, once each."""
     require(number == last + 1, "order per key", f"row {number} of {key} after row {last}")
 
 
@@ -65,7 +65,7 @@ def answered_by(service: str, answer: int, mark: int) -> None:
 
 
 def calls_of_keys(machine: TaskMachine) -> None:
-    """Invariant 7 for calls of one key: not more of them are open than may be."""
+    """Invariant 7 for calls of one key: no more are open than the limit."""
     program = machine.program
     for operator in program.operators.values() if isinstance(program, ChainProgram) else ():
         if not isinstance(operator, CallOperator) or operator.per_key is None:

@@ -1,4 +1,4 @@
-"""What must hold of layers that slots keep: what a level promises."""
+"""Invariants of layers that slots keep: the promises of each level of persistence."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Place = tuple[str, str]
 
 
 class Kept:
-    """Who has which layer, in truth. What a process has that is dead it has: for the driver, which
-    does not know yet.
+    """Which slot really has which layer. Layers of a dead process still count: the driver does not
+    know of its death yet.
 
     Attributes
     ----------
     layers
-        By path: all that were ever kept by a slot.
+        By path: all layers that a slot has ever kept.
     copies
-        How many standbys tasks have.
+        The number of standbys of each task.
     chosen
-        Tasks that choose their levels.
+        Tasks whose level is chosen by a dial.
     lost
         Disks that are gone.
     """
@@ -38,30 +38,30 @@ class Kept:
         self.layers: dict[str, Layer] = {}
         self.chosen: set[int] = set()
         self.lost: set[str] = set()
-        self._rotten: set[tuple[str, Place]] = set()  # by path: nobody can know before it is read
+        self._rotten: set[tuple[str, Place]] = set()  # by path; unnoticed until the file is read
         self._at: dict[str, set[Place]] = defaultdict(set)
         self._refs: dict[str, LayerRef] = {}
-        self._lives: dict[tuple[int, int], Incarnation] = {}  # by slot and task: what it was told
-        self._going: dict[int, set[LayerRef]] = defaultdict(set)  # by slot: from its disk
+        self._lives: dict[tuple[int, int], Incarnation] = {}  # newest known, by slot and task
+        self._going: dict[int, set[LayerRef]] = defaultdict(set)  # by slot: to delete from its disk
         self._due: dict[int, set[LayerRef]] = {}
 
     def keeps(self, address: str, disk: str, ref: LayerRef, layer: Layer) -> None:
-        """A process has a layer now."""
+        """A process has stored a layer."""
         self.layers[ref.path], self._refs[ref.path] = layer, ref
         where = place(address, disk, ref)
         self._at[ref.path].add(where)
         self._rotten.discard((ref.path, where))
 
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
-        """... and has it no more."""
+        """... and has deleted it."""
         self._at[ref.path].discard(place(address, disk, ref))
 
     def tidies(self, disk: str, path: str) -> None:
-        """... nor does the disk of its machine."""
+        """... and the disk of its machine has lost it, too."""
         self._at[path].discard(("disk", disk))
 
     def rots(self, disk: str, path: str) -> None:
-        """A layer on a disk is another one from now on."""
+        """A layer on a disk is damaged from now on."""
         self._rotten.add((path, ("disk", disk)))
 
     def loses_disk(self, disk: str) -> None:
@@ -73,16 +73,16 @@ class Kept:
         return all(place(slot.address, slot.disk, ref) in self._at[ref.path] for ref in refs)
 
     def can_read(self, slot: Slot, ref: LayerRef) -> bool:
-        """Whether a slot has a layer as it was."""
+        """Whether a slot has a layer undamaged."""
         where = place(slot.address, slot.disk, ref)
         return where in self._at[ref.path] and (ref.path, where) not in self._rotten
 
     def disks(self, ref: LayerRef) -> set[str]:
-        """On which disks a layer is as it was that are there."""
+        """The remaining disks that have this layer undamaged."""
         places = (p for p in self._at[ref.path] if (ref.path, p) not in self._rotten)
         return {name for kind, name in places if kind == "disk"} - self.lost
 
-    # --- what is held against it ------------------------------------------------------------------
+    # --- the driver's decisions -------------------------------------------------------------------
 
     def advances(self, slots: Mapping[int, Slot], layers: Mapping[int, Sequence[LayerRef]]) -> None:
         """The driver decides that floors move to these layers."""
@@ -104,7 +104,7 @@ class Kept:
             self._must_go(slots[action.slot], command)
 
     def _must_go(self, slot: Slot, hold: Hold) -> None:
-        """A slot hears of a new life: what earlier ones have left on its disk for nobody goes."""
+        """A slot hears of a new life: it must delete earlier lives' unused layers from its disk."""
         if self._lives.get((slot.id, hold.task)) == hold.life:
             return
         self._lives[slot.id, hold.task] = hold.life
@@ -118,17 +118,17 @@ class Kept:
         }
 
     def begins(self) -> None:
-        """Another driver: nobody knows what the one before has told the slots."""
+        """A new driver begins: forget what the last one has told the slots."""
         self._lives.clear()
         self._going.clear()
         self._due.clear()
 
     def heals(self) -> None:
-        """Nothing fails from now on: what must go from disks is what slots were told until now."""
+        """No faults come any more: from now on, slots must really have deleted those layers."""
         self._due = {slot: set(refs) for slot, refs in self._going.items()}
 
     def no_litter(self, keeper: HouseKeeper, slots: Iterable[Slot]) -> None:
-        """Some floors later, it is gone."""
+        """Some floors later, check that they are gone."""
         used = {ref for chain in keeper.layers.values() for ref in chain}
         for slot in slots:
             refs = self._due.get(slot.id, set()) - used
@@ -151,25 +151,25 @@ def place(address: str, disk: str, ref: LayerRef) -> Place:
 
 
 def _share(one: Slot, other: Slot, chain: Sequence[LayerRef]) -> bool:
-    """Whether what one gives up the other has no more."""
+    """Whether both have a layer of the chain in the same place, so that it is gone for both."""
     return any(
         place(one.address, one.disk, ref) == place(other.address, other.disk, ref) for ref in chain
     )
 
 
 def _due(chain: Sequence[LayerRef], copies: int) -> int:
-    """How many slots have to have a chain."""
+    """How many slots must have the whole chain."""
     return 1 + (copies if any(ref.level == MEMORY for ref in chain) else min(copies, 1))
 
 
 def stored_before_it_counts(task: int, chain: Iterable[LayerRef]) -> None:
-    """The journal records only layers in the checkpoint store, for tasks that choose their levels.
-    So input is given up for nothing else, and a job survives any deaths."""
+    """For tasks whose level is chosen by a dial, the journal records only layers in the checkpoint
+    store. So input is given up only for these, and the job survives any number of deaths."""
     elsewhere = [ref.path for ref in chain if ref.level != STORE]
     require(
         not elsewhere,
         "stored before it counts",
-        f"input of task {task} is given up for {elsewhere}, which are in no store",
+        f"input of task {task} is given up for {elsewhere}, which are not in the store",
     )
 
 
@@ -186,7 +186,7 @@ def safe_enough(
 
 
 def copies_stay(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept) -> None:
-    """Nobody gives up what is not as safe with others."""
+    """No slot gives up a chain unless enough other slots have it."""
     holders = [slot.address for slot in slots if kept.has(slot, chain)]
     require(
         len(holders) >= _due(chain, kept.copies),
@@ -198,9 +198,9 @@ def copies_stay(task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kep
 def lost_for_a_reason(
     task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept
 ) -> None:
-    """State is lost when all who had some of it are, and never before: all processes, or machines.
+    """State counts as lost only when all holders of some layer are gone: processes or machines.
 
-    Since enough had it, and nobody gave it up, more have died than the level promises to survive.
+    Enough slots had it and none gave it up, so more have died than the level promises to survive.
     """
     there = list(slots)
     gone = [ref for ref in chain if not any(kept.can_read(slot, ref) for slot in there)]
@@ -210,5 +210,5 @@ def lost_for_a_reason(
     require(
         lost,
         "lost for a reason",
-        f"the state of task {task} counts as lost, and all of {[r.path for r in chain]} is there",
+        f"the state of task {task} counts as lost, but all of {[r.path for r in chain]} is there",
     )

@@ -1,4 +1,4 @@
-"""The store of layers must not fill up with what nobody will ever read."""
+"""The layer store must not fill up with files that nobody will ever read."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from clonos.simulator.world.disk import SimulatedFiles
 from clonos.simulator.world.disks import LAYERS
 
 FLOORS: Final = 4
-"""A layer that is not part of a floor by then never will be. Without markers floors move one by
-one: so many of each task."""
+"""A layer that is in no floor after this many floors never will be. Without markers floors move
+one by one, so the number applies to each task."""
 PIN: Final = f"{FOLDER}/pin-"
-"""What somebody puts there who reads the past; he takes it away himself."""
+"""A file that a reader of the past writes, and deletes itself."""
 GRACES: Final = 14.0
-"""How many times its grace period a file may stay that nobody refers to."""
+"""An unreferenced file may stay for this many grace periods."""
 LOOKS: Final = 8
-"""How often it is looked in this time: to look takes time."""
+"""How often the store is listed in this time: listing takes time."""
 
 
 class Litter:
-    """Looks at floors what is in the store, and for how long nobody has referred to it.
+    """At completed floors, lists the store and measures how long each file has been unreferenced.
 
-    Whenever something fails or is restored it forgets what it has seen: then there may be reasons.
-    Where floors do not move for long, the driver is frozen, or a store or the journal is away; then
-    nobody deletes, and that time does not count.
+    It starts afresh whenever something fails or is restored, because files may then stay for good
+    reasons. If floors do not move for long, the driver is frozen, or a store or the journal is
+    away. Then nobody deletes, and that time does not count.
     """
 
     def __init__(self, files: SimulatedFiles, grace_ms: float, plan: Plan) -> None:
@@ -37,11 +37,11 @@ class Litter:
         self._seen: dict[str, tuple[float, int]] = {}
 
     def forget(self) -> None:
-        """Something fails."""
+        """Something has failed: start afresh."""
         self._seen = {}
 
     def look(self, now_ms: float, used: set[str]) -> None:
-        """A floor is complete; the journal refers to what is `used`."""
+        """A floor is complete; the journal refers to the files in `used`."""
         self._floors += 1
         passed_ms, most_ms = now_ms - self._looked_ms, 2 * self._limit_ms / LOOKS
         if passed_ms < self._limit_ms / LOOKS:
@@ -62,7 +62,7 @@ class Litter:
 
 
 def no_litter(path: str, unused_ms: float, limit_ms: float, *, is_new: bool) -> None:
-    """What nobody refers to is deleted some time; `is_new`: floors may yet come to it."""
+    """Unreferenced files are deleted in the end; `is_new`: a floor may yet refer to this one."""
     require(
         unused_ms < limit_ms or is_new,
         "no litter",

@@ -1,4 +1,4 @@
-"""What must hold of the past that a job keeps."""
+"""Invariants of the history that a job keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KeptPast:
 
     @classmethod
     def of(cls, history: History) -> KeptPast:
-        """What there is now."""
+        """The history as it is now."""
         unstored = {number: tuple(runs) for number, runs in history.closed.items()}
         if history.points:
             unstored[history.points[-1].number] = tuple(history.open)
@@ -46,7 +46,7 @@ class KeptPast:
 
 
 def past_is_there(store: LayerStore, past: KeptPast) -> None:
-    """The layers of every point can be read, and every segment."""
+    """The layers of every point, and every segment, can be read."""
     try:
         for point in past.points:
             for chain in point.layers.values():
@@ -54,7 +54,7 @@ def past_is_there(store: LayerStore, past: KeptPast) -> None:
         for path in past.segments.values():
             store.get(path)
     except UnreadableLayer as error:
-        raise Violation("kept past", f"the journal refers to what is gone: {error}") from error
+        raise Violation("kept past", f"the journal refers to a missing file: {error}") from error
 
 
 def past_is_true(
@@ -64,9 +64,9 @@ def past_is_true(
     truth: Mapping[int, Sequence[bytes]],
     first: Mapping[int, int],
 ) -> None:
-    """From every point on, all log entries that were written are kept, up to those that the
-    house-keeper holds. Points before the positions `first` are of a life of the job from which it
-    went back: from there to here no log leads."""
+    """From every point on, all log entries are kept, up to those that the house-keeper holds.
+    Points before the positions `first` belong to a past that a rewind has left: no log leads from
+    them to the present."""
     points = [p for p in past.points if all(p.positions[task] >= first[task] for task in first)]
     parts = [
         decode_segment(store.get(past.segments[point.number]))
@@ -94,12 +94,12 @@ def past_is_true(
 
 
 def past_stays(paths: Iterable[str], past: KeptPast) -> None:
-    """What is deleted is not what a point needs."""
+    """No file is deleted that a point needs."""
     for path in paths:
         require(path not in past.paths, "kept past", f"{path} is deleted, and a point needs it")
 
 
 def pinned_stays(stored: Iterable[str], needed: Iterable[str], number: int) -> None:
-    """Nobody deletes what somebody reads."""
+    """No file is deleted while somebody reads it."""
     gone = set(needed) - set(stored)
-    require(not gone, "kept past", f"point {number} is being read, and without {sorted(gone)[:3]}")
+    require(not gone, "kept past", f"point {number} is being read, and lacks {sorted(gone)[:3]}")

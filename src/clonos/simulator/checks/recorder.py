@@ -1,4 +1,4 @@
-"""Sees everything at once, as nobody in the cluster can, and holds it against the invariants."""
+"""Sees the whole cluster at once, as no process in it can, and checks the invariants."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Recorder:
     Attributes
     ----------
     fenced, newest
-        Of each task: the newest resolved fence, the newest life that runs.
+        For each task: the newest resolved fence, and the newest life that runs.
     cuts
-        Of each task: where its log was cut, by which incarnation.
+        For each task: where its log was cut, and by which incarnation.
     first
-        The layers that tasks have begun with, if the job had another plan before.
+        The layers that tasks began with, if the job had another plan before.
     checks_state
-        Whether machines are asked for the soundness of their state.
+        Whether the machines' own consistency checks are run.
     has_failures
-        Some life was over before its time, or a driver's.
+        Whether some life of a task or of the driver has ended too early.
     holders
-        Who has which of the layers that are not in the store.
+        Which slot has which of the layers that are not in the store.
     """
 
     def __init__(self, job: AnyJob, disks: Disks, digest: TraceDigest) -> None:
@@ -75,16 +75,16 @@ class Recorder:
         self._last: dict[tuple[int, int], int] = {}
         self._consumed: dict[tuple[int, Incarnation], dict[int, int]] = {}
         self._held: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)  # by slot and holder
-        self._over: dict[int, Incarnation] = {}  # given up, whether they have heard of it or not
+        self._over: dict[int, Incarnation] = {}  # given up, even if unaware of it
         self._unresolved: set[int] = set()
-        self._due: dict[int, set[int]] = {}  # whose cuts were to come when a task was resolved
+        self._due: dict[int, set[int]] = {}  # unresolved tasks at the time when a task was resolved
         self._cut_again: set[int] = set()
         self._durable: dict[int, int] = {}
         self._stable: dict[int, int] = {}
         self._speaker = 0  # the newest term that has let out anything
         self._found: set[Name] = set()  # outputs that the newest driver began with
         self._journaled: set[tuple[int, Incarnation, int]] = set()  # cuts
-        self._may_stand: list[ClosedKeeper] = []  # in the journal: acknowledged, and written since
+        self._may_stand: list[ClosedKeeper] = []  # what the journal may restore
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
         self._in_use: Mapping[int, int] = {}
@@ -94,14 +94,14 @@ class Recorder:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether no loss was forgiven, and there are logs at all."""
+        """Whether the job has logs and no loss was forgiven."""
         return self.generation == self._begun_in and self.job.plan.causal_log
 
     def goes_on(self, first: Mapping[int, Layer]) -> None:
         """The job had another plan before, and its tasks begin with these layers."""
         self.first = dict(first)
         for task, layer in first.items():
-            # So that places in these lists are positions.
+            # Padding, so that list indices are positions.
             self._entries[task] = [(NOBODY, b"")] * layer.position
             self._rests_on[task] = [{}] * layer.position
             self._covered[task] = layer.position
@@ -120,15 +120,15 @@ class Recorder:
         return [record for _, record in self.entries(task)]
 
     def output(self, task: int) -> list[Any]:
-        """What a sink task has delivered, all generations, in order."""
+        """Everything that a sink task has delivered, in all generations, in order."""
         return [content for _, content in self.outputs(task)]
 
     def outputs(self, task: int) -> list[tuple[Name, Any]]:
-        """The same with its names."""
+        """The same, with the outputs' names."""
         return sorted((k, v) for k, v in self._outputs.items() if k[1] == task)
 
     def written_by(self, task: int) -> list[tuple[Name, Any]]:
-        """What the store has of a sink task that writes itself."""
+        """The store's content of a sink task that writes itself."""
         return sorted((k, v) for k, v in self._written.items() if k[1] == task)
 
     # --- control ----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Recorder:
             self._held[report.task][slot, report.holder] = report.length
 
     def noted(self, note: Note) -> None:
-        """The coordinator has come to something."""
+        """The coordinator has made a note."""
         task = note.task
         if note.what == "fetched":
             self.fenced[task] = note.incarnation
@@ -213,30 +213,30 @@ class Recorder:
     def _is_over(self, machine: TaskMachine) -> bool:
         """Whether the coordinator has given up this life.
 
-        It counts as over from its fence on, not from its Resolve. What is upstream of it may be
-        resolved earlier, and a life that does not know that it is over still hears the old ones.
+        It counts as over from its fence on, not from its Resolve. Tasks upstream may be resolved
+        earlier, and a life that does not know that it is over still listens to their old lives.
         """
         task, life = machine.id, machine.incarnation
         is_newest = life == self.newest[task] and life >= self.fenced.get(task, NOBODY)
         return not is_newest or life <= self._over.get(task, NOBODY)
 
     def live(self, machine: TaskMachine) -> None:
-        """From here on this incarnation writes the task's history."""
+        """From now on this incarnation writes the task's history."""
         if machine.incarnation < self._owner.get(machine.id, NOBODY):
             return
         self._owner[machine.id] = machine.incarnation
         if machine.spec.is_implied:
-            return  # it does again what is known
+            return  # it only repeats known steps
         del self._entries[machine.id][machine.position :]
         del self._rests_on[machine.id][machine.position :]
 
     def touched(self, machine: TaskMachine) -> None:
-        """A task has heard something, or done a step."""
+        """A task has received something, or done a step."""
         if not self._is_over(machine) and machine.phase is not Phase.FENCED:
             invariants.flow_told(machine)
 
     def acts(self, machine: TaskMachine, actions: list[ev.Action]) -> None:
-        """What a task does."""
+        """A task returns actions."""
         for action in actions:
             if isinstance(action, ev.Send):
                 self.sends(machine, action.data)
@@ -246,7 +246,7 @@ class Recorder:
                 self.live(machine)
 
     def kept(self, machine: TaskMachine) -> None:
-        """A task may have dropped something: not for what it receives, nor in a step."""
+        """A task may have dropped something, which it does neither on receipt nor in a step."""
         if self.job.plan.leaves_gaps:
             return
         if not self._is_over(machine) and machine.phase is not Phase.FENCED:
@@ -254,7 +254,7 @@ class Recorder:
                 invariants.items_kept(output, self._channel_floors[channel], machine.spec.name)
 
     def stepped(self, machine: TaskMachine, backlogs: dict[int, int]) -> None:
-        """A step has ended; `backlogs` are those from before."""
+        """A step has ended; `backlogs` were measured before it."""
         self.steps += 1
         invariants.over_is_over(machine)
         record = machine.book.record(machine.id, machine.position)
@@ -283,7 +283,7 @@ class Recorder:
         return cause
 
     def _stands(self, record: bytes) -> bool:
-        """Whether what an entry has taken still exists."""
+        """Whether the items that an entry took still exist."""
         cause = decode_record(record)[0]
         if not isinstance(cause, Order):
             return True
@@ -291,13 +291,13 @@ class Recorder:
         return bool(made) and made[0][0] == cause.incarnation
 
     def _rest_on(self, machine: TaskMachine, cause: Determinant) -> dict[int, int]:
-        """How many entries of each log the newest step of a task rests on, in truth."""
+        """How many entries of each log the newest step of a task really depends on."""
         before = self._rests_on[machine.id]
         now = dict(before[-1]) if before else {}
         if isinstance(cause, Order):
             maker, at = self.job.plan.makers[cause.channel], cause.position - 1
             made, entries = self._rests_on[maker][at:], self._entries[maker][at:]
-            # A zombie takes items of a zombie: that entry is gone, or is another life's by now.
+            # If a zombie takes items of a zombie, the entry is gone or belongs to another life.
             if made and entries[0][0] == cause.incarnation:
                 now.update((t, max(now.get(t, 0), position)) for t, position in made[0].items())
         now[machine.id] = machine.position
@@ -367,7 +367,7 @@ class Recorder:
         return outs[self.job.plan.tasks[task].outputs[-1]][0] if outs else 0
 
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
-        """A new life of the driver has read the journal: it knows what the world knows."""
+        """A new life of the driver has read the journal: it must know all that was let out."""
         self._held.clear()
         self.holders.begins()
         self.has_failures = True
@@ -376,7 +376,7 @@ class Recorder:
         self._due.clear()
         self._cut_again.clear()
         delivered = [one for one in delivered if one.generation >= self._begun_in]
-        for deliver in delivered:  # what is older is of a life of the job from which it went back
+        for deliver in delivered:  # older outputs belong to a past that a rewind has left
             self._take_output(deliver)
         self._found = set(self._outputs)
         self._check_durable(keeper, delivered)
@@ -385,13 +385,13 @@ class Recorder:
         self._in_use = keeper.positions
 
     def lets_out(self, term: int, output: Deliver) -> None:
-        """The driver of a term lets out an output."""
+        """The driver of a term releases an output."""
         name = output.generation, output.task, output.item.seq
         invariants.one_driver(term, self._speaker, is_found=name in self._found)
         self._speaker = max(self._speaker, term)
 
     def _check_durable(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
-        """What was acknowledged is there: in the journal, among the layers, in output's files."""
+        """All that was acknowledged is in the journal, the layers or the files of output."""
         found = ClosedKeeper(keeper)
         invariants.journal_stands(found, self._may_stand)
         self._may_stand = [found]
@@ -406,7 +406,7 @@ class Recorder:
         self.output_is_kept(delivered)
 
     def output_is_kept(self, in_journal: Sequence[Deliver]) -> None:
-        """All that was delivered is in the journal, or in output's files."""
+        """All delivered output is in the journal, or in the files of output."""
         kept = dict(stored(self.job, self._disks.local.observe(), self._begun_in))
         invariants.output_is_kept(self._outputs, in_journal, kept)
 
@@ -437,11 +437,11 @@ class Recorder:
         invariants.unused(paths, self.used)
 
     def writes(self, keeper: ClosedKeeper) -> None:
-        """A group of records is being written: whoever reads the journal may find it there."""
+        """A group of records is being written: a reader of the journal may already find it."""
         self._may_stand.append(keeper)
 
     def committed(self, keeper: ClosedKeeper) -> None:
-        """A group of records is durable; nobody has heard of it yet."""
+        """A group of records is durable; nobody has been told yet."""
         self._check_cuts(keeper)
         self._may_stand = [keeper]
         self._stable = dict(keeper.stable)
@@ -456,18 +456,18 @@ class Recorder:
                 self._new_floor(keeper)
 
     def uses(self, keeper: ClosedKeeper) -> None:
-        """Floors are in use from now on. If no task chooses its levels, they are in use only when
-        the journal has them."""
+        """Floors are in use from now on. Unless some task has a dial, this happens only when the
+        journal has them."""
         if self.holders.chosen:
             self._new_floor(keeper)
 
     def goes_back(self, positions: Mapping[int, int]) -> None:
-        """All tasks begin again with the floors that are hard."""
+        """All tasks restart from the hard floors."""
         self._in_use = positions
         self.backs += 1
 
     def _check_cuts(self, keeper: HouseKeeper | ClosedKeeper) -> None:
-        """Those that are in the journal for the first time, against what was told before."""
+        """Compare cuts that are new in the journal with what tasks were told before."""
         now = {(cut.task, cut.incarnation, cut.length) for cut in keeper.resolved}
         if self.job.plan.causal_log:
             invariants.stable_stays(sorted(now - self._journaled), self._stable)
@@ -499,7 +499,7 @@ class Recorder:
         return self.holders.layers[ref.path]
 
     def _effects(self, task: int) -> int:
-        """How many outputs of a sink have their effect in the world."""
+        """How many outputs of a sink have had their effect on the world."""
         outputs = self.outputs(task)
         if self.job.plan.tasks[task].writes_itself:
             for name, (kind, _, _) in outputs:
@@ -509,7 +509,7 @@ class Recorder:
 
     def delivered(self, keeper: ClosedKeeper, deliver: Deliver) -> None:
         if deliver.generation < self._begun_in:
-            return  # see above: it was delivered then
+            return  # it was delivered before the rewind
         invariants.log_before_output(keeper, deliver)
         if self._is_exact:
             maker = self.job.plan.makers[deliver.channel]
@@ -517,15 +517,15 @@ class Recorder:
         self._take_output(deliver)
 
     def _cover(self, task: int, position: int) -> None:
-        """Invariant 1 once more, not from what items say they depend on, but from what the steps
-        have in truth taken."""
+        """Invariant 1 once more, computed from the items that steps have really taken, not from
+        the dependencies that items claim."""
         start = self._covered.get(task, 0)
         if position <= start:
             return
         require(
             position <= self._durable[task],
             "log before effect",
-            f"output rests on entry {position} of task {task}, the journal has {self._durable}",
+            f"output depends on entry {position} of task {task}, the journal has {self._durable}",
         )
         self._covered[task] = position
         for _, record in self._entries[task][start:position]:

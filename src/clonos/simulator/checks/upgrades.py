@@ -1,4 +1,4 @@
-"""What must hold when a job has got another plan."""
+"""Invariants of a job whose plan was replaced."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from clonos.storage.layers import LayerStore, get_layers
 from clonos.upgrade.shape import Shape
 
 _NUMBERED = (8, 9)
-"""Bytes of the keys of rows and pieces, which are their numbers."""
+"""Key lengths in bytes of rows and pieces; such a key is just a number."""
 
 
 def state_is_kept(
     before: Shape, last: Mapping[int, Layer], job: ArrowJob, first: Mapping[int, Layer]
 ) -> None:
-    """What was kept by key is kept once, by the task that owns its key group; of what is numbered,
-    something (pieces may have been combined)."""
+    """State by key is kept exactly once, by the task that owns its key group. Of numbered rows and
+    pieces something is kept (pieces may have been combined)."""
     now = Shape.of(job.compiled)
     was = _state(before, last)
     becomes = _state(now, first)
@@ -61,7 +61,7 @@ def _state(shape: Shape, layers: Mapping[int, Layer]) -> dict[str, Counter[Any]]
 
 
 def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
-    """By group; a number is no name."""
+    """Rows by key group; a numbered row counts without its number."""
     yield from {group for group, key in zip(groups, keys, strict=True) if len(key) in _NUMBERED}
     for group, key in zip(groups, keys, strict=True):
         if len(key) not in _NUMBERED:
@@ -69,18 +69,18 @@ def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
 
 
 def takes_all_along(plan: Plan, section: Collection[int]) -> None:
-    """Who goes back takes all along that has heard of it."""
+    """A section that goes back includes every task that has received anything from it."""
     for channel in plan.channels:
         if channel.sender in section and channel.receiver != HOUSE_KEEPER:
             name = plan.tasks[channel.receiver].name
-            said = f"{name} stays, and has heard of {plan.tasks[channel.sender].name}"
+            said = f"{name} stays, although it has heard from {plan.tasks[channel.sender].name}"
             require(channel.receiver in section, "section", said)
 
 
 def who_stays_stays(
     plan: Plan, section: Collection[int], now: Mapping[int, Layer], first: Mapping[int, Layer]
 ) -> None:
-    """Of those that do not go back, nobody forgets anything, or reads a row again."""
+    """Tasks outside the section forget nothing and read no row again."""
     for task in plan.tasks:
         if task.id not in section:
             one, other = now[task.id], first[task.id]
@@ -91,14 +91,14 @@ def who_stays_stays(
 
 
 def rows_come_again(name: str, since: range, lacks: range, *, is_refused: bool) -> None:
-    """A job goes back if, and only if, its sources have the rows that came since the point.
+    """A rewind is allowed if, and only if, the sources still have the rows since the point.
 
     Parameters
     ----------
     since
-        Rows that came since, counted from the first one of all.
+        Rows that came since the point, counted from the very first row.
     lacks
-        Rows that the source does not give any more, or not as they were.
+        Rows that the source no longer gives, or gives changed.
     """
     is_lost = max(since.start, lacks.start) < min(since.stop, lacks.stop)
     said = f"of {name}, {since} came since, and {lacks} are gone: refused: {is_refused}"
@@ -110,7 +110,7 @@ def _facts(layer: Layer) -> dict[int, dict[str, Any]]:
 
 
 def calls_are_at_rest(job: ArrowJob, keeper: HouseKeeper, store: LayerStore) -> None:
-    """Who settles in time has all answers: those who go on ask nobody again."""
+    """A task that has settled in time has all answers, so its successors ask nothing again."""
     for task, chain in keeper.layers.items():
         program = job.program(task)
         for layer in get_layers(store, chain):
@@ -122,11 +122,11 @@ def calls_are_at_rest(job: ArrowJob, keeper: HouseKeeper, store: LayerStore) -> 
 def goes_on_or_has_not_begun(
     keeper: HouseKeeper, store: LayerStore
 ) -> dict[int, tuple[Layer, ...]]:
-    """Whoever dies while the plan is replaced leaves the old one or the new one, whole."""
+    """A death while the plan is replaced leaves either the old plan or the new one, complete."""
     try:
         layers = {task: get_layers(store, chain) for task, chain in keeper.layers.items()}
     except UnreadableLayer as error:
-        raise Violation("one plan", f"a layer of the plan is not there: {error}") from error
+        raise Violation("one plan", f"a layer of the plan is missing: {error}") from error
     plan = keeper.plan
     for channel in plan.channels:
         if channel.receiver != HOUSE_KEEPER and layers[channel.sender] and layers[channel.receiver]:
@@ -140,13 +140,13 @@ def goes_on_or_has_not_begun(
 
 
 def names_are_new(names: set[tuple[Any, ...]], name: tuple[Any, ...]) -> None:
-    """No output has the name of one before, whichever plan made it."""
+    """No two outputs have the same name, whichever plan made them."""
     require(name not in names, "stable output", f"two outputs are named {name}")
     names.add(name)
 
 
 def each_row_once(delivered: Mapping[str, Rows], due: Mapping[str, Rows]) -> None:
-    """All plans together deliver what one would have."""
+    """All plans together deliver what a single plan would have delivered."""
     for sink, rows in due.items():
         told = delivered.get(sink, Counter())
         by_clock = Counter({row: n for row, n in told.items() if row[1:2] == ("id",)})

@@ -1,4 +1,4 @@
-"""The names of all invariants, and what is raised when one does not hold."""
+"""The names of all invariants, and the exception raised when one does not hold."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from types import FrameType
 from typing import Protocol
 
 INVARIANTS = {
-    "log before effect": "what anybody depends on is in a log that survives, or below a floor",
-    "no orphans": "nobody goes on who depends on what was lost",
-    "stable log": "what was called stable is never cut, and no log says what nobody wrote",
+    "log before effect": "every entry that anything depends on is in a surviving log or a floor",
+    "no orphans": "no task goes on that depends on lost log entries",
+    "stable log": "stable entries are never cut, and every entry was written by some life",
     "stable output": "(generation, task, seq) names one content for ever",
-    "written once": "what a sink that writes itself delivered is in the store, and nothing else",
+    "written once": "the store of a sink that writes itself has all delivered rows, nothing else",
     "gap-free FIFO": "items 1, 2, 3, ... of a channel, once each",
-    "order per key": "rows of a key keep their order while they wait, and so many of them ask",
+    "order per key": "rows of a key keep their order while they wait, and few enough of them ask",
     "fencing": "at most one life of a task affects anybody",
-    "no early truncation": "what a recovery may ask for is kept",
+    "no early truncation": "everything that a recovery may ask for is kept",
     "consistent floor": "the layers of a floor, sealed at markers, are of one instant",
-    "carried feedback": "what goes round is in the floor of who sent it, and nothing twice",
-    "restored as told": "what is said of where a task's state came from is so",
-    "safe enough": "input is given up when enough have what has become of it",
-    "copies stay": "nobody gives up a layer that is not as safe with others",
-    "stored before it counts": "where levels are chosen, input is given up for what is stored",
-    "lost for a reason": "state is lost when more have died than its level survives, not before",
-    "fitting floors": "what one floor has sent, the next has taken, though nobody agreed on when",
-    "durable": "what was acknowledged is in the journal",
-    "kept past": "from every point that is kept, all that came then can be done again",
-    "one driver": "what two drivers of one checkpoint let out is in one journal",
-    "no litter": "after quiet floors the store holds what the journal refers to, and little else",
-    "divergence": "a task that does something else on replay is found out",
-    "same again": "a task whose log is left out does the same in each life",
-    "equivalence": "what was delivered is what a failure-free run with the same logs delivers",
+    "carried feedback": "items on feedback channels are in their sender's layer, once each",
+    "restored as told": "a restored task reports correctly where its state came from",
+    "safe enough": "input is given up only when enough slots have the layers made of it",
+    "copies stay": "no slot gives up a layer before enough others have it",
+    "stored before it counts": "with a dial, input is given up only for layers in the store",
+    "lost for a reason": "state counts as lost only after more deaths than its level survives",
+    "fitting floors": "a receiver's floor has taken all that its sender's floor has sent",
+    "durable": "everything acknowledged is in the journal",
+    "kept past": "everything that came after a kept point can be replayed from it",
+    "one driver": "two drivers of one checkpoint release only output of one journal",
+    "no litter": "after quiet floors the store has what the journal refers to, and little else",
+    "divergence": "a task that does something else on replay is detected",
+    "same again": "an implied task does the same in each life",
+    "equivalence": "a failure-free run with the same logs delivers the same output",
     "conservation": "rows in are rows out",
     "at most once": "without logs, a row is lost only by a failure, and none comes twice",
-    "kept state": "what tasks have kept goes on, once, when there are others",
-    "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
-    "rewind": "who goes back gives nothing a name that there was",
-    "section": "who goes back takes all along that has heard of it, and nobody else",
-    "rows again": "a job goes back if, and only if, its sources have the rows that came since",
-    "canary": "changed code that follows a job says what a branch says, and leaves no trace",
+    "kept state": "after an upgrade the new tasks have all state of the old ones, once",
+    "one plan": "a death during a switch leaves the old plan or the new one, complete",
+    "rewind": "after a rewind, no output gets a name that was used before",
+    "section": "a section that goes back has every task that heard from it, and no other",
+    "rows again": "a job goes back if, and only if, its sources have the rows since the point",
+    "canary": "a canary reports what a branch reports, and leaves no trace",
     "calls": "no call is made again whose answer was used",
-    "settled calls": "who has settled in time waits for no answer",
-    "planned moves": "who moves without a failure asks nothing again",
-    "rivals": "who is overtaken goes on where its rival is",
-    "effects": "an effect is made once, and by a history that stays",
+    "settled calls": "a task that has settled in time has no open calls",
+    "planned moves": "a move without a failure repeats no call",
+    "rivals": "a task that is overtaken goes on where its rival is",
+    "effects": "an effect is made once, and by a history that survives",
     "monotonic clock": "the time that a task sees never goes back",
-    "bounded memory": "who is far ahead of a live receiver waits",
-    "open flow": "who replays or aligns holds up nobody",
-    "placement": "a task runs where it can",
-    "poison": "a record that kills its readers kills few",
-    "blame": "a job fails only for what is wrong with it",
-    "sound state": "what a machine knows of itself agrees, after each event",
-    "faithful wire": "what a stream delivers is what was sent on it, bit by bit, without a gap",
-    "no strangers": "whoever does not hold the job's secret is never heard",
-    "liveness": "when faults have healed, the job gets done",
+    "bounded memory": "a task that is far ahead of a live receiver waits",
+    "open flow": "a task that replays or aligns holds up no sender",
+    "placement": "a task runs only in a slot that can run it",
+    "poison": "a poison record kills few processes",
+    "blame": "a job fails only for a real fault of its own",
+    "sound state": "the state of a machine is consistent after each event",
+    "faithful wire": "a stream delivers exactly the bytes that were sent on it, without a gap",
+    "no strangers": "a process without the job's secret is never heard",
+    "liveness": "when faults have healed, the job finishes",
 }
-"""All invariants. Each check names the one that it stands for."""
+"""All invariants. Each check names the one that it enforces."""
 
 
-class Violation(BaseException):  # nothing between the check and the verdict may take it for its own
-    """An invariant does not hold. ``check``: the function that has found it."""
+class Violation(BaseException):  # no handler between the check and the verdict may catch it
+    """An invariant does not hold. ``check``: the function that found this."""
 
     def __init__(self, invariant: str, what: str, check: str = "") -> None:
         super().__init__(f"{invariant}: {what}")
@@ -76,13 +76,13 @@ def require(condition: object, invariant: str, what: str) -> None:
 
 
 class Checked(Protocol):
-    """What says of itself whether its state is sound."""
+    """An object that can check the soundness of its own state."""
 
     def check(self) -> None: ...
 
 
 def check_state(machine: Checked) -> None:
-    """Turn an assertion that fails into a violation by the part that it is about."""
+    """Turn a failed assertion into a violation that names the part which failed it."""
     try:
         machine.check()
     except AssertionError as error:
@@ -93,7 +93,7 @@ def check_state(machine: Checked) -> None:
 
 
 def _class_of(frame: FrameType) -> str:
-    """Whose ``check`` it is."""
+    """The class whose ``check`` failed."""
     classes = type(frame.f_locals["self"]).__mro__
     owner = next(
         c for c in classes if getattr(c.__dict__.get("check"), "__code__", 0) is frame.f_code

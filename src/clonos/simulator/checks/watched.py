@@ -1,4 +1,4 @@
-"""A task of production, whose every step is looked at."""
+"""Production's task automaton, checked at every step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from clonos.simulator.checks.recorder import Recorder
 from clonos.simulator.checks.violations import check_state
 
 OFTEN = (ev.Received, ev.Answered, ev.SourceRows, ev.Tick, ev.Written, ev.CallsOver)
-"""Events for which a machine moves rarely."""
+"""Frequent events, which rarely change a machine's state."""
 CHECK_EVERY = 32
-"""So many events after one look at the whole state of a task comes the next."""
+"""The whole state of a task is checked once in so many frequent events."""
 
 
 class WatchedMachine(TaskMachine):
@@ -54,10 +54,10 @@ class WatchedMachine(TaskMachine):
         self._recorder = recorder
         self._events = 0
         self._was_full = self._has_answers = self._loop_was_full = False
-        self._cuts: dict[int, list[Cut]] = defaultdict(list)  # that it has heard of
-        # After which step effects were asked; those that a layer has, before it.
+        self._cuts: dict[int, list[Cut]] = defaultdict(list)  # cuts that it has heard of
+        # The step that asked for each effect; for effects found in a layer, its position.
         self._asked_at: defaultdict[CallId, int] = defaultdict(lambda at=self.position: at)  # type: ignore[misc]
-        self._promised: dict[int, int] = {}  # how much it has said that it holds, while it matters
+        self._promised: dict[int, int] = {}  # lengths that it has reported to pending fences
         recorder.activated(self, command)
         for cut in command.fences:
             self._cuts[cut.task].append((cut.incarnation, cut.length))
@@ -97,7 +97,7 @@ class WatchedMachine(TaskMachine):
                 nothing_lost_held(self.book, task, self._cuts.get(task, ()), self.spec.name)
 
     def _check_after(self, event: ev.Event | msg.TaskCommand) -> None:
-        """The whole task now and then, and after what moves its machines; else what was touched."""
+        """Check the whole task after rare events and now and then; else only the part concerned."""
         self._events += 1
         if not isinstance(event, OFTEN) or self._events % CHECK_EVERY == 0:
             self._recorder.kept(self)
@@ -107,9 +107,9 @@ class WatchedMachine(TaskMachine):
             check_state(self.inputs[event.channel])
 
     def begin(self) -> Job | None:
-        self._loop_was_full = loop_is_full(self)  # what is taken goes round no more
+        self._loop_was_full = loop_is_full(self)  # its input no longer circulates
         job = super().begin()
-        if job is not None:  # often there is none; and what is sent changes only when it ends
+        if job is not None:  # often there is none, and backlogs change only when a step ends
             self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
         return job
 

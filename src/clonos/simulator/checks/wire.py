@@ -1,4 +1,4 @@
-"""What must hold of bytes between processes."""
+"""Invariants of the bytes between processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from clonos.simulator.checks.violations import require
 
 
 def arrives_as_sent(sent: bytes | None, came: bytes) -> None:
-    """What a stream delivers is what was sent on it: in that order, without a gap, bit by bit."""
+    """A stream delivers what was sent on it: in order, without a gap, bit by bit."""
     require(sent is not None, "faithful wire", "something arrives that was never sent")
     require(sent == came, "faithful wire", "something else arrives than was sent next")
 
 
 def comes_from_the_job(is_strange: bool) -> None:
-    """Whoever has no secret of the job is never heard."""
+    """A process without the job's secret is never heard."""
     require(not is_strange, "no strangers", "a stranger was let in")

@@ -1,1 +1,1 @@
-"""Random jobs for the simulator, whose right output is known."""
+"""Random jobs for the simulator, whose correct output is known."""

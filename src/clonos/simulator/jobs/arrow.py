@@ -32,7 +32,7 @@ _START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def look_up(number: int) -> int:
-    """Stands for the external service; the simulated world answers in its place."""
+    """Stands for an external service; the simulated world answers in its place."""
     raise AssertionError(number)
 
 
@@ -42,11 +42,11 @@ def price(number: int) -> int:
 
 
 PRICES = 1
-price.mark = PRICES  # type: ignore[attr-defined]  # by which its answers are told from others
+price.mark = PRICES  # type: ignore[attr-defined]  # marks the answers of this service
 
 
 def enrich(row: Any, ctx: Any) -> tuple[Any, ...]:
-    """Clock, random numbers and a call that may fail."""
+    """Uses the clock, random numbers and a call that may fail."""
     try:
         answer = ctx.call(look_up, row.id) % 1000
     except ValueError:
@@ -56,12 +56,12 @@ def enrich(row: Any, ctx: Any) -> tuple[Any, ...]:
 
 
 def picky(row: Any) -> bool:
-    """Cannot handle one row in four."""
+    """Raises for one row in four."""
     return bool(8 // (row.id % 4))
 
 
 class Running(Process):
-    """A sum and a set per key, reported now and then by a timer."""
+    """Keeps a sum and a set per key, and reports them now and then by a timer."""
 
     def open(self, ctx: ProcessContext) -> None:
         self.sum = ctx.state("sum", "double")
@@ -82,7 +82,7 @@ class Running(Process):
 
 
 class Asking(Process):
-    """Asks twice for each row, and gives it back with the answers."""
+    """Makes two calls for each row, one after the other, and returns it with the answers."""
 
     def __init__(self, **together: Any) -> None:
         self._together = together
@@ -108,9 +108,9 @@ class Asking(Process):
 
 
 class AskingTwo(Asking):
-    """Asks another service besides, about each row once.
+    """Also asks a second service about each row, once.
 
-    Both may wait for more questions, each for its own time, and so read the clock.
+    Both may wait for more questions, each for its own time, and therefore read the clock.
     """
 
     def __init__(self, prices: Mapping[str, Any], **together: Any) -> None:
@@ -140,7 +140,7 @@ class AskingTwo(Asking):
 
 
 def _answer_of(reply: Reply, mark: int) -> int:
-    """What a reply says, if anything; of the service with this mark."""
+    """The answer in a reply, if any; it must come from the service with this mark."""
     try:
         answer: int = reply.get()
     except ValueError:
@@ -187,7 +187,7 @@ def random_state(random: Random, keyed: KeyedStream) -> Stream:
     if kind == "top":
         return keyed.window(tumbling("10 seconds", on="at")).top(2, "amount", "id")
     if kind == "join":
-        # Drawn by itself: all else in a seed is as it was.
+        # Drawn separately, so that the rest of a seed stays as it was.
         how = Random(random.getstate()[1][3]).choice(tuple(HOWS))
         names = {"id": "other", "key": "key_of_other", "at": "other_at"}
         some = keyed if how == "inner" else keyed.filter(lambda row: row.id % 5 == 0)
@@ -201,7 +201,7 @@ def random_state(random: Random, keyed: KeyedStream) -> Stream:
 
 
 def with_calls(stream: Stream, random: Random) -> Stream:
-    """Perhaps rows wait for calls; drawn by itself, all else in a seed is as it was."""
+    """Perhaps rows wait for calls; drawn separately, so that the rest of a seed stays as it was."""
     how: dict[str, Any] = {"in_flight": random.choice((1, 3, 10)), "on_error": lambda *_: -1}
     if random.random() < 0.4:
         how["ordered"] = random.random() < 0.5
@@ -225,7 +225,7 @@ def with_calls(stream: Stream, random: Random) -> Stream:
 
 
 class ReaderSource:
-    """The rows of one source task, from the reader that it really has."""
+    """The rows of one source task, from its real reader."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -245,10 +245,10 @@ class ReaderSource:
 
 
 class ArrowJob:
-    """What :class:`clonos.simulator.jobs.programs.Job` is for toy programs.
+    """The counterpart of :class:`clonos.simulator.jobs.programs.Job` for real operators.
 
-    Sources have `rows` rows of :data:`SCHEMA`; None: those that the job says. `has_order`: it sees
-    whether rows are lost or come twice, so none may.
+    Sources have `rows` rows of :data:`SCHEMA`; None: the job's own rows. `has_order`: the job
+    checks itself that no row is lost or comes twice, so no loss may be forgiven.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class ArrowJob:
         return merge_deltas(deltas, is_base=is_base)
 
     def arrivals(self) -> dict[int, dict[int, int]]:
-        """Rows are aggregated: nothing is said about where each of them arrives."""
+        """Empty: rows are aggregated, so no single row can be followed to a sink."""
         return {}
 
     @staticmethod
@@ -302,7 +302,7 @@ def random_arrow_job(
     random: Random, rows: tuple[int, int] = (8, 30), *, has_markers: bool = True
 ) -> ArrowJob:
     """Windows in both times, processes with timers, calls, unions, shuffles."""
-    # Drawn by itself: all else in a seed is as it was.
+    # Drawn separately, so that the rest of a seed stays as it was.
     keeps_bad_records = Random(random.getstate()[1][1]).random() < 0.3
     depth: Any = random.choice((0, 1, 1, 2, "full"))
     job = Job(

@@ -1,4 +1,4 @@
-"""Jobs with tasks whose logs are left out."""
+"""Jobs with implied tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from clonos.simulator.jobs.programs import Behaviour, Job
 
 
 def asks_nothing(behaviour: Behaviour) -> bool:
-    """Whether all that a stage does follows from its rows."""
+    """Whether everything that a stage does follows from its rows."""
     asks = behaviour.clock or behaviour.call_every or behaviour.timer_ms or behaviour.in_flight
     return not asks
 
 
 def with_implied(job: Job, random: Random) -> Job:
-    """The same job, in which some stages ask nothing of the world any more; the tasks that can do
-    without a log leave it out."""
+    """The same job, but some stages no longer ask the world for anything. Tasks that can do without
+    a log are implied."""
     stages = tuple(
         replace(stage, behaviour=_without_questions(stage.behaviour))
         if random.random() < 0.6

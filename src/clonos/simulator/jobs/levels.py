@@ -14,7 +14,7 @@ from clonos.simulator.processes.cluster import Options
 
 
 def with_levels(job: Job, random: Random, standbys: int) -> Job:
-    """The same job, in which each task has a level; without standbys, none is "memory"."""
+    """The same job with a level for each task; without standbys, none is "memory"."""
     few = (LOCAL, STORE) if not standbys else LEVELS
     allowed = random.choice((few, few, few[:1], few[-2:]))
     tasks = tuple(replace(task, level=random.choice(allowed)) for task in job.plan.tasks)
@@ -22,7 +22,7 @@ def with_levels(job: Job, random: Random, standbys: int) -> Job:
 
 
 def with_dials(job: Job, options: Options, random: Random) -> Job:
-    """The same job, but some or all tasks choose their levels, and the store is sometimes slow."""
+    """The same job, but some or all tasks have a dial, and the store is sometimes slow."""
     is_all = random.random() < 0.7
     tasks = tuple(
         replace(task, level=AUTO) if is_all or random.random() < 0.5 else task
@@ -36,7 +36,7 @@ def with_dials(job: Job, options: Options, random: Random) -> Job:
 
 
 def room_for_copies(options: Options, cells: int, random: Random) -> None:
-    """Machines that stay where they are, and slots enough for all copies: else no floor moves."""
+    """Machines that stay, and enough slots for all copies; otherwise no floor could move."""
     options.has_machines = True
     options.standbys = random.choice((0, 1, 1, 1, 2))
     options.slots = cells + options.standbys + random.choice((0, 1, 2))
@@ -45,7 +45,7 @@ def room_for_copies(options: Options, cells: int, random: Random) -> None:
 
 @contextmanager
 def merged_early(chain_max: int) -> Iterator[None]:
-    """Shorter chains of layers than production's are merged."""
+    """Merge layers at shorter chains than production does."""
     before = layer_module.CHAIN_MAX
     layer_module.CHAIN_MAX = chain_max  # type: ignore[misc]  # it is final for all others
     try:

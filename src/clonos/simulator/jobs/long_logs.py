@@ -1,4 +1,4 @@
-"""Jobs whose logs are longer than they may be, while no checkpoint comes by itself."""
+"""Jobs whose logs exceed the limit while no periodic checkpoint comes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.slot import Slot
 
 LATE_MS: Final = 400.0
-"""After so long, sources must have heard that there is too much: a task tells every 250 ms."""
+"""By then sources must have heard of the excess: a task reports every 250 ms."""
 KEEPER: Final = "the house-keeper"
 
 
 def long_job(random: Random) -> Job:
-    """A chain that asks and looks at its clock with each row, so that its logs are long."""
+    """A chain that makes a call and reads the clock for each row, so that its logs are long."""
     asks = Behaviour(clock=True, call_every=1)
     stages = [
         Stage("source", random.choice((1, 2)), (), replace(asks, call_every=0)),
@@ -32,13 +32,13 @@ def long_job(random: Random) -> Job:
 
 
 class LogWatch:
-    """Looks at what processes hold of logs, and whether sources go on all the same.
+    """Checks how much of logs processes hold, and whether sources go on although it is too much.
 
     Parameters
     ----------
     since_ms
-        While there are faults, a process may have nobody to tell that it holds too much; nor has it
-        while the driver is stopped, however long that lasts.
+        The check begins here. While there are faults, or while the driver is stopped, a process may
+        have nobody to report an excess to.
     """
 
     def __init__(self, cluster: Cluster, since_ms: float) -> None:
@@ -46,7 +46,7 @@ class LogWatch:
         self._too_much: dict[str, float] = {}  # since when, by process
         self._taken: dict[tuple[int, Incarnation], int] = {}  # by each life of a source: rows
         self.most = 0
-        """That any process has held."""
+        """The most that any process has held."""
         cluster.on_steps.append(self._stepped)
 
     def _stepped(self, slot: Slot) -> None:
@@ -78,16 +78,16 @@ class LogWatch:
 
 
 def bounded_logs(too_much: dict[str, float], now: float, rows: int) -> None:
-    """Invariant 7: no source goes on while some process holds more of logs than it may."""
+    """Invariant 7: no source goes on while some process holds more of logs than the limit."""
     late = [name for name, since in too_much.items() if now - since > LATE_MS]
     require(not (late and rows), "bounded memory", f"sources go on, and {late} hold long logs")
 
 
 def rare_floors(options: Options, random: Random) -> None:
-    """No checkpoint comes but one that is hurried, and it takes long."""
+    """Only hurried checkpoints come, and they take long."""
     options.epoch_ms = 1e7
     options.log_bytes = random.choice((8_000, 20_000))
     options.store_ms = random.choice((4.0, 500.0))
     options.availability = False
     options.pressures = 0.0
-    options.floors_at_end = 0  # without rows nothing hurries them
+    options.floors_at_end = 0  # without rows nothing hurries a checkpoint

@@ -15,12 +15,12 @@ from clonos.simulator.world.virtual import batch_of
 
 
 def loop_job(random: Random, copies: Random | None = None) -> Job:
-    """A source or two, one or two loops one behind the other, and a sink; at most nine tasks.
+    """A source or two, one or two loops in sequence, and a sink; at most nine tasks.
 
-    A loop has one to three stages of one or two tasks. Its last one sends rows back, to any before
-    it or to itself; so may another, so that loops lie within each other. Rows may also enter
-    behind the head. With `copies`, in half of the jobs rows also leave a loop in its middle, or
-    take two ways within it, and so there are more of them with each round.
+    A loop has one to three stages of one or two tasks. Its last stage sends rows back, to any stage
+    before it or to itself. Another stage may do so, too, which nests loops. Rows may also enter
+    after the head. With `copies`, in half of the jobs rows also leave a loop in its middle, or
+    take two paths within it, so that they multiply with each round.
     """
     stages = [Stage("source", random.choice((1, 1, 2)), (), _behaviour(random, is_source=True))]
     if random.random() < 0.4:
@@ -56,7 +56,7 @@ def loop_job(random: Random, copies: Random | None = None) -> Job:
 
 
 def _copy_rows(stages: list[Stage], random: Random) -> None:
-    """Let a stage of a loop be read by one more: the sink, a later one of its loop, or both."""
+    """Give a stage of a loop more readers: the sink, a later stage of its loop, or both."""
     loops = [n for n, stage in enumerate(stages[:-1]) if stage.name.startswith("loop")]
     leaves = random.choice(loops)
     sink = stages[-1]
@@ -74,7 +74,7 @@ def _copy_rows(stages: list[Stage], random: Random) -> None:
 
 
 class _Walk:
-    """Rows that have been given out and not taken, one after the other; stands for a step."""
+    """A queue of emitted rows that are still to be processed; stands for a step."""
 
     def __init__(self) -> None:
         self.ahead: deque[tuple[int, Batch]] = deque()
@@ -84,10 +84,10 @@ class _Walk:
 
 
 def deliveries(job: Job, entered: Mapping[int, Sequence[int]]) -> dict[int, Counter[int]]:
-    """How often each row arrives at each sink stage, of those that `entered` at source tasks.
+    """How often each row that `entered` at a source task arrives at each sink stage.
 
-    Which copy of a row comes first makes no difference: where one goes depends only on how many of
-    its copies the task has seen. (Chip-firing games and rotor-routers are *abelian* in this way.)
+    The order of a row's copies makes no difference: where a copy goes depends only on how many
+    copies the task has seen. (Chip-firing games and rotor-routers are *abelian* in this way.)
     So the programs are run here one row at a time, without clocks, calls or timers.
     """
     plain = replace(job, stages=tuple(replace(s, behaviour=Behaviour()) for s in job.stages))
@@ -108,5 +108,5 @@ def deliveries(job: Job, entered: Mapping[int, Sequence[int]]) -> dict[int, Coun
 
 
 def _behaviour(random: Random, *, is_source: bool) -> Behaviour:
-    """Whoever waits for a watermark would give its rows out when the loop is over."""
+    """A stage that waits for a watermark would release its rows only when the loop is over."""
     return replace(random_behaviour(random, is_source=is_source), waits_for_watermark=False)

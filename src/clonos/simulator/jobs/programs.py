@@ -22,13 +22,13 @@ KEYS = 5
 
 
 def ask(*arguments: int) -> int:
-    """Stands for the external service; the simulated world answers in its place."""
+    """Stands for an external service; the simulated world answers in its place."""
     raise AssertionError(arguments)
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the tasks of a stage do with their rows, besides keyed state."""
+    """What the tasks of a stage do with their rows, besides keeping state by key."""
 
     clock: bool = False
     call_every: int = 0
@@ -37,23 +37,23 @@ class Behaviour:
     watermark_every: int = 0
     poison_id: int = -1
     in_flight: int = 0
-    """Each row waits for a call of its own, so many at a time."""
+    """If not 0, each row waits for a call of its own; so many calls are open at most."""
     ordered: bool = False
     has_effects: bool = False
-    """... which is an effect."""
+    """These calls are effects."""
 
 
 class Waiting:
-    """The rows of a :class:`Toy` that wait for their calls, and what they wait with.
+    """The rows of a :class:`Toy` that wait for their calls, with answers and watermarks.
 
     Attributes
     ----------
     came, asked
-        Rows so far; of these, how many have asked.
+        Number of rows so far; number of these that have asked.
     rows, answers
-        Rows by number, from 1; what is known of some of them.
+        Rows by number, from 1; the answers that have come.
     marks
-        Watermarks, behind the row of this number.
+        Watermarks, by the number of the row before them.
     """
 
     def __init__(self, task: int, behaviour: Behaviour) -> None:
@@ -77,13 +77,13 @@ class Waiting:
         return dict(map(self.request, numbers))
 
     def ask(self, step: Step) -> None:
-        """As many as may be under way."""
+        """Make as many calls as the limit allows."""
         while self.asked < self.came and len(self.open()) < self._behaviour.in_flight:
             self.asked += 1
             step.ask(*self.request(self.asked))
 
     def take(self, outcomes: Sequence[Outcome]) -> list[tuple[int, int]]:
-        """Rows that go on, with what they have heard."""
+        """Rows that can go on, with their answers."""
         for outcome in outcomes:
             answer = decode(outcome.answer) if outcome.ok else len(outcome.answer)
             self.answers[outcome.number] = answer
@@ -94,7 +94,7 @@ class Waiting:
         return [(row_id, (value + answer) & MASK) for (row_id, value), answer in done]
 
     def passed(self) -> list[int]:
-        """Watermarks before which no row waits any more."""
+        """Watermarks that no waiting row precedes any more."""
         first = min(self.rows, default=self.came + 1)
         passed = [mark for number, mark in self.marks if number < first]
         self.marks = self.marks[len(passed) :]
@@ -102,7 +102,9 @@ class Waiting:
 
 
 class Toy:
-    """Keyed state, clock, calls, timers, windows, watermarks: each row goes out exactly once.
+    """A program with keyed state, clock, calls, timers, windows and watermarks.
+
+    Each row goes out exactly once.
 
     Parameters
     ----------
@@ -111,7 +113,7 @@ class Toy:
     back
         The same for stages in a loop with this one: a row goes round some times before it goes on.
     feedback
-        Those of the inputs that bring back what has gone round.
+        The inputs that are feedback channels.
     """
 
     def __init__(
@@ -274,12 +276,12 @@ class Toy:
         rounds = [self._round(row_id) for row_id, _ in rows]
         again = [n for n, number in enumerate(rounds) if number]
         on = [row for row, number in zip(rows, rounds, strict=True) if not number]
-        # Elsewhere with each round, or rows would never cross from one task to its twin.
+        # Another task with each round, or rows would never cross to a parallel task.
         self._emit_on(step, self.back, [rows[n] for n in again], [rounds[n] for n in again])
         self._emit_on(step, self.edges, on, [0] * len(on))
 
     def _round(self, row_id: int) -> int:
-        """Which round a row begins; 0: it goes on. None to three, each stage has its own mind."""
+        """Which round a row begins; 0: it goes on. A stage sends it round 0 to 3 times."""
         visits = self.visits.get(row_id, 0)
         if visits >= (row_id * 31 + self.inputs[0] * 17) % 4:
             return 0
@@ -320,7 +322,7 @@ class Stage:
     is_gated: bool = False
     writes_itself: bool = False
     back_to: int = -1
-    """The stage to which rows go back, some times, before they go on."""
+    """The stage to which rows go back a few times before they go on."""
 
 
 class Rows(Protocol):
@@ -462,7 +464,7 @@ def build_job(
 
 
 def in_cells(job: Job, random: Random) -> Job:
-    """The same job with several tasks in a slot: those of equal index, or any."""
+    """The same job with several tasks in a cell: those of equal index, or any."""
     count = random.randint(1, len(job.plan.tasks))
     by_index = random.random() < 0.5
     tasks = tuple(
@@ -501,7 +503,7 @@ def with_effects(job: Job, random: Random) -> Job:
 
 
 def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
-    """Whatever a stage can do, in any combination that makes sense."""
+    """Any sensible combination of the things that a stage can do."""
     window = random.random()
     return Behaviour(
         clock=random.random() < 0.3,
@@ -519,10 +521,10 @@ def random_job(
     *,
     with_fused: bool = False,
 ) -> Job:
-    """Chains, shuffles, diamonds, several inputs, one or two sinks; so many `tasks`, at
-    most, and `rows` of each source.
+    """Chains, shuffles, diamonds, several inputs, one or two sinks.
 
-    `with_fused`: and one or two more, each a source and a sink at once.
+    `tasks`: at least and at most so many; `rows`: the same for each source. `with_fused`: one or
+    two more tasks, each a source and a sink at once.
     """
     stages: list[Stage] = []
     budget = random.randint(*tasks)

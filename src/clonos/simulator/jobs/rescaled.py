@@ -1,4 +1,4 @@
-"""Jobs of any parallelism whose output is known from their rows alone, in whatever order."""
+"""Jobs of any parallelism whose output depends on their rows alone, not on their order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FIRST_EVENT_MS = 1_750_000_000_000
 
 
 class Counting(Process):
-    """Numbers the rows of a key; reports every id once by a timer of the clock, and the rows up to
-    the end of each ten seconds by a timer of event time."""
+    """Numbers the rows of a key. Reports every id once by a processing-time timer, and the rows of
+    each ten seconds by an event-time timer."""
 
     def open(self, ctx: ProcessContext) -> None:
         self.number = ctx.state("number", "long")
@@ -45,7 +45,7 @@ class Counting(Process):
         return [(row.key, "row", self.number.get())]
 
     def on_timer(self, key: Any, due: int, ctx: ProcessContext) -> Iterable[Any]:
-        if due > _FIRST_EVENT_MS:  # the simulated clock is behind that
+        if due > _FIRST_EVENT_MS:  # an event time: the simulated clock never gets so far
             before = [at for at in self.times.get([]) if at * 1000 < due]
             yield key, f"until {due}", len(before)
         if self.fresh.get([]):
@@ -60,8 +60,8 @@ Rows = Counter[tuple[Any, ...]]
 def upgrade_job(
     seed: int, parallelism: int, *, has_markers: bool, extra: bool, has_effects: bool = False
 ) -> ArrowJob:
-    """The job of a seed, at some parallelism; `extra`: with an operator that others have not;
-    `has_effects`: what it asks are effects."""
+    """The job of a seed, at some parallelism. `extra`: with one more operator; `has_effects`: its
+    calls are effects."""
     random = Random(f"upgrade {seed}")
     job = Job(
         "upgraded",
@@ -88,7 +88,7 @@ def upgrade_job(
 
 
 class Passing(Process):
-    """Gives rows on, and remembers them."""
+    """Passes each row on once, and remembers it."""
 
     def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any]:
         seen = ctx.state("seen", "long")
@@ -100,7 +100,7 @@ SCHEMA_COLUMNS = ("id", "key", "at", "amount")
 
 
 def expected(job: ArrowJob) -> Mapping[str, Rows]:
-    """By sink, all rows that a run gives, whatever its order."""
+    """By sink, all rows that a run delivers, in whatever order."""
     given = [
         row for source in job.sources.values() for row in source.read(0, 1000).payload.to_pylist()
     ]
@@ -211,4 +211,4 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[list[dict[str, Any]]], Ro
         lambda given: Counter((row["id"],) for row in given),
     ),
 }
-"""By the name of its sink: what an operator makes of rows by key, and what that is."""
+"""By sink name: a function that applies an operator, and one that computes the expected rows."""

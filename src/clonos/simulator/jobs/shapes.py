@@ -1,4 +1,4 @@
-"""Jobs whose shape is given, as some failures need it."""
+"""Jobs of a fixed shape, which some failures need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from clonos.simulator.jobs.programs import Behaviour, Job, Stage, build_job
 
 
 def chain_job(random: Random, rows: int = 40) -> Job:
-    """A source, two or three stages and a sink, one task each: most logs take two ways to the
-    house-keeper."""
+    """A source, two or three stages and a sink, one task each: most logs reach the house-keeper on
+    two paths."""
     middle = random.choice((2, 3))
     stages = [
         Stage("source", 1, ()),
@@ -21,7 +21,7 @@ def chain_job(random: Random, rows: int = 40) -> Job:
 
 
 def overlap_job(random: Random, rows: int = 40) -> Job:
-    """Two sources whose ways cross, and beside them a pipeline that has nothing to do with them."""
+    """Two sources whose paths cross, and an independent pipeline beside them."""
     plain = Behaviour()
     stages = [
         Stage("left", 1, ()),

@@ -1,4 +1,4 @@
-"""Deliberate mistakes where a process asks several services."""
+"""Deliberate mistakes in processes that ask several services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clonos.operators.asking import CallTable
 
 
 def first_declared(original: Any) -> Any:
-    """Whoever is meant, it is the first service that hears the question."""
+    """Every question goes to the first service, whichever was meant."""
 
     def request(self: CallTable, service: str, number: int, under_way: int) -> Request:
         first = next(iter(self.policies))
@@ -21,8 +21,8 @@ def first_declared(original: Any) -> Any:
 
 
 def until_one_is_due(_: Any) -> Any:
-    """No more services are looked at than must be: whether the clock is read depends on their
-    order, which is another one in a later life."""
+    """Services are checked only until one is due, so whether the clock is read depends on their
+    order, which differs in a later life."""
 
     def ready(self: CallTable, step: Step) -> list[str]:
         return next(([name] for name in self._queues if self._is_due(name, step)), [])

@@ -1,4 +1,4 @@
-"""What could be done wrong by changed code that follows a job."""
+"""Deliberate mistakes in canaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clonos.storage.layers import LayerStore
 
 
 def of_another_step(original: Any) -> Any:
-    """Changed code takes each step as the one before was taken."""
+    """The canary takes each step with the determinants of the step before."""
 
     def take(self: Any, done: Any) -> None:
         notes = self.__dict__.setdefault("notes", {})
@@ -25,7 +25,7 @@ def of_another_step(original: Any) -> Any:
 
 
 def without_some(original: Any) -> Any:
-    """Of some steps it is not seen what the job has delivered."""
+    """The canary does not see what the job delivered in some steps."""
 
     def take(self: Any, done: Any) -> None:
         original(self, done._replace(outputs=()) if done.position % 10 == 0 else done)
@@ -43,7 +43,7 @@ def leaves_a_file(original: Any) -> Any:
 
 
 def as_after_a_restart(original: Any) -> Any:
-    """Lives that go on are taken to be over."""
+    """Lives that still run are taken to be over."""
 
     def without_log(past: Any) -> Any:
         found = original(past)
@@ -57,7 +57,7 @@ def as_after_a_restart(original: Any) -> Any:
 
 
 def up_to_the_end(original: Any) -> Any:
-    """Entries that may be cut are followed, too."""
+    """The canary also follows entries that may yet be cut."""
 
     def part_of(run: Any, after: int, until: int) -> Any:
         del until

@@ -1,7 +1,7 @@
 """How often the simulator finds each deliberate mistake, and by which invariant.
 
-``clonos sim --mutations`` prints it. The seeds that find one go into a file, from which the tests
-take them: after a change of the protocol, other seeds do.
+``clonos sim --mutations`` prints this. For each mistake, a seed that finds it goes into a file that
+the tests read. After a change of the protocol, other seeds find it, and the file is made anew.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from clonos.simulator.runs.seeds import Result, simulate
 class Detection:
     """What became of one mutation in some seeds.
 
-    ``found``: by which invariant, how often; ``first``, ``check``: the first seed in which the one
-    that it breaks has found it, and the function that did; ``cpu_s``: what it took.
+    ``found``: how often each invariant has found it; ``first``, ``check``: the first seed in which
+    the right invariant did, and the function that checked it; ``cpu_s``: CPU time.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Detection:
 
     @property
     def breaks(self) -> str:
-        """The invariant that counts."""
+        """The invariant that must find it."""
         return MUTATIONS[self.name].breaks
 
     @property
     def caught(self) -> int:
-        """How often it has found it."""
+        """How often that invariant has found it."""
         return self.found[self.breaks]
 
     def count(self, result: Result) -> None:
@@ -55,7 +55,7 @@ class Detection:
             self.first, self.check = result.seed, result.check
 
     def line(self) -> str:
-        """For a table."""
+        """One line of the table."""
         others = ", ".join(f"{n} {i}" for i, n in self.found.most_common() if i != self.breaks)
         rate = f"{self.caught / self.seeds:.1%}" if self.seeds else ""
         first = "" if self.first is None else self.first
@@ -71,7 +71,7 @@ HEAD = (
 
 
 def kind_of(name: str, *, large: bool) -> Kind:
-    """In what simulations a mutation is looked for."""
+    """The kind of simulation in which a mutation is looked for."""
     kind = MUTATIONS[name].kind
     return kind._replace(large=True) if large else kind
 
@@ -79,8 +79,8 @@ def kind_of(name: str, *, large: bool) -> Kind:
 def run_mutated(name: str, seed: int, *, large: bool = False) -> Result:
     """One seed of the kind in which a mutation is looked for, with the mistake built in.
 
-    Unless it is they that must find it, machines are not asked for the soundness of their state:
-    they see most mistakes before anything has come of them.
+    The machines' own consistency checks are off, unless they are to find the mistake: they would
+    see most mistakes before another invariant is broken.
     """
     mutation = MUTATIONS[name]
     with mutation.active():

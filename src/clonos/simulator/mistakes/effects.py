@@ -29,7 +29,7 @@ def without_doubt(original: Any) -> Any:
 
 
 def settled_unasked(original: Any) -> Any:
-    """... as if it were known what has come of an effect that an earlier life may have made."""
+    """An effect that an earlier life may have made is settled without a check."""
 
     def begun(self: OpenCalls, position: int) -> Any:
         reads = original(self, position)
@@ -42,7 +42,7 @@ def settled_unasked(original: Any) -> Any:
 
 
 def shared_name(original: Any) -> Any:
-    """Two rows have one."""
+    """Two rows have the same idempotency key."""
 
     def request(self: Waiting, number: int) -> tuple[CallId, Request]:
         call, asked = original(self, number)

@@ -52,7 +52,7 @@ def while_starting_over(original: Any) -> Any:
 
 
 def needs_of_the_newest(original: Any) -> Any:
-    """What a receiver has sealed counts as taken for good, though its floor is elsewhere."""
+    """Items that a receiver has sealed count as taken for good, although its floor is lower."""
 
     def acknowledged(self: Any, slot: int, report: LayerAck) -> None:
         original(self, slot, report)
@@ -64,7 +64,7 @@ def needs_of_the_newest(original: Any) -> Any:
 
 
 def all_in_memory(original: Any) -> Any:
-    """Whatever came from the store, the standby is said to have had it."""
+    """State that came from the store is reported as held by the standby."""
 
     def init(self: Restored, *args: Any, **told: Any) -> None:
         original(self, *args, **{**told, "store_bytes": 0})

@@ -1,4 +1,4 @@
-"""Deliberate mistakes where tasks leave out their logs."""
+"""Deliberate mistakes with implied tasks."""
 
 from __future__ import annotations
 

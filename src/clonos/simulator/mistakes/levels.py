@@ -19,7 +19,7 @@ def at_once(_: Any) -> Any:
 
 
 def before_it_came(original: Any) -> Any:
-    """A standby says that it has what it was told to get."""
+    """A standby reports a layer as soon as it is told to get it."""
 
     def hold(self: Keeping, command: Hold) -> None:
         original(self, command)
@@ -29,7 +29,7 @@ def before_it_came(original: Any) -> Any:
 
 
 def whoever_has_it(original: Any) -> Any:
-    """Slots give up what is not theirs to keep, whether others have it or not."""
+    """Slots give up layers that they need not keep, whether others have them or not."""
 
     def release(self: Any, task: int) -> None:
         self._are_safe = lambda *_: True
@@ -40,7 +40,7 @@ def whoever_has_it(original: Any) -> Any:
 
 
 def with_its_process(original: Any) -> Any:
-    """What a task had counts as lost with it, at once, whoever else has it."""
+    """A dead task's layers count as lost at once, although others have them."""
 
     def without(self: Any, task: int) -> Any:
         home = self._roster.tasks[task].slot
@@ -53,7 +53,7 @@ def with_its_process(original: Any) -> Any:
 
 
 def where_it_lives(original: Any) -> Any:
-    """What a slot has got counts for its copies, not for the task that is restored there."""
+    """Layers that a slot has received count as copies, but not for a task restored there."""
 
     def held(self: Any, slot: int, report: Held) -> None:
         if slot != self._roster.tasks[report.task].slot:
@@ -63,12 +63,12 @@ def where_it_lives(original: Any) -> Any:
 
 
 def for_good(_: Any) -> Any:
-    """What a disk had it has, whatever is read there."""
+    """A layer that a disk once had counts, even if it was found damaged."""
     return lambda *_: None
 
 
 def with_the_floor_in_use(original: Any) -> Any:
-    """The house-keeper forgets logs as soon as tasks are restored behind them."""
+    """The house-keeper forgets logs below floors that are in use, although not hard."""
 
     def advance(self: HouseKeeper, epoch: int, positions: Any, layers: Any, needs: Any) -> None:
         original(self, epoch, positions, layers, needs)

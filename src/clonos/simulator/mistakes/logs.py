@@ -1,4 +1,4 @@
-"""Deliberate mistakes in how much is held of logs."""
+"""Deliberate mistakes in limiting how much of logs is held."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clonos.core.throttle import Throttle
 
 
 def never_too_much(_: Any) -> Any:
-    """Only items in flight make sources wait."""
+    """Only retained items make sources wait; logs do not."""
 
     def fullness(self: Throttle) -> float:
         return self._inflight_fullness

@@ -16,7 +16,7 @@ from clonos.simulator.mistakes.mutation import LOOPS, Mutation, mutation
 
 
 def nothing_carried(_: Any) -> Any:
-    """A layer has no items: what goes round is lost with its sender."""
+    """Layers carry no items: items on feedback channels are lost with their sender."""
     return property(lambda self: (self.chain, ()))
 
 
@@ -30,7 +30,7 @@ def one_quiet_round(_: Any) -> Any:
 
 
 def rows_are_quiet(original: Any) -> Any:
-    """Whoever takes rows between two probes does not say so."""
+    """A task that took rows between two probes counts as quiet."""
 
     def stepped(self: Rounds, step: RunningStep, *rest: Any) -> Any:
         step.is_quiet = True
@@ -40,7 +40,7 @@ def rows_are_quiet(original: Any) -> Any:
 
 
 def markers_wait_for_feedback(_: Any) -> Any:
-    """A layer is sealed when markers have come round."""
+    """A layer is sealed only when the marker has come back round the loop."""
 
     def aligned_epoch(self: Inbounds, epoch: int) -> int:
         ends = self.ends.values()
@@ -51,7 +51,7 @@ def markers_wait_for_feedback(_: Any) -> Any:
 
 
 def feedback_blocks(_: Any) -> Any:
-    """A task waits for what it sends back to itself."""
+    """Feedback channels block: a task waits for its own feedback."""
 
     def blocked(self: Outbounds) -> bool:
         ends = [end for end in self._item_ends if not end.relaxed]
@@ -61,7 +61,7 @@ def feedback_blocks(_: Any) -> Any:
 
 
 def wait_for_each_other(_: Any) -> Any:
-    """Failed tasks of a loop are cut one after the other."""
+    """Failed tasks of a loop wait for each other's cuts."""
 
     def awaits(self: Any, task: TaskState) -> bool:
         return bool(self._unresolved_above(task))
@@ -70,12 +70,12 @@ def wait_for_each_other(_: Any) -> Any:
 
 
 def never_full(_: Any) -> Any:
-    """Rows come in, however many go round."""
+    """Rows enter a loop, however many circulate."""
     return property(lambda _: False)
 
 
 def never_behind(original: Any) -> Any:
-    """What was made behind a marker is taken before that marker has come."""
+    """Items made after a marker are taken before that marker has arrived."""
 
     def init(self: Inbound, *args: Any, **rest: Any) -> None:
         original(self, *args, **rest)

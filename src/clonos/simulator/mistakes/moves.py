@@ -62,7 +62,7 @@ def without_fences(original: Any) -> Any:
         if not isinstance(command, msg.Fence) or not self._heirs:
             original(self, command)
             return
-        for other in self._tasks.values():  # those who fence it themselves may
+        for other in self._tasks.values():  # real fences may pass
             if other.id != command.task:
                 self._roster.command(other.id, command)
         self._tasks[command.task].awaited.discard(command.task)

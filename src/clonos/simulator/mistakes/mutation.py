@@ -1,4 +1,4 @@
-"""One deliberate mistake: what is replaced by what, and which invariant has to find it."""
+"""One deliberate mistake: which functions are replaced, and which invariant must find it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
-"""Owner and name of a function, and what turns it into the wrong one."""
+"""Owner and name of a function, and a function that turns it into the wrong one."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """What is done wrong, which invariant must find it, and in what kind of seeds."""
+    """The mistake, the invariant that must find it, and the kind of seeds."""
 
     breaks: str
     patches: tuple[Patch, ...]
@@ -35,7 +35,7 @@ class Mutation:
 
 
 def mutation(breaks: str, *patches: Patch, kind: Kind = AS_THE_SEED_SAYS) -> Mutation:
-    """A mutation of some functions."""
+    """Make a mutation of some functions."""
     return Mutation(breaks, patches, kind)
 
 

@@ -2,8 +2,8 @@
 
 Each mutation replaces some functions of the core (or of the simulated runtime) by wrong ones, made
 in the other modules of this folder. The names say what is done wrong; :data:`MUTATIONS` says which
-invariant it breaks, and only that one counts. ``clonos sim --mutations`` says how often it is
-found; the seeds that the tests run come from there.
+invariant each breaks, and only that one counts. ``clonos sim --mutations`` prints how often each is
+found, and writes the seeds that the tests run.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ def any_number(original: Any) -> Any:
 
 
 def forget_held(original: Any) -> Any:
-    """Layers do not say which rows are held: a later life takes them for asked."""
+    """Layers do not record which rows are held back: a later life believes that they have asked."""
     return _forgetting(original, b"h")
 
 
 def forget_together(original: Any) -> Any:
-    """... which questions of a process are one call: a later life asks each by itself."""
+    """Layers do not record which questions form one call: a later life asks each by itself."""
     return _forgetting(original, b"b")
 
 

@@ -34,7 +34,7 @@ def stored_when_asked(original: Any) -> Any:
 
 
 def look_first(original: Any) -> Any:
-    """What was seen a while ago counts."""
+    """Pins are judged by a survey made a while ago."""
     before: WeakKeyDictionary[HistoryCare, tuple[str, ...]] = WeakKeyDictionary()
 
     def surveyed(self: HistoryCare, event: Surveyed, wall_s: float) -> Any:

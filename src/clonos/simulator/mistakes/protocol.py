@@ -1,4 +1,4 @@
-"""Deliberate mistakes in the protocol: each wrong function is made of the right one."""
+"""Deliberate mistakes in the protocol: each wrong function is made from the right one."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def end_although_fenced(original: Any) -> Any:
 
 
 def own_log_only(original: Any) -> Any:
-    """What leaves the job says of no other task that it depends on it."""
+    """Output that leaves the job names no dependency on other tasks."""
 
     def put_out(
         self: Outbounds,
@@ -444,7 +444,7 @@ def never_relaxed(original: Any) -> Any:
 
 
 def other_rows_on_replay(original: Any) -> Any:
-    """User code that behaves otherwise when it is run again (not in the re-run at the end)."""
+    """User code does something else when it is replayed (but not in the re-run at the end)."""
 
     def process(self: Toy, step: Any, rows: Any) -> None:
         is_replay = step._replayed is not None and not isinstance(step._world, NoWorld)
@@ -555,11 +555,11 @@ def recover_the_first(original: Any) -> Any:
     return lost
 
 
-# --- what only shows in the state of a machine ----------------------------------------------------
+# --- mistakes that show only in the state of a machine --------------------------------------------
 
 
 def unchanged(*names: str) -> Callable[[Any], Any]:
-    """The function does all that it should, but for these attributes."""
+    """The function works, but leaves these attributes unchanged."""
 
     def make(original: Any) -> Any:
         def do(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Deliberate mistakes about networks that fail and come back."""
+"""Deliberate mistakes with networks that fail and come back."""
 
 from __future__ import annotations
 

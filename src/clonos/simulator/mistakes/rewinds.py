@@ -1,4 +1,4 @@
-"""What could be done wrong when a job goes back to a point of its past."""
+"""Deliberate mistakes in rewinds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clonos.upgrade.rewind import Rewind
 
 
 def lanes_of_the_point(original: Any) -> Any:
-    """Outputs go on with the numbers that the point had."""
+    """Outputs are numbered on from the point."""
 
     def discarded(position: int, lanes: Any) -> Any:
         return original(position, dict.fromkeys(lanes, (0, 0)))
@@ -27,7 +27,7 @@ def lanes_of_the_point(original: Any) -> Any:
 
 
 def positions_of_the_point(original: Any) -> Any:
-    """Logs go on at the beginning."""
+    """Logs begin anew."""
 
     def discarded(position: int, lanes: Any) -> Any:
         del position
@@ -37,7 +37,7 @@ def positions_of_the_point(original: Any) -> Any:
 
 
 def without_the_past(original: Any) -> Any:
-    """The points that there were are forgotten."""
+    """Earlier points are forgotten."""
 
     def succeed(
         self: HouseKeeper, before: HouseKeeper, first: Any, *, keeps_history: bool = False
@@ -49,7 +49,7 @@ def without_the_past(original: Any) -> Any:
 
 
 def without_what_waits(original: Any) -> Any:
-    """Output that is in the journal only goes with it."""
+    """Output that is only in the journal is deleted with it."""
 
     def make(self: Rewind, term: int, announce: Any, journal: Any, records: Any, *rest: Any) -> Any:
         del records
@@ -59,7 +59,7 @@ def without_what_waits(original: Any) -> Any:
 
 
 def at_the_newest(original: Any) -> Any:
-    """State is not that of the point, but the newest there is."""
+    """State is the newest, not that of the point."""
 
     def init(self: Rewind, keeper: Any, compiled: Any, point: Any, *rest: Any) -> None:
         original(self, keeper, compiled, replace(point, layers=keeper.layers), *rest)
@@ -68,13 +68,13 @@ def at_the_newest(original: Any) -> Any:
 
 
 def alone(original: Any) -> Any:
-    """Who has heard of those that go back stays."""
+    """Tasks that received something from the section stay."""
     del original
     return lambda _, tasks: frozenset(tasks)
 
 
 def sent_in_vain(original: Any) -> Any:
-    """Of what has been sent since the point, the first item does not come again."""
+    """The first item sent since the point is not sent again."""
 
     def sent(*given: Any) -> Any:
         found = original(*given)
@@ -85,7 +85,7 @@ def sent_in_vain(original: Any) -> Any:
 
 
 def all_at_the_point(original: Any) -> Any:
-    """Who is to stay goes back, too."""
+    """Tasks outside the section go back, too."""
 
     def layer(self: Rewind, task: int) -> Any:
         section, self.section = self.section, frozenset([task])
@@ -98,7 +98,7 @@ def all_at_the_point(original: Any) -> Any:
 
 
 def nothing_was_made(original: Any) -> Any:
-    """... in the past that the job went back from."""
+    """No effect counts as made in the past that the job has left."""
     del original
 
     def may_be_made(number: int, rewound: Any) -> bool:
@@ -109,7 +109,7 @@ def nothing_was_made(original: Any) -> Any:
 
 
 def nobody_looks(original: Any) -> Any:
-    """Rows of sources are counted, not read."""
+    """Nobody checks whether sources still have the rows."""
     del original
 
     def read(code: Any, floor: Any, cuts: Any) -> int:
@@ -135,7 +135,7 @@ def only_counted(original: Any) -> Any:
 
 
 def from_the_beginning(original: Any) -> Any:
-    """Rows from before the point are wanted, too."""
+    """Sources are asked for rows from before the point, too."""
 
     def read(code: Any, floor: Any, cuts: Any) -> int:
         rows: int = original(code, floor, cuts)

@@ -1,4 +1,4 @@
-"""Deliberate mistakes in what is kept on local disks."""
+"""Deliberate mistakes with items on local disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clonos.core.program import Batch
 
 
 def believed(original: Any) -> Any:
-    """Whatever a file has is what was written there."""
+    """Whatever is read from a file is believed."""
 
     def read_back(self: InFlightLog, number: int, batches: list[Batch]) -> bool:
         file = self.spilled.find(number)
@@ -27,7 +27,7 @@ def believed(original: Any) -> Any:
 
 
 def until_taken(original: Any) -> Any:
-    """A file goes when the receiver has processed its items, though its floor is elsewhere."""
+    """A file is deleted when the receiver has processed its items, although its floor is lower."""
 
     def truncate(self: Outbounds, channel: int, seq: int) -> None:
         original(self, channel, seq)

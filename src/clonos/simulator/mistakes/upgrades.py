@@ -28,7 +28,7 @@ def values_alone(original: Any) -> Any:
 
 
 def by_index_alone(original: Any) -> Any:
-    """A task goes on with the one of its number, whatever rows come to it now."""
+    """A task continues the old task of the same index, whatever rows it gets now."""
     del original
 
     def predecessor(self: Flow, operator: str, index: int) -> int | None:
@@ -39,7 +39,7 @@ def by_index_alone(original: Any) -> Any:
 
 
 def fastest(original: Any) -> Any:
-    """Event time is that of the fastest."""
+    """Event time is taken from the fastest former task."""
     del original
 
     def of(marks: Sequence[int | None]) -> int | None:
@@ -49,7 +49,7 @@ def fastest(original: Any) -> Any:
 
 
 def same_generation(original: Any) -> Any:
-    """Outputs go on in the generation that there was."""
+    """Outputs stay in the old generation."""
 
     def sealed(maker: Any, epoch: int, generation: int) -> Any:
         return original(maker, epoch, generation - 1)
@@ -74,7 +74,7 @@ def numbers_begin_anew(original: Any) -> Any:
 
 
 class _Later:
-    """A store that stores nothing yet."""
+    """A store that does not store yet."""
 
     def __init__(self, store: LayerStore) -> None:
         self.get = store.get
@@ -86,7 +86,7 @@ class _Later:
 
 
 def stored_afterwards(original: Any) -> Any:
-    """The layers are stored once the journal refers to them."""
+    """The layers are stored only after the journal refers to them."""
 
     def make(self: Switch, store: LayerStore, *rest: Any) -> bool:
         later = _Later(store)
@@ -99,7 +99,7 @@ def stored_afterwards(original: Any) -> Any:
 
 
 def counted_on(original: Any) -> Any:
-    """Who leaves before there is something to drive is there all the same."""
+    """Slots that leave while the driver waits for a plan still count."""
 
     def lost(self: Waiting, event: ControlLost) -> None:
         ready = dict(self.ready)
@@ -110,5 +110,5 @@ def counted_on(original: Any) -> Any:
 
 
 def all_are_answered(_: Any) -> Any:
-    """Whoever settles waits for no call."""
+    """A settling task does not wait for its open calls."""
     return property(lambda _: True)

@@ -8,7 +8,7 @@ from clonos.state.values import ValueStore
 
 
 def oldest_first(original: Any) -> Any:
-    """An older level hides what newer ones say."""
+    """An older level hides newer ones."""
 
     def look_up(self: ValueStore, keys: list[bytes]) -> None:
         self._below.all.reverse()

@@ -13,7 +13,7 @@ from clonos.transport.streams import BUFFERS_MAX, Incoming, Stream, Thing
 
 
 class Anything(set[bytes]):
-    """Forgets what is put into it."""
+    """A set that forgets everything put into it."""
 
     def add(self, _: bytes) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Simulated calls that take a while: some for as long as things go wrong."""
+"""Simulated calls that take a while; some hang until all faults have healed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.slot import Slot
 
 HANG_MS = 20.0
-"""Those that hang look so often whether all faults have healed."""
+"""How often hanging calls check whether all faults have healed."""
 QUIET_MS = 250.0
-"""By then nothing of an earlier life begins an effect any more: a process that was given up, but
-lives, has ended."""
+"""By then no earlier life begins an effect: a process that was given up alive has ended."""
 
 
 class SlotCalls:
     """The :class:`~clonos.nodes.ports.Calls` of a slot.
 
-    The service sees a question at once, late, or never if the process dies first; it answers when
-    it likes, in any order.
+    The service sees a question at once, late, or never if the process dies first. It answers after
+    any delay, in any order.
     """
 
     def __init__(self, slot: Slot) -> None:

@@ -43,7 +43,7 @@ QUIET_FLOORS = 2
 LOST_MS = 100.0
 """About half the time until Spark gives up an executor whose machine is gone."""
 STEPS_MAX = 400_000
-"""A job of the usual size that takes more never ends."""
+"""A job of the usual size that takes more steps is taken never to end."""
 
 
 @dataclass
@@ -64,59 +64,59 @@ class Options:
     relaunch_ms: float = 40.0
     rotate_bytes: int = 20_000
     echo_ms: float = 100.0
-    """How long a driver may go on that has not looked for a later term."""
+    """How long a driver may go on without looking for a later term."""
     grace_ms: float = 20.0
-    """How long layers stay that nobody refers to any more."""
+    """How long unreferenced layers stay."""
     detect_ms: float = 5.0
     step_ms: float = 0.3
     blind_ms: float | None = None
-    """After how long a process finds out that it was expelled, if it does not at once. None: never,
-    and the driver waits for it in vain."""
+    """After how long a process notices that it was expelled, if not at once. None: never, and the
+    driver waits for it in vain."""
     turn_ms: float = 0.0
-    """How long a turn takes at least: what comes meanwhile is heard together in the next."""
+    """The shortest time that a turn takes; events that come meanwhile share the next turn."""
     floors_at_end: int = 0
     bound: frozenset[int] = frozenset()
     """Tasks that run only in slots of their own, one per copy."""
     keep: Keep | None = None
     """How much of its past the job keeps."""
     merges: float = 0.0
-    """How often a floor is followed by a merge of layers ..."""
+    """The probability that a merge of layers follows a floor ..."""
     pressures: float = 0.0
-    """... or by memory pressure in some process."""
+    """... or that memory pressure in some process does."""
     merges_overlap: bool = True
-    """Whether a task has several merges at once, which production never begins: two of them may
-    give their layers one name."""
+    """Whether a task may have several merges at once. Production never begins them: two might give
+    their layers the same name."""
     steps_per_turn: int = 1
     """Steps that a process does before it looks at its input."""
     rows_at_once: int = 1
-    """Fewest rows that a source reads at once."""
+    """The fewest rows that a source reads at once."""
     silence_ms: float = 10_000.0
     """A slot that is silent for this long is given up."""
     retries: float = 0.0
-    """How often Spark restarts a process by itself."""
+    """The probability that Spark restarts a process by itself."""
     launch_faults: float = 0.0
-    """How often a launched process starts late, twice, or never."""
+    """The probability that a launched process starts late, twice, or never."""
     hanging_calls: float = 0.1
-    """How often a call is not answered before all faults have healed."""
+    """The probability that a call is answered only after all faults have healed."""
     memory_bytes: int = INFLIGHT_BYTES
-    """A process that keeps more for receivers in memory writes it to its local disk ..."""
+    """A process that retains more than this for receivers spills to its local disk."""
     log_bytes: int | None = None
-    """What a process may hold of logs. None: nobody tells how much it holds."""
+    """How much of logs a process may hold. None: processes do not report how much they hold."""
     scratch_faults: float = 0.0
-    """... which fails so often, while there are faults."""
+    """The probability that the local disk fails, while there are faults."""
     long_jobs: float = 0.0
-    """How often user code takes longer, and its slot hears what comes meanwhile."""
+    """The probability that user code takes longer, so that its slot takes turns meanwhile."""
     wired: bool = False
     """Whether channels are bytes on simulated sockets."""
     has_machines: bool = False
     """Whether a place is always on the same machine."""
     late_ms: float = 1000.0
     quiet_ms: float = 5000.0
-    """When a level counts as behind, and when no longer."""
+    """A dial takes a level to be behind after `late_ms`, and no longer after `quiet_ms`."""
     lost_ms: int = 5_000
-    """How long a machine may be away that alone has a layer."""
+    """How long a machine may be away that has the only copy of a layer."""
     waits_ms: float = 0.0
-    """For how long a driver has slots before it has something to drive."""
+    """For how long a driver has slots before it has a plan."""
 
 
 @dataclass
@@ -143,8 +143,8 @@ class Outcome:
 class Cluster:
     """One simulation.
 
-    `before`: where the same checkpoint was driven until now, with another plan; its processes are
-    gone. `first`: the layers that tasks begin with.
+    `before`: the cluster that ran the same checkpoint until now, with another plan; its processes
+    are gone. `first`: the layers that tasks begin with.
     """
 
     def __init__(
@@ -161,15 +161,15 @@ class Cluster:
         self.options = options
         self.random = random
         self.job_random = Random(0)
-        """For how long jobs take: whatever that is, all else is drawn as before."""
+        """Draws the duration of user code; separate, so that the rest of a seed does not change."""
         self.call_random = Random(0)
-        """For how long calls take."""
+        """Draws the duration of calls."""
         self.level_random = Random(0)
-        """How long slots need for the layers that they keep."""
+        """Draws the time that slots need for the layers that they keep."""
         self.scratch_random = Random(0)
-        """How local disks fare."""
+        """Draws the delays and faults of local disks."""
         self.spilled = self.read_back = self.rotten = 0
-        """Files of items: written, read again, read in vain."""
+        """Number of spilled files: written, read back, found damaged."""
         self.scheduler = Scheduler()
         self.network = (
             Wired(self.scheduler, random, job) if options.wired else Network(self.scheduler, random)
@@ -191,9 +191,9 @@ class Cluster:
         self.on_steps: list[Callable[[Slot], None]] = []
         self.slow: dict[int, float] = {}
         self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
-        """By executor: each is a machine."""
+        """By executor; each executor is a machine."""
         self.held_starts: list[Callable[[], None]] | None = None
-        """Processes that Spark has no room for, as long as a script says so."""
+        """Starts of processes that a script holds back: Spark has no room for them."""
         self.deaths = 0
         self.poisonings = 0
         self.trials = Trials(job.wrap, Random(0))
@@ -202,7 +202,7 @@ class Cluster:
         self._names = self._drivers = 0
         self.is_traced = trace
         self.rot: Rot | None = None
-        """What has happened to the journal, and nobody has noticed yet."""
+        """Damage to the journal that nobody has noticed yet."""
         self.heals_at = self.store_back_at = 0.0
         self.floors_since = 0
         self.driver = self._new_driver()
@@ -217,12 +217,12 @@ class Cluster:
         return mean * 2 * self.random.random()
 
     def store_delay(self) -> float:
-        """Time that the store takes, including the time that adapters wait while it is away."""
+        """Duration of a store operation, including the time that adapters wait while it is away."""
         away = max(0.0, self.store_back_at - self.scheduler.now)
         return away + self.about(self.options.store_ms)
 
     def past_delay(self) -> float:
-        """The same for what is stored of the past."""
+        """The same for files of the history."""
         away = max(0.0, self.store_back_at - self.scheduler.now)
         return away + self.options.store_ms
 
@@ -243,7 +243,7 @@ class Cluster:
         return random.choice((0.5, 3.0, 30.0, 30.0)) * random.random()
 
     def under_way(self, slot: Slot, duration: float) -> None:
-        """A job has begun that takes a while."""
+        """A long piece of user code has begun."""
         for listener in self.on_job:
             listener(slot, duration)
 
@@ -253,10 +253,10 @@ class Cluster:
             listener(slot)
 
     def may_end(self) -> bool:
-        """Sources continue until this many checkpoints have completed after the last fault.
+        """Sources continue until enough checkpoints have completed after the last fault.
 
-        Without markers, at the latest when floors have come to where all tasks are, as they have to
-        if nothing happens any more.
+        Without markers they continue at most until the floors have reached the positions of all
+        tasks, as they must when nothing happens any more.
         """
         if self.floors_since >= self.options.floors_at_end or self.job.plan.leaves_gaps:
             return True
@@ -281,7 +281,7 @@ class Cluster:
         self.driver.start()
 
     def start_slot(self, driver: Driver, place: int, attempt: int, bound: int | None) -> Slot:
-        """A process comes about, which registers; `bound`: the only task it can run."""
+        """A process starts and registers; `bound`: the only task that it can run."""
         self._names += 1
         number = driver.slots_started
         driver.slots_started += 1
@@ -305,7 +305,7 @@ class Cluster:
         return slot
 
     def _beat(self, slot: Slot) -> None:
-        """Its pulse: a thread of the process, which a long step does not stop, but a stall does."""
+        """The heartbeat thread of a process: a stall stops it, a long step does not."""
         driver = self._controls[slot].driver
         if slot.alive and slot.is_controlled and driver.alive:
             if slot.stalled_until <= self.scheduler.now:
@@ -316,8 +316,8 @@ class Cluster:
         return [slot for slot in self.slots if slot.alive]
 
     def kill(self, slot: Slot, why: str, *, is_silent: bool = False) -> None:
-        """The process ends; its connections with it, or (`is_silent`: its machine is gone) nobody
-        says so: others find out because it does not answer."""
+        """The process ends, and its connections close; or (`is_silent`: its machine is gone) they
+        stay open, and others notice only that it does not answer."""
         if not slot.alive:
             return
         self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
@@ -337,7 +337,7 @@ class Cluster:
         )  # fmt: skip
 
     def lose_disk(self, machine: str) -> None:
-        """A machine is gone for good, and what is on its disk."""
+        """A machine is gone for good, with its disk."""
         known = self.disks.machines.pop(machine, None)
         if known is not None:
             self.recorder.holders.loses_disk(known[0])
@@ -360,7 +360,7 @@ class Cluster:
         driver.post(ControlLost(slot.number, slot.number))
 
     def suspect(self, slot: Slot, *, lives_for: float) -> None:
-        """The control stream is gone, the process is not: a zombie."""
+        """The control stream breaks but the process lives on: a zombie."""
         self.trace(f"{slot.address} becomes a zombie {self.describe(slot)}")
         self._lose(slot, lose_reports=True)
         control = self._controls[slot]
@@ -381,7 +381,7 @@ class Cluster:
             self.scheduler.after(self.options.blind_ms, self.kill, slot, "expelled")
 
     def kill_driver(self, driver: Driver | None = None) -> None:
-        """Everything of this term is void; its workers are not gone yet."""
+        """Everything of this term is void, but its workers still run for a while."""
         driver = driver or self.driver
         if not driver.alive:
             return
@@ -396,19 +396,19 @@ class Cluster:
             self.scheduler.after(self.about(30.0), self._restart_driver)
 
     def superseded(self, driver: Driver) -> None:
-        """It has found out that another one drives."""
-        require(driver is not self.driver, "one driver", "the only driver takes another for it")
+        """A driver has found out that another one has taken over."""
+        require(driver is not self.driver, "one driver", "the only driver is superseded")
         self.trace(f"{driver.address} leaves it to {self.driver.address}")
         self.kill_driver(driver)
 
     def follow(self, disk: Disk) -> None:
-        """Somebody starts another driver, on a machine with this disk, whatever the first does."""
+        """A second driver starts on a machine with this disk, whatever the first one does."""
         self.trace("a second driver starts")
         self._drivers += 1
         first, self.disks.local = self.driver, disk
         try:
             self.driver = self._new_driver()
-        except (Died, OSError, StoreAway, JournalBroken) as error:  # it cannot, and is not missed
+        except (Died, OSError, StoreAway, JournalBroken) as error:  # it cannot start, and need not
             self.trace(f"   it does not: {error}")
             self.kill_driver(first)
         else:
@@ -432,7 +432,7 @@ class Cluster:
             self.start()
 
     def refuse(self, disk: Disk, kind: type[ClonosError]) -> None:
-        """Somebody starts another driver there, which must not even begin."""
+        """A second driver on this disk must be refused before it begins."""
         try:
             Driver(self, "another house-keeper", disk)
         except (kind, Died, OSError, StoreAway, JournalBroken) as error:
@@ -467,8 +467,8 @@ class Cluster:
             slot.command(self.network.carried(command))
 
     def _still_comes(self, slot: Slot) -> bool:
-        """What was sent to a process that stood still it hears before it hears that it was given
-        up."""
+        """Whether a process that was frozen still receives earlier commands, before it learns that
+        it was given up."""
         if not self.options.has_machines:
             return False
         return self._hears_rest.setdefault(slot, self.level_random.random() < 0.5)
@@ -487,14 +487,14 @@ class Cluster:
 
     def _reported(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
         driver = self._controls[slot].driver
-        was_flushed = isinstance(report, msg.Announced)  # the end of the process does not stop it
+        was_flushed = isinstance(report, msg.Announced)  # even if the process dies now
         if driver.alive and (slot.is_controlled or was_flushed):
             self.trace(f"<- {slot.address} {report}"[:300])
             if not isinstance(report, TaskStatistics):
                 self.recorder.reported(slot.number, report)
             driver.post((slot.number, self.network.carried(report)))
 
-    # --- what the driver says ---------------------------------------------------------------------
+    # --- the driver's decisions -------------------------------------------------------------------
 
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
@@ -533,7 +533,7 @@ class Cluster:
     # --- run --------------------------------------------------------------------------------------
 
     def run(self, deadline_ms: float, steps_max: float = STEPS_MAX) -> Outcome:
-        """Until the job is done or has failed; liveness demands that it is one of them in time."""
+        """Run until the job is done or has failed, which it must be in time."""
         while self.outcome.state == "running":
             if not self.scheduler.run_next():
                 raise Violation("liveness", "nothing is left to happen")
@@ -542,10 +542,10 @@ class Cluster:
         return self.outcome
 
     def run_until(self, condition: Callable[[], object], deadline_ms: float = 5_000.0) -> None:
-        """Scripted scenarios: go on until something is the case."""
+        """For scripted scenarios: run until a condition holds."""
         while not condition():
             if not self.scheduler.run_next() or self.scheduler.now > deadline_ms:
-                raise Violation("liveness", f"what is waited for never came\n{self.stuck()}")
+                raise Violation("liveness", f"the awaited condition never held\n{self.stuck()}")
             if self.outcome.state != "running":
                 raise Violation("liveness", f"the job ended too early: {self.outcome}")
 
@@ -557,7 +557,7 @@ class Cluster:
         return None
 
     def stuck(self) -> str:
-        """What everybody waits for."""
+        """What each process waits for."""
         coordinator = self.driver.coordinator
         lines = [f"not done at {self.scheduler.now:.0f} ms; epoch {coordinator.pending_epoch}"]
         lines += [

@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OFTEN: Final = frozenset({msg.Data, Heartbeat, TaskStatistics, TermSeen})
-"""What a machine of the driver rarely moves for."""
+"""Frequent events, which rarely change a machine's state."""
 QUIET_PART: Final = 32
 LOUD_PART: Final = 4
-"""One turn in so many is followed by a look at the whole state of the driver, if it has heard only
-such things, and if it has heard others."""
+"""The driver's whole state is checked after one turn in so many: QUIET_PART if it has heard only
+frequent events, LOUD_PART otherwise."""
 
 
 class WatchedKeeper(HouseKeeper):
-    """The house-keeper, with the recorder looking at what it is about to hear."""
+    """The house-keeper; the recorder sees each event before it does."""
 
     def __init__(self, driver: Driver) -> None:
         job = driver.cluster.job
@@ -84,7 +84,7 @@ class WatchedKeeper(HouseKeeper):
 
 
 class SimulatedAudience:
-    """The recorder, and whoever watches the simulation."""
+    """Tells the recorder and the trace."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -160,11 +160,11 @@ class Driver:
     Attributes
     ----------
     slots
-        Those that have registered with it and have not gone, by number.
+        The registered slots that have not gone, by number.
     accepted
         The house-keeper's streams.
     closed
-        The house-keeper as far as it is durable.
+        The durable state of the house-keeper.
     """
 
     def __init__(self, cluster: Cluster, address: str, disk: Disk) -> None:
@@ -176,7 +176,7 @@ class Driver:
         self.slots: dict[int, Slot] = {}
         self.slots_started = 0
         self.accepted: dict[int, Stream] = {}
-        self.unheard: set[int] = set()  # tasks that want to say that they keep little
+        self.unheard: set[int] = set()  # tasks that have yet to report that they keep little
         self._inbox: list[events.DriverEvent | tuple[int, Any]] = []
         self._next_turn = Turns(
             cluster.scheduler, self._turn, lambda: self.paused_until, lambda: self.alive
@@ -194,7 +194,7 @@ class Driver:
             raise
 
     def _begin(self) -> None:
-        """Open the journal, claim a term, make the node. What disks do to that is raised."""
+        """Open the journal, claim a term, make the node. Disk faults are raised."""
         cluster = self.cluster
         self.journal = SimulatedJournal(self)
         self.keeper = WatchedKeeper(self)
@@ -245,7 +245,7 @@ class Driver:
         self._watch_what_is_kept()
 
     def _watch_what_is_kept(self) -> None:
-        """What the coordinator decides is judged when it decides that."""
+        """Check the coordinator's decisions at the moment when it makes them."""
         roster, kept = self.coordinator.roster, self.cluster.recorder.holders
         do = roster.do
 
@@ -281,7 +281,7 @@ class Driver:
         self._next_turn.by(now)
 
     def _node_turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
-        """That of the node; before there is something to drive, slots are all that there is."""
+        """A turn of the node, or, before there is a plan, of the object that collects slots."""
         if self.waiting is None:
             return self.node.turn(heard)
         self.waiting.turn(heard, self._clock.ticks_s())
@@ -291,7 +291,7 @@ class Driver:
         return TICK_S
 
     def survives(self, act: Callable[[], T]) -> T | None:
-        """Let the process do something. None: it has died at one of its calls."""
+        """Let the process do something. None: it has died at one of its disk operations."""
         try:
             return act()
         except Died:
@@ -336,7 +336,7 @@ class Driver:
             self._turn_by(now + 1000 * wait_s)
 
     def _check_after(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> None:
-        """The whole node now and then, more often after what makes its machines move."""
+        """Check the whole node now and then, more often after rare events."""
         self._turns += 1
         kinds = (type(thing[1] if isinstance(thing, tuple) else thing) for thing in heard)
         part = QUIET_PART if all(kind in OFTEN for kind in kinds) else LOUD_PART
@@ -344,7 +344,7 @@ class Driver:
             check_state(self.node)
 
     def _check_cells(self) -> None:
-        """When something has moved."""
+        """Check placement when something has moved."""
         slots = [task.slot for task in self.coordinator.tasks.values()]
         if slots != self._placed:
             self._placed = slots
@@ -353,7 +353,7 @@ class Driver:
             )
 
     def die(self) -> None:
-        """A commit under way may have reached the disk, or not."""
+        """The process dies. A commit under way may or may not have reached the disk."""
         self.alive = False
         self.journal.break_off()
         self._leave_disks()
@@ -362,10 +362,10 @@ class Driver:
         self.disk.die()
         self.shared.die()
 
-    # --- what goes on beside the protocol ---------------------------------------------------------
+    # --- activity beside the protocol -------------------------------------------------------------
 
     def after_floor(self, layers: Chains) -> None:
-        """Now and then some layers of a task are merged, or somebody's memory is full."""
+        """Now and then merge some layers of a task, or report that a process's memory is full."""
         self.merger.after_floor(layers)
         random, options = self.cluster.random, self.cluster.options
         if options.pressures and random.random() < options.pressures:
@@ -374,13 +374,13 @@ class Driver:
             self.cluster.scheduler.after(60 * random.random(), self._relieve, task)
 
     def _press(self, task: int, held: int) -> None:
-        """A task says how much it keeps for its receivers."""
+        """A task reports how much it retains for its receivers."""
         slot = self.coordinator.tasks[task].slot
         if slot is not None:
             self.post((slot, TaskStatistics(task, 0, {"inflight_bytes": held})))
 
     def _relieve(self, task: int) -> None:
-        """... that it is little again; and again, until that is heard."""
+        """... and then that it is little again, repeatedly, until the driver has heard it."""
         self.unheard.add(task)
         self._say_again(task)
 

@@ -1,7 +1,6 @@
-"""What outlives a process, in the simulated cluster: the storage code of production on disks that
-fail.
+"""What outlives a process in the simulated cluster: production's storage code on disks that fail.
 
-Here is only how long things take, and what a process leaves half done that dies.
+This module adds only the durations, and what a dying process leaves half done.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SURVEY_MS: Final = 1.0
 LOOK_MS: Final = 1.0
 """Time that it takes to look for a later term."""
 CALLS: Final = 12
-"""A process that dies in the middle of storing something dies at one of its first calls, or after
+"""A process that dies while it stores something dies at one of its first disk operations, or after
 the last."""
 
 
@@ -50,7 +49,7 @@ the last."""
 
 
 class SimulatedJournal:
-    """A :class:`~clonos.nodes.ports.Journal`. Each write takes its time, or none."""
+    """A :class:`~clonos.nodes.ports.Journal`. A write takes some time, or none."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._cluster = driver, driver.cluster
@@ -77,7 +76,7 @@ class SimulatedJournal:
     def _write(self, write: Any, records: Sequence[bytes]) -> bool:
         assert self._writing is None, "one at a time"
         closed = ClosedKeeper(self._driver.keeper)
-        if self._driver is self._cluster.driver:  # else another one has a copy of the journal
+        if self._driver is self._cluster.driver:  # else it writes a copy of the journal
             self._cluster.recorder.writes(closed)
         self._writing = (write, records, closed)
         if self._cluster.random.random() < 0.2:
@@ -102,7 +101,7 @@ class SimulatedJournal:
         return True
 
     def break_off(self) -> None:
-        """The process dies: what it was writing is there, or a part of it, or nothing."""
+        """The process dies: its write is complete, partial, or absent."""
         if self._writing is not None and self._cluster.random.random() < 0.5:
             write, records, _ = self._writing
             self._driver.disk.dies_within(2, CALLS)  # a group takes 2
@@ -110,13 +109,13 @@ class SimulatedJournal:
                 write(records)
 
     def close(self) -> None:
-        """The driver has ended: what it was writing, to vouch for the rest, is not missed."""
+        """The driver has ended; the write under way only vouched for the rest and is not needed."""
         self._writing = None
         self._file.close()
 
 
 def outputs_of(driver: Driver) -> DeliveredOutputs:
-    """The :class:`~clonos.nodes.ports.Outputs` of a driver: whoever reads them is the recorder."""
+    """The :class:`~clonos.nodes.ports.Outputs` of a driver; the recorder reads them."""
     cluster = driver.cluster
 
     def consume(output: Deliver) -> None:
@@ -129,7 +128,7 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
 
 
 class SimulatedMerger:
-    """Merges layers, in a while; beside those it is asked for, others, as the seed will have it."""
+    """Merges layers after some time: those it is told to, and others as the seed decides."""
 
     def __init__(self, driver: Driver, term: int) -> None:
         self._driver, self._term = driver, term
@@ -159,7 +158,7 @@ class SimulatedMerger:
             term=self._term,
             deltas=self._cluster.job.merge,
         )
-        if not self._driver.alive:  # and with it the process that merges
+        if not self._driver.alive:  # the merging process has died with it
             half_done(
                 self._cluster, lambda files: merge(LayerStore(self._driver.layers, files=files))
             )
@@ -249,13 +248,13 @@ class SimulatedLookout(Lookout):
 
 
 class SlotStore:
-    """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
-    done. What fails is tried again, as in production.
+    """A :class:`~clonos.nodes.ports.Store`. An operation under way when the process dies may have
+    taken effect. A failed operation is retried, as in production.
 
     Attributes
     ----------
     disk
-        The name of the machine's.
+        The name of the machine's disk.
     """
 
     def __init__(
@@ -276,7 +275,7 @@ class SlotStore:
         self._layers = LeveledLayers(LayerStore(folder, files=self.files), local)
 
     def _later(self, work: Callable[[], object]) -> None:
-        """Beside the checkpoint store: soon, if the process lives."""
+        """Work that does not involve the checkpoint store: done soon, if the process lives."""
         cluster = self._cluster
         delay = cluster.level_random.random() * cluster.options.store_ms / 4
         cluster.scheduler.after(delay, self._if_alive, work)
@@ -396,7 +395,7 @@ class SlotStore:
             self._cluster.recorder.holders.tidies(self.disk, path)
 
     def clear(self) -> None:
-        """All processes do, and end."""
+        """Drop all layers: all processes do this at the end of a job."""
 
     def drop(self, refs: Sequence[LayerRef]) -> None:
         try:
@@ -409,7 +408,7 @@ class SlotStore:
 
 
 def half_done(cluster: Cluster, act: Any) -> None:
-    """A process that has died did a part of what it was about to do with the store, or all."""
+    """A dying process completes its work with the store in part, or wholly."""
     files = cluster.disks.shared.mount()
     files.dies_within(CALLS)
     with suppress(Died, StoreAway, UnreadableLayer):

@@ -1,4 +1,4 @@
-"""A local disk for what programs have no memory for, which takes its time and may be full."""
+"""A local disk for state that does not fit into memory; it is slow and may be full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clonos.core.content import Content, Writable
 
 
 class Order:
-    """A file that is written when it is looked at, perhaps; a `Shelved`."""
+    """A `Shelved` file: each look at it may find it written."""
 
     def __init__(self, fill: Callable[[Writable], object], random: Random) -> None:
         self._fill, self._random = fill, random
@@ -48,7 +48,7 @@ class MemoryFile:
 
 
 class SlowShelf:
-    """A :class:`~clonos.core.content.Shelf` that does what it is asked now or later, or never.
+    """A :class:`~clonos.core.content.Shelf` that carries out orders now, later, or never.
 
     Examples
     --------

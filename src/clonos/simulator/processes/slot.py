@@ -57,14 +57,14 @@ READY_MAX = 2
 
 
 class WatchedNode(SlotNode):
-    """A slot in which nothing may go wrong but a record that kills: user code never fails in a
-    simulation. Its tasks have their turns in any order."""
+    """A slot in which nothing may fail except for a poison record: user code never raises in a
+    simulation. Its tasks take their turns in any order."""
 
     random: Random
     is_given_up: Callable[[], bool]
-    """Whether the driver has: what it is told to restore may be gone then."""
+    """Whether the driver has given the slot up; layers that it is to restore may then be gone."""
     is_fenced: Callable[[Resident], bool]
-    """Whether the driver has begun another life of its task."""
+    """Whether the driver has begun another life of the resident's task."""
 
     def _order(self) -> list[Resident]:
         order = super()._order()
@@ -73,7 +73,7 @@ class WatchedNode(SlotNode):
         return order
 
     def who(self, life: int) -> tuple[int, Incarnation]:
-        """Which task's life this is, and which of them."""
+        """The task and the incarnation of a life."""
         resident = self._of(life)
         assert resident is not None
         assert resident.machine is not None
@@ -81,9 +81,9 @@ class WatchedNode(SlotNode):
 
     def _failed(self, resident: Resident, error: Exception) -> None:
         if isinstance(error, UnreadableLayer) and self.is_given_up():
-            return  # the floor has passed it: nobody waits for this life; all else is still judged
+            return  # floors have moved on: nobody waits for this life; other errors still count
         if isinstance(error, PeerUnreachable) and self.is_fenced(resident):
-            return  # all went back to other layers, and this life has not heard of it yet
+            return  # all tasks went back to other layers, and this life has not heard of it yet
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):
@@ -93,10 +93,10 @@ class WatchedNode(SlotNode):
 
 
 class Slot:
-    """One process: it turns its node when something has come or is due.
+    """One process: it turns its node when an event has come or is due.
 
-    ``number`` is its name at the driver. The driver may have given it up (``is_controlled``) while
-    it still runs.
+    ``number`` is its name at the driver. The process may still run after the driver has given it up
+    (``is_controlled`` is false).
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class Slot:
             cluster.scheduler, self._turn, lambda: self.stalled_until, lambda: self.alive
         )
         self._busy_until = 0.0
-        # By task: what is awaited, since when, and how long it should take.
+        # By task: the awaited timer, when the wait began, and how long it should take.
         self._timers: dict[int, tuple[tuple[Incarnation, int | None], float, int]] = {}
-        # Drawn by itself: all else in a seed is as it was.
+        # Drawn separately, so that the rest of a seed stays as it was.
         drawn = Random(cluster.random.getstate()[1][number % 100])
         self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
         opened_bytes = drawn.choice((0, OPENED_BYTES))
@@ -189,7 +189,7 @@ class Slot:
     # --- turns ------------------------------------------------------------------------------------
 
     def post(self, heard: Heard) -> None:
-        """Something has come: the process hears of it as soon as it is not busy."""
+        """An event has come: the process handles it as soon as it is not busy."""
         if self.alive:
             self._inbox.append(heard)
             self._turn_by(self.cluster.scheduler.now)
@@ -208,7 +208,7 @@ class Slot:
             self.track.hurry()
 
     def _life_of(self, task: int) -> Incarnation:
-        """Of a task that runs here; beyond all lives if none does."""
+        """The incarnation of a task that runs here; above all lives if it does not."""
         machine = self.machine_of(task)
         return machine.incarnation if machine is not None else Incarnation(1 << 30, 0)
 
@@ -273,7 +273,7 @@ class Slot:
     def _writer(self, task: int, incarnation: Incarnation) -> SlotWriter | None:
         return SlotWriter(self, task) if self.cluster.job.plan.tasks[task].writes_itself else None
 
-    # --- the network's -------------------------------------------------------------------------
+    # --- network events ------------------------------------------------------------------------
 
     def opened(self, stream: Stream) -> None:
         self.post(
@@ -311,9 +311,9 @@ class SlotClock:
 
 
 class SlotTrack:
-    """A :class:`~clonos.nodes.ports.Track` on which some jobs take a while.
+    """A :class:`~clonos.nodes.ports.Track` on which some pieces of work take a while.
 
-    What they do, calls included, happens at the beginning or at the end of that time.
+    Their effects, calls included, happen at the beginning or at the end of that time.
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -339,7 +339,7 @@ class SlotTrack:
         return False
 
     def hurry(self) -> None:
-        """Its life is over: at times the job is done just then."""
+        """The life is over: sometimes the work ends at just that moment."""
         cluster = self._slot.cluster
         if self._under_way is not None and cluster.job_random.random() < 0.5:
             cluster.scheduler.after(0.0, self._ran, self._under_way)
@@ -445,7 +445,7 @@ class SlotNetwork:
 
 
 class SlotWriter:
-    """A :class:`~clonos.nodes.ports.Writer`: one output after the other, as by one thread."""
+    """A :class:`~clonos.nodes.ports.Writer`: one output after the other, like a single thread."""
 
     def __init__(self, slot: Slot, task: int) -> None:
         self._slot, self._task = slot, task
@@ -477,7 +477,7 @@ class SlotSources:
 
 
 class SlotPrefetch:
-    """A :class:`~clonos.nodes.ports.Prefetch` of a source whose rows are the same for ever."""
+    """A :class:`~clonos.nodes.ports.Prefetch` of a source whose rows never change."""
 
     def __init__(self, slot: Slot, task: int) -> None:
         self._slot, self._cluster = slot, slot.cluster
@@ -494,7 +494,7 @@ class SlotPrefetch:
 
     @property
     def lag(self) -> None:
-        """Nobody knows."""
+        """The lag is unknown."""
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         self._stand = max(self._stand, rows_consumed)

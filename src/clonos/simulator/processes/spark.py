@@ -1,4 +1,4 @@
-"""Spark, as far as it starts processes: late, twice, again by itself, or not at all for a while."""
+"""Spark as a launcher: it starts processes late, twice, again by itself, or not for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.slot import Slot
 
 EXECUTOR_ENDS = frozenset({"executor killed", "machine lost"})
-"""Of what a process may have died."""
+"""Causes of death that end a whole executor."""
 NEVER_MS = 1_500.0
 """Long enough for a slot to be given up."""
 TWICE_MS = 20.0
@@ -26,7 +26,7 @@ TWICE_MS = 20.0
 
 @dataclass
 class Attempt:
-    """One Spark job of a place. ``process``: the newest, with whose end it ends."""
+    """One Spark job of a place. It ends with its newest ``process``."""
 
     place: int
     process: Slot | None = None
@@ -53,7 +53,7 @@ class Spark:
         kind = cluster.random.choice(("late", "dead", "twice"))
         cluster.trace(f"launching place {place}: {kind}")
         if kind == "dead":
-            cluster.scheduler.after(delay, self._end, attempt, "it has died before it registered")
+            cluster.scheduler.after(delay, self._end, attempt, "it died before it registered")
             return
         late = cluster.about(NEVER_MS) if kind == "late" else 0.0
         cluster.scheduler.after(delay + late, self._start, attempt)

@@ -8,16 +8,16 @@ from clonos.simulator.world.virtual import Scheduler
 
 
 class Turns:
-    """One turn at a time is to come, and none while the process is frozen.
+    """At most one turn is scheduled, and none takes place while the process is frozen.
 
     Parameters
     ----------
     take
-        Takes a turn, at this time.
+        Takes a turn at the given time.
     frozen_until
-        Says until when the process is frozen.
+        Returns until when the process is frozen.
     is_alive
-        Who is dead takes no turn.
+        A dead process takes no turn.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Turns:
         self._at: float | None = None
 
     def by(self, time: float) -> None:
-        """Something is to be done at this time, or before."""
+        """Schedule a turn at this time or before."""
         at = max(time, self._frozen_until())
         if self._at is None or at < self._at:
             self._at = at

@@ -1,1 +1,1 @@
-"""What a seed decides: the faults of a run, and what somebody asks of the job meanwhile."""
+"""What a seed decides: the faults of a run, and operators' commands to the job meanwhile."""

@@ -1,8 +1,8 @@
-"""Canaries follow a job that runs, while processes die: changed code along the log, step by step.
+"""Canaries follow a running job, step by step along its log, while processes die.
 
-What is simulated is all but the process that a canary has: it reads the journal while the driver
-writes it, and the log that it finds there. One has the job's own code, the other has changed code.
-In the end it is known what they must have said: nothing, and what a branch says that looks back.
+Everything is simulated except a canary's own process: it reads the journal, and the log in it,
+while the driver writes. One canary runs the job's own code, the other changed code. In the end the
+first must have reported nothing, the second what a branch on the whole past reports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EVERYTHING: Final = 1 << 60
 
 
 def canary_job(random: Random) -> ArrowJob:
-    """One that reads the clock, draws random numbers, asks a service, and has timers and state."""
+    """A job with clock readings, random numbers, calls, timers and state."""
     job = Job(
         "followed",
         parallelism=random.choice((1, 2)),
@@ -60,7 +60,7 @@ def canary_job(random: Random) -> ArrowJob:
 
 
 class Other(Running):
-    """Changed code: some rows are others, some are missing, and some are new."""
+    """Changed code: some rows are changed, some missing, some new."""
 
     def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any]:
         for made in super().on_row(row, ctx):
@@ -71,7 +71,7 @@ class Other(Running):
 
 
 class LogOfJob:
-    """The log of a simulated job, as its journal has it at any moment.
+    """The log of a simulated job, as its journal has it at the moment.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class LogOfJob:
         return self._keeper
 
     def past(self, number: int) -> Past:
-        """All that is known from a point on."""
+        """The whole past from a point on."""
         keeper, store = self._new(), self._store
         keeper.recover(JournalReader().more(self._files, JOURNAL)[1])
         point = _point(keeper, number)
@@ -129,7 +129,7 @@ class LogOfJob:
 
 
 def _reader(rows: Any, index: int, parallelism: int) -> ForgetfulReader:
-    """All of them are this task's."""
+    """A reader that gives all rows to this task."""
     del index, parallelism
     return ForgetfulReader(rows, 0)
 
@@ -170,12 +170,12 @@ class Canary:
 
     def _look(self) -> None:
         if self._cluster.outcome.state == "running":
-            with suppress(NothingToReplay):  # not yet, or it has gone on too fast: another time
+            with suppress(NothingToReplay):  # no point yet, or it is already gone: try again later
                 self._go_on()
             self._cluster.scheduler.after(self._pause(), self._look)
 
     def _go_on(self, *, to_the_end: bool = False) -> Report:
-        """Look once; it leaves no trace."""
+        """Let the canary look once, and check that it leaves no trace."""
         disks = self._cluster.disks
         before = disks.local.content(), disks.shared.content()
         try:
@@ -190,17 +190,17 @@ class Canary:
             raise Violation("canary", f"it has failed: {type(error).__name__}: {error}") from error
         finally:
             is_as_before = (disks.local.content(), disks.shared.content()) == before
-            require(is_as_before, "canary", "it has left something, or taken something away")
+            require(is_as_before, "canary", "it has added or deleted a file")
         self.looks += 1
         return report
 
     def close(self) -> None:
-        """Let go of its files, however the job has ended."""
+        """Close its files, however the job has ended."""
         if self._follower is not None:
             self._follower.close()
 
     def end(self, replace: Mapping[str, Any]) -> None:
-        """The job is done: see that it has said what there was to say."""
+        """The job is done: check that the canary has reported all differences, and no others."""
         if self._follower is None:
             return
         self._go_on()
@@ -213,11 +213,11 @@ class Canary:
             one, other = ((c.rows_a, c.rows_b, c.changes) for c in (due, found))
             require(one == other, "canary", f"{sink}: rows and changes are {one}, it says {other}")
             due_rows, rows = (sorted(map(repr, c.table.to_pylist())) for c in (due, found))
-            require(due_rows == rows, "canary", f"{sink}: it shows other differences")
+            require(due_rows == rows, "canary", f"{sink}: the canary shows other differences")
 
 
 class Canaries:
-    """Two of them: with the job's own code, and with changed code."""
+    """Two canaries: one with the job's own code, one with changed code."""
 
     def __init__(self, cluster: Cluster, job: ArrowJob, random: Random) -> None:
         self._replaces: list[Mapping[str, Any]] = [{}, {"running": Other()}]
@@ -228,7 +228,7 @@ class Canaries:
 
     @property
     def looks(self) -> int:
-        """How often they have looked."""
+        """How often they have read the log."""
         return sum(canary.looks for canary in self.canaries)
 
     def close(self) -> None:

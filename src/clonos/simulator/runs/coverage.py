@@ -1,4 +1,4 @@
-"""Which fault has hit which state of the protocol."""
+"""Counts which faults have hit which states of the protocol."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def state_of(cluster: Cluster) -> str:
 
 
 def table(coverage: Coverage) -> str:
-    """Fault kinds down, protocol states across."""
+    """A table with a row for each kind of fault and a column for each protocol state."""
     faults = sorted({fault for fault, _ in coverage})
     width = max((len(fault) for fault in faults), default=5) + 2
     head = " " * width + "".join(f"{state:>11}" for state in STATES)

@@ -1,4 +1,4 @@
-"""What goes wrong: at random times, and at the worst ones (when the protocol makes a step)."""
+"""Fault injection: at random times, and at the worst times (when the protocol makes progress)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CRITICAL = frozenset(
 
 HOUR_MS = 3_600_000
 LATE_MS = 30.0
-"""Time in which what a task writes down and sends is on its way to nobody but its receivers."""
+"""For this long, log entries and items of a task reach only its receivers."""
 
 KINDS = (
     ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
@@ -39,27 +39,27 @@ KINDS = (
     ("lose machine", 2), ("store away", 2), ("late stream", 3),
     ("lose log", 2),
 )  # fmt: skip
-"""What can happen, and how often."""
+"""Kinds of faults, with their weights."""
 
 DISK = (
     ("kill driver", 4), ("kill driver at a call", 5), ("lose driver's machine", 6), ("rot", 4),
     ("journal fails", 4), ("disk full", 4), ("store reboots", 5), ("store fails", 5),
     ("kill while storing", 5), ("second driver", 8),
 )  # fmt: skip
-"""What disks do to those who trust them; beside the rest."""
+"""Faults of disks, in addition to the others."""
 
 EDGE = (
     ("cut off", 8), ("slow link", 4), ("break stream", 5), ("kill neighbours", 8), ("stall", 2),
     ("late stream", 4), ("lose log", 6),
 )  # fmt: skip
-"""Between the job and its house-keeper: logs arrive late there, and their other holders die."""
+"""Faults at the house-keeper: logs reach it late, and their other holders die."""
 
 OVERLAP = (
     ("kill", 4), ("kill in turn", 6), ("kill above", 6), ("kill below", 4), ("kill recovering", 4),
     ("stall holder", 4), ("cut off", 8), ("slow link", 3), ("zombie", 2),
 )  # fmt: skip
-"""While tasks recover: others fail up- and downstream of them and elsewhere, they fail again, and
-who is asked falls silent; logs arrive late at the house-keeper."""
+"""Faults while tasks recover: tasks upstream, downstream and elsewhere fail, the recovering tasks
+fail again, holders that are asked for a log fall silent, and logs reach the house-keeper late."""
 
 LOSSES = (
     ("kill", 12), ("kill standby", 12), ("kill copies", 8), ("kill executor", 6),
@@ -67,7 +67,7 @@ LOSSES = (
     ("rot on a machine", 8), ("machine's disk full", 4), ("machine's disk fails", 4),
     ("driver sleeps", 4), ("stall", 4),
 )  # fmt: skip
-"""Who has layers that are in no store."""
+"""Faults of processes and machines that keep layers themselves."""
 
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
@@ -76,12 +76,12 @@ HARSH = (
 
 
 class Faults:
-    """Injects faults until its budget or its time is used up; then everything heals.
+    """Injects faults until the budget or the time is used up; then everything heals.
 
     Attributes
     ----------
     begins_at, ends_at
-        Before and after this nothing fails.
+        Nothing fails before the first or after the second.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Faults:
             self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
 
     def on_job(self, slot: Slot, duration: float) -> None:
-        """While a step is under way, those die on whose logs it depends, before these are safe."""
+        """During a step, kill tasks on whose logs it depends before those logs are safe."""
         random, scheduler = self.cluster.random, self.cluster.scheduler
         if scheduler.now >= self.begins_at and random.random() < self._eagerness:
             scheduler.after(random.choice((0.0, duration / 8)), self._kill_before, slot)
@@ -166,7 +166,7 @@ class Faults:
             self.cluster.kill(slot, "killed")
 
     def _kill_in_turn(self) -> None:
-        """Some more die soon, but not together."""
+        """Kill several processes soon after each other."""
         self._kill()
         random, after = self.cluster.random, 0.0
         for _ in range(random.randint(1, 3)):
@@ -180,7 +180,7 @@ class Faults:
             self._kill()
 
     def _recovering(self) -> list[int]:
-        """Tasks that recover; if there is none, all."""
+        """The tasks that recover; if there are none, all tasks."""
         tasks = self.cluster.driver.coordinator.tasks.values()
         return [t.id for t in tasks if t.phase not in RUNNING] or [t.id for t in tasks]
 
@@ -193,13 +193,13 @@ class Faults:
         self._kill_one_of(self._recovering())
 
     def _kill_above(self) -> None:
-        """Something upstream of a task that recovers."""
+        """Kill a task upstream of one that recovers."""
         task = self.cluster.random.choice(self._recovering())
         ancestors = self.cluster.job.plan.distances[task]
         self._kill_one_of(a for a in ancestors if a != task)
 
     def _kill_below(self) -> None:
-        """Something downstream of a task that recovers: it may be asked for its log."""
+        """Kill a task downstream of one that recovers: it may be asked for that task's log."""
         task = self.cluster.random.choice(self._recovering())
         self._kill_one_of(self._below(task))
 
@@ -208,7 +208,7 @@ class Faults:
         return [t for t, above in distances.items() if task in above and t != task]
 
     def _stall_holder(self) -> None:
-        """Who is asked for the log of a failed task falls silent."""
+        """A holder that is asked for the log of a failed task falls silent."""
         random = self.cluster.random
         asked = self._below(random.choice(self._recovering()))
         slots = [slot for task in asked if (slot := self.cluster.slot_of(task)) is not None]
@@ -223,7 +223,7 @@ class Faults:
             self.cluster.kill(slot, "killed")
 
     def _kill_neighbours(self) -> None:
-        """A slot and those that hold the logs of it: more failures than the sharing depth."""
+        """Kill a slot and the holders of its logs: more failures than the sharing depth allows."""
         first = self._busy()
         if first is None or not first.machines:
             return
@@ -236,10 +236,10 @@ class Faults:
                 self.cluster.kill(slot, "killed with its neighbours")
 
     def _lose_log(self) -> None:
-        """What a task writes down is late at the house-keeper; then all who hold it die with it.
+        """A task's log reaches the house-keeper late; then the task and all other holders die.
 
-        Who has its output and not its log lives on: an orphan, or, if it was slow to take what it
-        had received, nearly one.
+        Tasks that have its output but not its log live on. They are orphans, or nearly so if they
+        had received the output and not yet taken it.
         """
         cluster, random = self.cluster, self.cluster.random
         plan = cluster.job.plan
@@ -270,7 +270,7 @@ class Faults:
                 self.cluster.kill(slot, "executor killed")
 
     def _lose_machine(self) -> None:
-        """Its connections stay half-open: nobody says that it is gone."""
+        """A machine disappears. Its connections stay half-open: no peer is told."""
         victim = self._any()
         for slot in self.cluster.alive():
             if victim is not None and slot.group == victim.group:
@@ -279,7 +279,7 @@ class Faults:
             self.cluster.lose_disk(victim.group)
 
     def _store_away(self) -> None:
-        """The store of layers, and of what sinks write, does not answer."""
+        """The store of layers and of sinks' output does not answer."""
         cluster = self.cluster
         duration = cluster.random.choice((20.0, 100.0, 500.0))
         cluster.store_back_at = cluster.scheduler.now + duration
@@ -290,7 +290,7 @@ class Faults:
             self.cluster.kill(self.cluster.random.choice(slots), "standby killed")
 
     def _kill_copies(self) -> None:
-        """A task, or all of its standbys, or all but one process that has its state."""
+        """Kill a task, or all of its standbys, or all but one process that has its state."""
         cluster, random = self.cluster, self.cluster.random
         task = random.choice(cluster.job.plan.tasks).id
         home = cluster.slot_of(task)
@@ -316,8 +316,9 @@ class Faults:
         cluster.scheduler.after(heals_in, cluster.network.cuts.discard, pair)
 
     def _part(self) -> None:
-        """Two executors do not reach each other, or one does not reach the other, or the
-        house-keeper; and nobody says so. The driver hears of both.
+        """Packets between two executors, or an executor and the house-keeper, are dropped.
+
+        They are dropped in one direction or both, and nobody is told. Control streams go on.
         """
         cluster, random = self.cluster, self.cluster.random
         ends: list[Host | None] = [self._busy(), random.choice((self._busy(), cluster.driver))]
@@ -328,7 +329,7 @@ class Faults:
             cluster.network.part(one, other, lasts, one_way=random.random() < 0.5)
 
     def _cut_off(self) -> None:
-        """A task reaches its neighbours, but not the house-keeper; control goes on."""
+        """A task reaches its neighbours, but not the house-keeper; its control stream goes on."""
         cluster, slot = self.cluster, self._busy()
         if slot is not None:
             cluster.network.cut(slot, cluster.driver)
@@ -359,7 +360,7 @@ class Faults:
         self.cluster.slow.pop(number, None)
 
     def _stall(self) -> None:
-        """The process stands still: long enough, at times, to be given up."""
+        """Freeze a process, sometimes for long enough to be given up."""
         slot = self._busy()
         if slot is not None:
             duration = self.cluster.random.choice((20.0, 100.0, 400.0))
@@ -377,7 +378,7 @@ class Faults:
             self.cluster.network.lose(stream)
 
     def _late_stream(self) -> None:
-        """What one channel carries comes late, and overtakes nothing; all others go on."""
+        """The items of one channel come late, in order; all other channels go on."""
         stream = self._stream()
         if stream is not None:
             self.cluster.network.delay_stream(
@@ -385,7 +386,7 @@ class Faults:
             )
 
     def _duplicate(self) -> None:
-        """The sender gives a stream up and dials again; its receiver has not heard of it."""
+        """The sender gives a stream up and dials again; its receiver does not know."""
         stream = self._stream()
         if stream is not None:
             self.cluster.network.give_up(stream)
@@ -395,7 +396,7 @@ class Faults:
         self.cluster.driver.paused_until = self.cluster.scheduler.now + duration
 
     def _clock_jumps(self) -> None:
-        """Somebody sets a machine's clock by an hour, either way, and perhaps back later."""
+        """A machine's clock jumps by an hour in either direction, and perhaps back later."""
         random, slot = self.cluster.random, self._busy()
         if slot is None:
             return
@@ -408,7 +409,7 @@ class Faults:
         self.cluster.kill_driver()
 
     def _driver_sleeps(self) -> None:
-        """For longer than a disk is waited for, and has just heard that all processes are gone."""
+        """All processes die, and the driver freezes for longer than it waits for a lost disk."""
         cluster, random = self.cluster, self.cluster.random
         for slot in cluster.alive():
             cluster.kill(slot, "killed before the driver sleeps")
@@ -421,22 +422,22 @@ class Faults:
     # --- disks ----------------------------------------------------------------------------------
 
     def _kill_driver_at_a_call(self) -> None:
-        """While it writes, or lists, or deletes."""
+        """Kill the driver while it writes, lists or deletes files."""
         driver = self.cluster.driver
         self.cluster.random.choice((driver.disk, driver.shared)).dies_within(3, 40)
 
     def _lose_drivers_machine(self) -> None:
-        """With what was not synced."""
+        """The driver's machine dies, with all unsynced data."""
         self.cluster.kill_driver()
         self.cluster.disks.local.lose_power()
 
     def _rot(self) -> None:
-        """While the driver is away, a bit of its journal changes."""
+        """While the driver is away, a bit of its journal flips."""
         self.cluster.kill_driver()
         self.cluster.rot = Rot(self.cluster.disks.local)
 
     def _journal_fails(self) -> None:
-        """The disk refuses for a while: what was being written is there, or not."""
+        """The journal's disk fails for a while; the write under way may be there or not."""
         self._fail(self.cluster.disks.local)
 
     def _store_fails(self) -> None:
@@ -453,17 +454,17 @@ class Faults:
         self.cluster.scheduler.after(self.cluster.random.random() * 60, disk.heal)
 
     def _store_reboots(self) -> None:
-        """What was not synced is gone."""
+        """The file server reboots: all unsynced data is gone."""
         self.cluster.disks.shared.lose_power()
         self.cluster.recorder.store_is_back()
 
     def _machine_disk(self) -> tuple[str, Disk] | None:
-        """Of one of the machines that have layers."""
+        """The disk of a machine that has layers."""
         machines = list(self.cluster.disks.machines.values())
         return self.cluster.random.choice(machines) if machines else None
 
     def _rot_on_a_machine(self) -> None:
-        """A bit of a layer there is another one."""
+        """A bit of a layer on a machine's disk flips."""
         if (found := self._machine_disk()) is None:
             return
         (name, disk), random = found, self.cluster.random
@@ -491,8 +492,9 @@ class Faults:
             slot.store.files.dies_within(20)
 
     def _second_driver(self) -> None:
-        """Somebody starts the job once more: there, with a journal of its own, with the journal's
-        disk moved to another machine, or with a copy of it while the first driver is frozen."""
+        """The job is started a second time: on the same machine, with a journal of its own, with
+        the journal's disk moved to another machine, or with a copy of that disk while the first
+        driver is frozen."""
         cluster, disks = self.cluster, self.cluster.disks
         how = cluster.random.choice(("there", "own journal", "moved", "copied"))
         if how == "there":
@@ -509,7 +511,7 @@ class Faults:
 
 
 def now_and_then(random: Random, call: str, _path: str) -> int:
-    """A disk that fails: which error a call ends with, or 0."""
+    """A failing disk: the error number of a call, or 0."""
     if call in ("info", "entries", "lock") or random.random() < 0.4:
         return 0
     return random.choice((errno.EIO, errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""Kinds of simulations: what a seed does not decide."""
+"""Kinds of simulations: everything that a seed does not decide."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from clonos.simulator.runs.sizes import LARGE, Size, size_of
 
 
 class Kind(NamedTuple):
-    """Which kind of simulations: what is not left to the seed.
+    """The kind of a simulation: everything that is not left to the seed.
 
     Attributes
     ----------
     harsh
-        More failures, of tasks together with those who hold their logs, and slow links.
+        More failures, of tasks together with the holders of their logs, and slow links.
     availability
-        What happens to orphans, if the seed shall not say (harsh: they roll back).
+        What happens to orphans, if the seed is not to decide (harsh: they roll back).
     edge
         A chain whose links to the house-keeper are slow, and break.
     disk
-        Disks fail, and machines die with what was not synced; without it, in every eighth seed.
+        Disks fail, and machines die with unsynced data; if not given, in every eighth seed.
     overlap
         Tasks fail while others recover, upstream, downstream and elsewhere.
     history
-        The job keeps its past, unless it has no logs, and somebody reads it.
+        The job keeps a history, unless it has no logs, and somebody reads it.
     spill
-        All that is kept for receivers goes to local disks, which fail at times.
+        Everything retained for receivers goes to local disks, which sometimes fail.
     loops
-        Rows go round.
+        The job has loops.
     upgrade
         A job of Arrow operators settles, and goes on with another plan, twice.
     live
-        The same; slots wait for the next driver, and who does not settle in time goes on.
+        The same, but slots wait for the next driver, and a job that does not settle in time
+        goes on.
     logs
-        Logs are longer than they may be, and no checkpoint comes by itself; half of these seeds are
-        without faults.
+        Logs exceed their limit, and no periodic checkpoint comes; half of these seeds have no
+        faults.
     moves, rivals
-        Cells are asked to move, or most are overtaken; in every second seed, nothing else goes
-        wrong.
+        Cells are asked to move, or most are overtaken; every second seed has no other faults.
     rewind
         A job goes back to points of its past, and on from there.
     canary
@@ -47,11 +47,11 @@ class Kind(NamedTuple):
     gaps
         The job promises at most once.
     implied
-        Tasks whose steps follow from their input leave out their logs.
+        Tasks whose steps follow from their input are implied.
     arrow
-        A real job of Arrow operators; if it is not said, in every 50th seed.
+        A real job of Arrow operators; if not given, in every 50th seed.
     large
-        All simulations are large; else most are small, and some of these large.
+        All simulations are large; otherwise most are small.
     levels
         Slots keep layers, in memory and on their disks; each task has a level of its own.
     """
@@ -79,7 +79,7 @@ class Kind(NamedTuple):
     levels: bool = False
 
     def flags(self) -> str:
-        """As ``clonos sim`` wants them."""
+        """The flags of ``clonos sim`` for this kind."""
         return "".join(f" --{name}" for name, value in self._asdict().items() if value)
 
     def size_of(self, seed: int) -> Size:

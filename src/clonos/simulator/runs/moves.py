@@ -1,4 +1,4 @@
-"""Planned moves: cells are asked to move, executors to leave, and who takes part dies at times."""
+"""Planned moves: cells are asked to move, executors to leave, and participants sometimes die."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster
 
 STAGES: Final = frozenset({"moving", "fenced", "fetched", "activated", "restored"})
-"""When somebody dies of whom a move needs something."""
+"""Stages of a move at which a participant dies."""
 ASKED: Final = 12
-"""So many moves are asked for."""
+"""How many moves are requested."""
 KILLS: Final = 3
-"""So many die on purpose."""
+"""How many processes are killed on purpose."""
 SLOW_MS: Final = 4.0
-"""How much longer a turn takes a process that is to be overtaken."""
+"""How much longer each turn of a process takes that is to be overtaken."""
 
 
 class Movers:
-    """Asks for moves until faults are over.
+    """Requests moves until faults are over.
 
     Parameters
     ----------
     rivals
-        Draws which tasks become slow, and are overtaken; None: none.
+        Draws the tasks that become slow and are overtaken; None: no tasks.
 
     Attributes
     ----------
     moved
         How many cells have moved.
     overtaken
-        How many began to be overtaken.
+        How many cells began to be overtaken.
     has_failures
-        Whether anything was recovered that had not moved.
+        Whether anything was recovered for another reason than a move.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Movers:
             self.cluster.driver.post(co.MoveAsked(task))
 
     def _overtake(self, task: int, random: Random) -> None:
-        """Its process is slow, or in fact is not; sooner or later that is seen."""
+        """A task's process is slow, or only taken to be; sooner or later that shows."""
         slot = self.cluster.slot_of(task)
         if slot is not None and random.random() < 0.7:
             self.cluster.slow[slot.number] = SLOW_MS
@@ -112,7 +112,7 @@ class Movers:
 
     def _look_at_rivals(self, note: co.Note) -> None:
         coordinator = self.cluster.driver.coordinator
-        if coordinator is not self._heard_of:  # a driver that has died ends what it had begun
+        if coordinator is not self._heard_of:  # a new driver: what the dead one had begun is over
             self._heard_of, self._overtaking = coordinator, None
         if note.what == "rival":
             self._overtaking, self.overtaken = note, self.overtaken + 1
@@ -121,7 +121,7 @@ class Movers:
             rival_wins(rival, note, coordinator)
 
     def _kill(self, task: int) -> None:
-        """Who moves, where it moves to, any other, or the driver."""
+        """Kill the slot that a task moves from, the one it moves to, any other, or the driver."""
         if not self._is_running():
             return
         who = self.random.choice(("task", "task", "any", "any", "driver"))
@@ -135,8 +135,8 @@ class Movers:
 
 
 def rival_wins(rival: co.Note, end: co.Note, coordinator: co.Coordinator) -> None:
-    """Who was overtaken goes on where its rival is, unless that is gone: else the failure that it
-    was made to have has helped nobody."""
+    """An overtaken task goes on where its rival is, unless the rival is gone. Otherwise it was
+    fenced for nothing."""
     is_there = rival.value in coordinator.slots
     what = f"task {rival.task} was overtaken by slot {rival.value}, and {end.what} at last"
     require(end.task == rival.task and (end.what == "moved" or not is_there), "rivals", what)

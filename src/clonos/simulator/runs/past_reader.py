@@ -1,4 +1,4 @@
-"""Somebody who reads the past of a job while it runs."""
+"""A reader of a job's history while the job runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster
 
 NEVER_S: Final = 1 << 40
-"""When the pins of a simulation are over."""
+"""Pins of a simulation never expire."""
 
 
 def keep_of(seed: int) -> Keep:
-    """Drawn by itself: how much of its past a job keeps."""
+    """How much history a job keeps; drawn separately."""
     random = Random(f"history {seed}")
     return Keep(
         ms=random.choice((0, 50, 300, 10_000)),
@@ -30,7 +30,7 @@ def keep_of(seed: int) -> Keep:
 
 
 class Reader:
-    """Now and then somebody reads a point of a running job's history."""
+    """Now and then reads a point of a running job's history."""
 
     def __init__(self, cluster: Cluster, random: Random) -> None:
         self._cluster, self._random = cluster, random
@@ -44,7 +44,7 @@ class Reader:
             self._begin()
 
     def _begin(self) -> None:
-        """Pin first; then see what the journal says."""
+        """Write the pin first, then read the journal."""
         driver = self._cluster.driver
         known = driver.closed.past.points
         if not known:

@@ -1,9 +1,9 @@
 """A job that goes back to a point of its past, again and again, under faults.
 
-Whoever takes it back is that of production, on disks that fail, and dies at any of its calls. The
-job was stopped, or its driver has died, at any moment. What it delivers from the point on, with
-what it had delivered before, must be what a run delivers that has never gone back. At times, only a
-section of it goes back.
+The rewind is production's own, on disks that fail; its process dies at any disk operation. The job
+was stopped, or its driver has died, at any moment. Its output up to the point, together with its
+output from there on, must equal that of a run without rewinds. Sometimes only a section of the job
+goes back.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ KEEP: Final = Keep(ms=1 << 40, every_ms=8)
 EVERYTHING: Final = 1 << 60
 
 Names = list[tuple[tuple[int, int, int], list[tuple[Any, ...]]]]
-"""Outputs: generation, task and number, and their rows."""
+"""Outputs: (generation, task, number) and rows of each."""
 
 
 class Life(NamedTuple):
-    """From a start, or a time that the job went back, to the next time it does.
+    """The time between two rewinds, or between the start and the first rewind.
 
-    ``first``: the number of its first point; ``before``: what counted when it began, by sink.
-    ``outputs``: what it has delivered, by sink.
+    ``first``: the number of its first point; ``before``: the rows that were valid when it began,
+    by sink; ``outputs``: its own output, by sink.
     """
 
     first: int
@@ -80,7 +80,7 @@ class Life(NamedTuple):
     outputs: Mapping[str, Names]
 
     def until(self, lanes: Mapping[tuple[str, int], int]) -> dict[str, Rows]:
-        """What counts, if of its outputs only those up to these numbers do."""
+        """The valid rows by sink if its outputs are valid only up to these numbers."""
         found = {sink: Counter(rows) for sink, rows in self.before.items()}
         for sink, outputs in self.outputs.items():
             for (_, task, seq), rows in outputs:
@@ -93,7 +93,7 @@ class Rewinds(Upgrades):
     """One simulation; the parameters are those of :class:`Upgrades`."""
 
     def _next_job(self) -> ArrowJob:
-        has_markers = self._seed % 5 != 3  # without them, few points have all rows
+        has_markers = self._seed % 5 != 3  # without markers, few points have all rows
         how: dict[str, Any] = {"has_markers": has_markers, "extra": False}
         has_effects = Random(f"effects {self._seed}").random() < 0.5
         return upgrade_job(self._seed, self._seed % 3 + 1, has_effects=has_effects, **how)
@@ -102,11 +102,11 @@ class Rewinds(Upgrades):
         return replace(super()._options(job), keep=KEEP)
 
     def run(self) -> None:
-        """Until the job is done."""
+        """Run until the job is done."""
         self._lives: list[Life] = []
         self._recorders: list[Recorder] = []
         self._first, self._before = 1, dict[str, Rows]()
-        self._sections = Random(f"sections {self._seed}")  # all else in a seed is as it was
+        self._sections = Random(f"sections {self._seed}")  # the rest of a seed stays as it was
         for _ in range(TIMES):
             if self._break_off():
                 self._go_back()
@@ -131,7 +131,7 @@ class Rewinds(Upgrades):
         return True
 
     def _go_back(self) -> None:
-        """Somebody takes the job back; who tries may die."""
+        """Rewind the job; the process that tries may die."""
         for _ in range(ATTEMPTS):
             maker = TimeMachine(self.job, self.cluster.disks, self.random, self._sections)
             first = maker.attempt(self.switches + 1)
@@ -142,7 +142,7 @@ class Rewinds(Upgrades):
                 self._gone_back(maker, first)
                 return
             if maker.is_refused:
-                if self.cluster.outcome.state == "done":  # who has settled is started again
+                if self.cluster.outcome.state == "done":  # a job that has settled is started again
                     self.cluster.outcome = Outcome()
                     self.cluster.kill_driver()
                 return
@@ -172,12 +172,12 @@ class Rewinds(Upgrades):
         self.cluster.service.remember(service)
 
     def _in_journal(self) -> list[Deliver]:
-        """Output that is not in files yet."""
+        """Output that is not yet in files."""
         keeper = HouseKeeper(self.job.plan, self.job.encode, self.job.decode, KEEP)
         return keeper.recover(self.cluster.disks.journal())
 
     def _outputs(self) -> dict[str, Names]:
-        """By sink, what this life of the job has delivered, and its names."""
+        """By sink, the output of this life of the job, with names."""
         found: dict[str, Names] = {}
         for task in self.job.plan.tasks:
             if task.sink is None:
@@ -195,8 +195,8 @@ class Rewinds(Upgrades):
 def goes_on_behind(
     plan: Plan, lengths: Mapping[int, int], before: Recorder, first: Mapping[int, Layer]
 ) -> None:
-    """No place in a log comes again, and no number of an output: random numbers are drawn by the
-    one, sinks keep marks of the other."""
+    """No log position and no output number is used twice: random numbers derive from positions,
+    and sinks keep marks of output numbers."""
     for task in plan.tasks:
         layer, entries = first[task.id], lengths[task.id]
         said = f"{task.name} goes on at {layer.position}, its log had {entries} entries"
@@ -213,19 +213,19 @@ def _is_one(sections: Random) -> bool:
 
 
 def _head(job: ArrowJob, sections: Random) -> str:
-    """The operator with which a section begins: not the source."""
+    """The operator with which a section begins; never the source."""
     codes = (code for code in job.compiled.codes if code.source is None)
     return sections.choice(sorted({code.operators[0][0] for code in codes}))
 
 
 def with_reader(code: TaskCode, factory: Any) -> TaskCode:
-    """The same task; its rows come from another reader."""
+    """The same task with another reader."""
     assert code.source is not None
     return replace(code, source=replace(code.source, factory=factory))
 
 
 class ForgetfulReader(BatchesReader):
-    """Has no rows before some number any more."""
+    """A reader that has forgotten its first rows."""
 
     def __init__(self, rows: pa.RecordBatch, first: int) -> None:
         super().__init__([rows], rows.schema)
@@ -239,28 +239,28 @@ class ForgetfulReader(BatchesReader):
 
 
 def _reader(rows: pa.RecordBatch, first: int, index: int, parallelism: int) -> ForgetfulReader:
-    """All of them are this task's."""
+    """A reader that gives all rows to this task."""
     del index, parallelism
     return ForgetfulReader(rows, first)
 
 
 class TimeMachine:
-    """A process that takes a job back; it may die at one of its calls.
+    """A process that rewinds a job; it may die at one of its disk operations.
 
     Attributes
     ----------
     made
-        What it has done, or tried to.
+        The rewind that it has made, or tried to make.
     newest
         The newest point.
     in_journal
-        Output that is in the journal still.
+        Output that is still in the journal.
     lengths
-        Of the logs that there were.
+        The lengths of the logs before the rewind.
     now
-        Where tasks were, if only a section goes back.
+        The positions of tasks, if only a section goes back.
     points
-        Numbers of points that there were before, and are now.
+        The numbers of the points before the rewind, and now.
     section
         The tasks that go back; None: all.
     """
@@ -283,7 +283,7 @@ class TimeMachine:
         self.points: tuple[set[int], set[int]] = set(), set()
 
     def attempt(self, version: int) -> Mapping[int, Layer] | None:
-        """Try; return the layers with which tasks begin, if the job is back now."""
+        """Try to rewind; return the tasks' first layers if that has succeeded."""
         try:
             self._make()
         except CannotRewind:
@@ -321,12 +321,12 @@ class TimeMachine:
         self.made.make(term, lambda _: announce(b"graph"), *how)
 
     def _look_at_sources(self, keeper: HouseKeeper, point: Point, store: LayerStore) -> None:
-        """Some of them may have forgotten rows, or have others now."""
+        """Check the sources; some may have forgotten rows, or have changed ones."""
         assert self.made is not None
         try:
             runs = since(keeper, point, store)
         except NothingToReplay:
-            return  # forward again: nobody knows what comes
+            return  # forward again: the rows that follow are unknown
         for code in self._job.compiled.codes:
             if code.source is None or code.task.id not in self.made.section:
                 continue
@@ -344,7 +344,7 @@ class TimeMachine:
             rows_come_again(code.task.name, came, lacks, is_refused=False)
 
     def _faulty(self, code: TaskCode) -> tuple[range, Any]:
-        """Rows that a source lacks, and its reader."""
+        """The rows that a source lacks, and its reader."""
         rows = self._job.sources[code.task.id].read(0, EVERYTHING).payload
         kind, at = self._sections.random(), self._sections.randrange(rows.num_rows)
         if kind < 0.6:
@@ -372,14 +372,14 @@ class TimeMachine:
         return sent_since(past, self.section, {c: self.made.sent_by_then(c) for c in into})
 
     def _readable(self, code: TaskCode) -> TaskCode:
-        """With the rows that the simulation gives its source."""
+        """The task with the rows that the simulation gives its source."""
         if code.source is None:
             return code
         rows = self._job.sources[code.task.id].read(0, EVERYTHING).payload
         return with_reader(code, partial(_reader, rows, 0))
 
     def past_is_there(self) -> None:
-        """Whoever has gone back can go back further, and forward again."""
+        """After a rewind, the job can go back further, and forward again."""
         gone = self.points[0] - self.points[1]
         require(not gone, "kept past", f"points {sorted(gone)} are gone after going back")
 
@@ -387,7 +387,7 @@ class TimeMachine:
         return HouseKeeper(self._job.plan, self._job.encode, self._job.decode, KEEP)
 
     def _found(self, version: int) -> Mapping[int, Layer] | None:
-        """The first layers, if this version counts."""
+        """The first layers, if this version of the plan is in force."""
         records = self._disks.journal()
         if version_of(records) != version:
             return None

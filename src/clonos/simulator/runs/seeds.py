@@ -49,7 +49,7 @@ from clonos.simulator.runs.upgrades import Upgrades
 from clonos.simulator.world.virtual import Trials
 
 ROWS_AT_ONCE = 1.75
-"""What sources read at once, on average."""
+"""How many rows sources read at once, on average."""
 BLIND_MS = 200.0
 """Long enough to do harm."""
 PATIENCE_MS = 30_000.0
@@ -57,20 +57,20 @@ PATIENCE_MS = 30_000.0
 
 
 class InternalError(AssertionError):
-    """Something in clonos has raised what it should not."""
+    """Clonos has raised an unexpected error."""
 
 
 CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition, InternalError)}
-"""Failures of a job that mean a fault of clonos itself which no invariant has found."""
+"""Failures of a job that reveal a fault of Clonos which no invariant has found."""
 
 
 @dataclass
 class Result:
-    """What became of one seed.
+    """The outcome of one seed.
 
-    ``invariant``, ``check``: which one is violated (or the kind of a crash), and the function that
-    has found it; ``digest``: of all that happened, in its order; ``error``: with which it ended, if
-    no check has.
+    ``invariant``, ``check``: the violated invariant (or the kind of crash), and the function that
+    found it; ``digest``: of all events, in order; ``error``: the error that ended the job, if no
+    check did.
     """
 
     seed: int
@@ -87,7 +87,7 @@ class Result:
 
 @contextmanager
 def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> Iterator[None]:
-    """Small limits, so that a small simulation runs into them."""
+    """Small limits, so that a small simulation reaches them."""
     owners = (
         (outbounds_module, "BACKLOG_ITEMS", backlog),
         (channels_module, "CREDIT_ITEMS", credit),
@@ -106,7 +106,7 @@ def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> It
 
 @contextmanager
 def few_steps_watched() -> Iterator[None]:
-    """Fewer than a small simulation takes between two checkpoints."""
+    """Watch fewer steps than a small simulation takes between two checkpoints."""
     before = blame_module.WATCHED_STEPS
     blame_module.WATCHED_STEPS = 4  # type: ignore[misc]  # it is final for all others
     try:
@@ -116,7 +116,7 @@ def few_steps_watched() -> Iterator[None]:
 
 
 def random_options(random: Random, job: AnyJob, size: Size = LARGE) -> Options:
-    """Slots, standbys and how long things take, from comfortable to hopeless."""
+    """Draw slots, standbys and durations, from comfortable to hopeless."""
     cells = len(job.plan.cells)
     standbys = random.choice((0, 0, 1, 1, 2))
     sources = [task.id for task in job.plan.tasks if task.is_source]
@@ -135,7 +135,7 @@ def random_options(random: Random, job: AnyJob, size: Size = LARGE) -> Options:
         rotate_bytes=random.choice((3_000, 10_000_000)),
         step_ms=random.choice((0.05, 0.3, 1.0)),
         floors_at_end=random.choice((0, 2, 2)),
-        # A slot has a partition of one DataFrame at most.
+        # A slot has at most one DataFrame's partition.
         bound=frozenset(sources)
         if random.random() < 0.2 and len(homes) == len(sources)
         else frozenset(),
@@ -149,7 +149,7 @@ def random_options(random: Random, job: AnyJob, size: Size = LARGE) -> Options:
 
 
 def with_poison(job: Job, random: Random) -> Job:
-    """The same job with a row that kills whoever reads it."""
+    """The same job with a row that kills every process that reads it."""
     stages = list(job.stages)
     number = random.choice([n for n, s in enumerate(stages) if s.reads or s.is_sink])
     source = random.choice(list(job.sources.values()))
@@ -160,8 +160,8 @@ def with_poison(job: Job, random: Random) -> Job:
 
 
 def reads(job: Job) -> float:
-    """About how often the sources read: a job whose rows come all at once is idle when most faults
-    strike."""
+    """About how often the sources read. If rows came all at once, the job would be idle when most
+    faults strike."""
     return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
 
 
@@ -177,13 +177,13 @@ def _toy_job(random: Random, seed: int, size: Size, *, loops: bool) -> tuple[Job
 
 
 def _in_cells(job: Job, seed: int) -> Job:
-    """Drawn by itself: what else a seed does is the same with and without."""
+    """Put tasks into cells; drawn separately, so that the rest of a seed stays as it was."""
     has_cells = seed % 4 == 3 or seed % 16 == 5
     return in_cells(job, Random(f"cells {seed}")) if has_cells else job
 
 
 def _with_calls(job: Job, seed: int) -> Job:
-    """Drawn by itself, too; in half of these, some calls are effects."""
+    """Add calls, drawn separately, too; in half of these jobs some calls are effects."""
     if seed % 7 not in (2, 5):
         return job
     job = with_calls(job, Random(f"calls {seed}"))
@@ -195,13 +195,13 @@ def _has_markers(seed: int) -> bool:
 
 
 def _in_its_way(job: Job, seed: int) -> Job:
-    """In two of five seeds tasks seal when they like, unless the job has no logs."""
+    """In two of five seeds tasks seal without markers, unless the job has no logs."""
     has_markers = _has_markers(seed) or not job.plan.causal_log
     return replace(job, plan=replace(job.plan, has_markers=has_markers))
 
 
 def _with_promises(job: Job, seed: int, random: Random, *, harsh: bool, gaps: bool) -> Job:
-    """Cells and calls, and how far logs travel, if there are any."""
+    """Draw cells, calls and, if there are logs, the sharing depth."""
     if gaps:
         job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
     job = _with_calls(_in_cells(job, seed), seed)
@@ -217,12 +217,12 @@ def simulate(
     trace: bool = False,
     checks_state: bool = True,
 ) -> Result:
-    """Run one seed and judge it; never raises for what the protocol does wrong.
+    """Run one seed and judge it; a violated invariant is returned, not raised.
 
     In two of five seeds tasks seal without markers; in a third, slots run several tasks each; in
-    two of seven, rows wait for calls, half of them for effects; every fifth has tasks that are
-    source and sink at once; in every third user code takes its time. `checks_state`: machines are
-    asked for the soundness of their state.
+    two of seven, rows wait for calls, half of them effects; in a fifth, some tasks are source and
+    sink at once; in a third, user code takes time. `checks_state`: run the machines' own
+    consistency checks.
     """
     judged = {"trace": trace, "checks_state": checks_state}
     if kind.upgrade or kind.live or kind.rewind:
@@ -247,7 +247,7 @@ def simulate(
 
 
 def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
-    """Jobs of any shape, and all faults."""
+    """A job of any shape, and all faults."""
     harsh, loops, gaps = kind.harsh, kind.loops, kind.gaps
     arrow = seed % 50 == 49 and not (loops or gaps) if kind.arrow is None else kind.arrow
     random = Random(seed)
@@ -275,7 +275,7 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
     if kind.history and job.plan.causal_log:
         options.keep, options.availability = keep_of(seed), False
     disk = seed % 8 == 5 if kind.disk is None else kind.disk
-    if disk and not harsh:  # with time to see what stays in the store
+    if disk and not harsh:  # leave time to see what stays in the store
         options.epoch_ms = min(options.epoch_ms, 25.0)
         options.floors_at_end = size.disk_floors
     kinds = (*KINDS, *DISK) if disk else KINDS
@@ -331,7 +331,7 @@ def _simulate_overlap(seed: int, size: Size, *, availability: bool, **judged: bo
 
 
 def _simulate_implied(seed: int, size: Size, **judged: bool) -> Result:
-    """Chains whose links to the house-keeper break, ways that cross, or any jobs."""
+    """A chain whose links to the house-keeper break, paths that cross, or any job."""
     random = Random(f"implied {seed}")
     which = seed % 3
     if which < 2:
@@ -425,7 +425,7 @@ def _simulate_moves(seed: int, size: Size, *, rivals: bool, **judged: bool) -> R
 
 
 def _simulate_canary(seed: int, *, trace: bool, checks_state: bool) -> Result:
-    """A job that keeps its past, and two canaries that follow it."""
+    """A job with a history, and two canaries that follow it."""
     random = Random(f"canary {seed}")
     job = canary_job(random)
     options = random_options(random, job)
@@ -479,7 +479,7 @@ def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool)
 
 @contextmanager
 def judging(result: Result, *, trace: bool) -> Iterator[None]:
-    """Write down how a simulation has failed, if it does; with `trace`, also raise."""
+    """Record in `result` how a simulation fails; with `trace`, also raise."""
     try:
         yield
     except Violation as violation:
@@ -487,7 +487,7 @@ def judging(result: Result, *, trace: bool) -> Iterator[None]:
         result.failure, result.check = str(violation), violation.check
         if trace:
             raise
-    except Divergence as error:  # what the protocol itself has to find
+    except Divergence as error:  # the protocol itself must detect it
         result.verdict, result.invariant = "violation", "divergence"
         result.failure, result.check = f"divergence: {error}", "simulate_job"
         result.error = error
@@ -518,8 +518,8 @@ def simulate_job(
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it.
 
-    `scale`: all takes so much longer, and faults strike over so much more time. `prepare`: is given
-    the cluster before it starts.
+    `scale`: how much longer than usual everything takes, including the time of faults. `prepare`:
+    called with the cluster before it starts.
     """
     small = random.random() < 0.3
     if size is not LARGE:
@@ -561,13 +561,13 @@ def simulate_job(
 
 
 def _strikes(random: Random, most: int) -> int:
-    """How many faults there are: in every twentieth seed, none."""
+    """The number of faults: in every twentieth seed, none."""
     return random.choice((0, *[random.randint(1, most)] * 19))
 
 
 def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
-    """The only honest reasons to give up are a record that kills its readers, and state that nobody
-    has any more."""
+    """The only legitimate reasons to give up are a poison record, and state of which all copies are
+    gone."""
     outcome = cluster.outcome
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)

@@ -1,4 +1,4 @@
-"""How large a simulation is: what takes little time finds most faults, but not all."""
+"""The size of a simulation: small ones are quick and find most faults, but not all."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Final, NamedTuple
 
 
 class Size(NamedTuple):
-    """From what a seed draws its numbers; by default, those of a large simulation.
+    """The ranges from which a seed draws its numbers; by default, those of a large simulation.
 
     Attributes
     ----------
     tasks, rows
-        Of a job of any shape: fewest and most, the latter of each source.
+        For a job of any shape: fewest and most tasks; fewest and most rows of each source.
     chain_rows
-        Of each source of a job whose shape is given.
+        Rows of each source of a job of a fixed shape.
     arrow_rows
-        Fewest and most, of each source of a job of Arrow operators.
+        Fewest and most rows of each source of a job of Arrow operators.
     begins_ms, lasts_ms
         When faults begin, and for how long they strike.
     strikes
-        How many faults there are at most ...
+        The largest number of faults ...
     harsh_strikes
-        ... and where there are always so many.
+        ... and the exact number in harsh simulations.
     epochs_ms
-        How far apart checkpoints are.
+        The intervals of checkpoints.
     disk_floors
-        How many of them follow the last fault of a disk.
+        How many checkpoints follow the last fault of a disk.
     turns_ms
-        How long a turn of a process takes at least: what comes meanwhile is heard together.
+        The shortest time that a turn takes; events that come meanwhile share the next turn.
     """
 
     tasks: tuple[int, int] = (3, 9)
@@ -74,14 +74,14 @@ SMALL: Final = Size(
 
 
 SHARES: Final = (0.65, 0.25)
-"""How many seeds are small, and how many medium; the rest is large."""
+"""The shares of small and of medium seeds; the rest are large."""
 HARSH_SHARES: Final = (0.2, 0.5)
-"""The same where whole neighbourhoods die: it takes several of them, and time between."""
+"""The same for harsh seeds: whole neighbourhoods must die several times, with time between."""
 
 
 def size_of(seed: int, *, is_harsh: bool) -> Size:
-    """Most seeds are small, some are large. Drawn by itself: what a large one does, it also does
-    if it is asked for."""
+    """Most seeds are small, some are large. Drawn separately, so that a large seed does the same if
+    all are asked to be large."""
     drawn = Random(f"size {seed}").random()
     small, medium = HARSH_SHARES if is_harsh else SHARES
     return SMALL if drawn < small else MEDIUM if drawn < small + medium else LARGE

@@ -1,6 +1,6 @@
 """A job that settles, and goes on with another plan, again and again, under faults.
 
-The switch is that of production, on disks that fail; whoever makes it dies at any of its calls.
+The switch is production's own, on disks that fail; its process dies at any disk operation.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from clonos.upgrade.switch import Switch
 PATIENCE_MS: Final = 30_000.0
 SWITCHES: Final = 2
 LONG_S: Final = 20.0
-"""Long enough to settle, if nothing fails."""
+"""Enough time to settle if nothing fails."""
 ATTEMPTS: Final = 20
-"""To settle, and to switch: then one is let through."""
+"""Attempts to settle, and to switch; the last one is spared faults."""
 BY_NO_TASK: Final = 1 << 30
-"""More lives than any task has."""
+"""A life number above those of all tasks."""
 CALLS: Final = 60
-"""A switch takes about so many calls of the file systems."""
+"""A switch takes about so many file operations."""
 
 
 class Upgrades:
@@ -63,16 +63,16 @@ class Upgrades:
     Attributes
     ----------
     job, cluster
-        What has the checkpoint now, and where it runs.
+        The job that owns the checkpoint now, and the cluster that runs it.
     switches, deaths, went_on
-        How many switches were made, and how many were broken off; how often a job that was to
-        settle has gone on instead.
+        How many switches were made and how many were broken off; how often a job that was to settle
+        went on instead.
     forward
-        How often it went to a point of its past that it had discarded.
+        How often the job went to a point on a past that it had discarded.
     sections
-        How often only a section of it went back.
+        How often only a section went back.
     prepared
-        How often most of the state was shared out before.
+        How often most of the state was redistributed in advance.
     """
 
     forward = sections = prepared = 0
@@ -101,7 +101,7 @@ class Upgrades:
 
     def _next_job(self) -> ArrowJob:
         parallelism = self.random.choice((1, 2, 2, 3, 4))
-        number = self._seed + self.switches * (self._seed % 7 == 6)  # then markers come and go, too
+        number = self._seed + self.switches * (self._seed % 7 == 6)  # then markers change, too
         has_markers = number % 5 not in (1, 3)
         return upgrade_job(self._seed, parallelism, has_markers=has_markers, extra=self._extra)
 
@@ -130,7 +130,7 @@ class Upgrades:
         return replace(options, availability=False, bound=frozenset(), floors_at_end=0)
 
     def run(self) -> None:
-        """Until the job is done."""
+        """Run until the job is done."""
         for _ in range(SWITCHES):
             if not self._settle():
                 break
@@ -145,7 +145,7 @@ class Upgrades:
         return self.cluster.driver.keeper.complete
 
     def _go_on(self) -> None:
-        """Until the driver ends; it starts again if it has been stopped."""
+        """Run until the driver ends; start it again if it was stopped."""
         cluster = self.cluster
         if cluster.outcome.state == "done":
             cluster.outcome = Outcome()
@@ -174,7 +174,8 @@ class Upgrades:
         raise Violation("liveness", f"the job has not settled in {ATTEMPTS} attempts")
 
     def _look_at_calls(self, keeper: HouseKeeper) -> None:
-        """If there was time enough. Without markers, of floors of an earlier term nobody knows."""
+        """Check open calls if there was time enough. Without markers, floors of an earlier term
+        may be unknown."""
         cluster = self.cluster
         until_s = cluster.driver.node.settling.until_s
         is_known = cluster.job.plan.has_markers or cluster.driver.term == 1
@@ -182,18 +183,20 @@ class Upgrades:
             calls_are_at_rest(self.job, keeper, _layers(cluster.disks))
 
     def _ask_to_stop(self, cluster: Cluster, settle_s: float) -> None:
-        """Whoever drives then: a driver that has died is asked no more."""
+        """Ask the current driver to stop; one that has died meanwhile is not asked."""
         if cluster.outcome.state != "running" or cluster.driver.keeper.complete:
             return
         driver, is_patient = cluster.driver, self._is_live and settle_s < LONG_S
         if driver.alive and driver.waiting is None and driver.node.phase.value == "running":
             otherwise = partial(self._went_on, cluster) if is_patient else None
+            if otherwise is not None:
+                driver.post(events.EndIsNear())
             driver.post(events.StopAsked(settle_s, otherwise))
         else:
             cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
 
     def _went_on(self, cluster: Cluster) -> None:
-        """It did not settle in time: ask again, or let it be."""
+        """The job did not settle in time: ask again, or let it go on."""
         self.went_on += 1
         if self.random.random() < 0.8:
             settle_s = self.random.choice((0.02, LONG_S))
@@ -202,7 +205,7 @@ class Upgrades:
     # --- from one to the next ---------------------------------------------------------------------
 
     def _switch(self) -> None:
-        """Replace the plan; those who try may die, and the old plan may go on for a while."""
+        """Replace the plan; processes that try may die, and the old plan may go on for a while."""
         before = self.cluster
         self._extra = self.random.random() < 0.3
         old, new = self.job, self._next_job()
@@ -211,7 +214,7 @@ class Upgrades:
             more = self._prepared(old, new, prepared)
             if more is not None:
                 prepared = more
-                if not self._settle():  # it goes on meanwhile
+                if not self._settle():  # the job goes on meanwhile
                     return
         for _ in range(ATTEMPTS):
             maker = Maker(old, new, self.switches + 1, before.disks, self.random, prepared)
@@ -227,7 +230,7 @@ class Upgrades:
         raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
 
     def _prepared(self, old: ArrowJob, new: ArrowJob, so_far: Prepared) -> Prepared | None:
-        """In every second switch, values are shared out before; drawn by itself."""
+        """In every second switch, redistribute values in advance; drawn separately."""
         if self._preparing.random() < 0.5:
             return None
         keeper, disks = _keeper(old), self.cluster.disks
@@ -246,7 +249,7 @@ class Upgrades:
         return found
 
     def _attempt(self, maker: Maker) -> Mapping[int, Layer] | None:
-        """One process that tries; None: the old plan still counts."""
+        """One process tries to switch; None: the old plan is still in force."""
         try:
             maker.make(["passing"])
         except CannotUpgrade:  # calls are open
@@ -259,7 +262,7 @@ class Upgrades:
         return maker.found()
 
     def _gather(self) -> None:
-        """What this plan has delivered."""
+        """Collect the output of this plan."""
         cluster = self.cluster
         for task in cluster.job.plan.tasks:
             if task.sink is None:
@@ -272,7 +275,7 @@ class Upgrades:
 
 
 class Maker:
-    """A driver that replaces the plan; it may die at one of its calls."""
+    """A driver that replaces the plan; it may die at one of its disk operations."""
 
     def __init__(
         self,
@@ -310,14 +313,14 @@ class Maker:
         switch.make(store, term, lambda _: home.put("next", b"graph"), journal)
 
     def leave(self) -> None:
-        """The process is gone, perhaps with its machine."""
+        """The process ends, perhaps with its machine."""
         for files in (self._local, self._shared):
             files.die()
         if self._loses_power:
             self._disks.local.lose_power()
 
     def found(self) -> Mapping[int, Layer] | None:
-        """The first layers of the new plan; None: the old one counts."""
+        """The first layers of the new plan; None: the old one is still in force."""
         records = self._disks.journal()
         is_new = version_of(records) == self._version
         keeper = _keeper(self._new if is_new else self._old)
@@ -327,7 +330,7 @@ class Maker:
 
 
 def whole(chain: Sequence[Layer]) -> Layer:
-    """Layers as one."""
+    """Merge layers into one."""
     return merge_layers(chain, merge_deltas, is_base=True)
 
 
@@ -336,7 +339,7 @@ def _keeper(job: ArrowJob) -> HouseKeeper:
 
 
 def _layers(disks: Disks) -> LayerStore:
-    """The store, as one sees it who does nothing."""
+    """The store, seen by a process that suffers no faults."""
     return LayerStore(_layers_of(disks), files=disks.shared.observe())
 
 
@@ -347,5 +350,5 @@ def _layers_of(disks: Disks) -> str:
 
 
 def terms_of(shared: SimulatedFiles) -> Terms:
-    """Where the driver is recorded that goes on with the job."""
+    """The terms of the driver that goes on with the job."""
     return Terms(Folder(shared, TERMS, "fsync"))

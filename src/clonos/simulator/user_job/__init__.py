@@ -1,8 +1,7 @@
 """A user's own job in the simulated cluster: its rows, its services, its invariants.
 
-Nothing here simulates: the cluster, its faults and the checks are those of the simulator's own
-jobs. This package adds what stands in for Spark and for services, and tells whose fault a failure
-is.
+Cluster, faults and checks are those that the simulator uses for its own jobs. This package adds
+stand-ins for Spark and for services, and finds out whether the job or Clonos caused a failure.
 """
 
 from clonos.simulator.user_job.errors import CannotSimulate, SimulationFailed

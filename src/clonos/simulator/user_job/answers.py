@@ -1,7 +1,7 @@
-"""Who answers the calls of a user's job in the simulator: a stand-in, or the real function, once.
+"""Answers to the calls of a user's job in the simulator: from a stand-in or the real function.
 
-Nothing is called unless the user says so: a test that asks a paid model, or charges a card, because
-somebody forgot a line would be worse than no test.
+A real function is called only if the user says so, once for each question. A test that asks a paid
+model, or charges a card, because a line was forgotten would be worse than no test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clonos.simulator.user_job.errors import CannotSimulate, Unanswered
 from clonos.simulator.world.service import Entries, Service, determinants
 
 RECORD: Final = "record"
-"""Instead of a stand-in: the real function is called, once for each question."""
+"""Given instead of a stand-in: call the real function once for each question."""
 
 
 class Answer(NamedTuple):
@@ -47,25 +47,37 @@ class Answer(NamedTuple):
 
 
 class Recording:
-    """Answers that real functions have given, and perhaps a file of them.
+    """Recorded answers of real functions, perhaps kept in a file.
 
     Parameters
     ----------
     path
-        A file with lines of JSON; new answers are appended.
+        A file of JSON lines; new answers are appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._known: dict[tuple[str, int], Answer] = {}
-        if self._path is not None and self._path.exists():
+        if self._path is None:
+            return
+        try:
+            self._path.touch()  # so that a file that cannot be written is found before the calls
             for line in self._path.read_text("utf-8").splitlines():
                 known = json.loads(line)
                 answer = Answer(known["ok"], b64decode(known["answer"]))
                 self._known[known["function"], known["question"]] = answer
+        except OSError as error:
+            raise CannotSimulate(
+                f"recorded answers cannot be kept in {path} ({error.strerror})",
+                remedy="name a file in a folder that exists and can be written",
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise CannotSimulate(
+                f"{path} is not a file of recorded answers", remedy="name another file"
+            ) from None
 
     def ask(self, function: str, question: int, ask: Callable[[], Answer]) -> Answer:
-        """The known answer to a question; if there is none, ask."""
+        """The recorded answer to a question; if there is none, ask."""
         if (function, question) not in self._known:
             answer = self._known[function, question] = ask()
             if self._path is not None:
@@ -81,14 +93,14 @@ class Recording:
 
 
 class StandIns:
-    """Who answers for which function.
+    """The stand-ins for functions.
 
     Parameters
     ----------
     services
-        By function (or ``clonos.Service``), or its name (``"judge"``, ``"fraud:judge"``, or that of
-        the operator): a function, a mapping from its argument (of several: from their tuple) to
-        the answer, or ``"record"``.
+        A dict from functions, ``clonos.Service`` objects or names (``"judge"``, ``"fraud:judge"``,
+        or that of the operator) to a function, to a mapping from the argument (or the tuple of
+        several arguments) to the answer, or to ``"record"``.
     """
 
     def __init__(self, services: Mapping[Any, Any], recording: Recording) -> None:
@@ -103,12 +115,12 @@ class StandIns:
             self._of[key if isinstance(key, str) else names_of(key)[0]] = answers
 
     def find(self, fn: Any, operator: str = "") -> tuple[str, Any]:
-        """The name of a function, and what stands in for it.
+        """The name of a function, and its stand-in.
 
         Raises
         ------
         Unanswered
-            Nothing does.
+            There is no stand-in.
         """
         names = [*names_of(fn), *([operator] if operator else [])]
         for name in names:
@@ -118,7 +130,7 @@ class StandIns:
 
 
 def names_of(fn: Any) -> list[str]:
-    """What a function may be called, the longest name first."""
+    """The names under which a function may be given, the longest first."""
     if isinstance(fn, Effect):
         fn = fn.fn
     if isinstance(declared := getattr(fn, "__self__", None), Declared):
@@ -142,7 +154,7 @@ class Made(NamedTuple):
 class Answers(Service):
     """The services of one simulation; it keeps a journal, and checks it.
 
-    A service that deduplicates by key does so here, and a check finds out what is so.
+    A service that deduplicates by key does so here, and a check function reports what was made.
     """
 
     def __init__(self, stand_ins: StandIns) -> None:
@@ -174,7 +186,7 @@ class Answers(Service):
 
     def answer(self, task: int, incarnation: Incarnation, call: CallId, request: Request) -> Any:
         policy: Policy = request.service
-        if policy.instead_of is not None:  # the budget is used up: nobody is asked
+        if policy.instead_of is not None:  # the budget is used up: no call is made
             return self._given_to(task, incarnation, call, request, _attempts(policy, request))
         name, stand_in = self._stand_ins.find(policy.fn, policy.name)
         if stand_in == RECORD:
@@ -219,8 +231,8 @@ class Answers(Service):
     # --- the end ----------------------------------------------------------------------------------
 
     def calls_once(self, task: TaskSpec, entries: Entries) -> None:
-        """What each life has logged of its calls are the first answers that it was given; and no
-        life has asked again what an earlier one had logged."""
+        """Each life has logged the first answers that it was given, in order, and has repeated no
+        call whose answer an earlier life had logged."""
         logged: defaultdict[Incarnation, list[Answer]] = defaultdict(list)
         for writer, determinant in determinants(entries):
             if isinstance(determinant, Call):
@@ -239,7 +251,7 @@ class Answers(Service):
             require(answers == given, "calls", said)
 
     def effects_once(self, task: TaskSpec, entries: Entries) -> None:
-        """What was made is what the history has asked, with the answer that it knows."""
+        """Every effect made was asked for in the log, and the log has its answer."""
         known = {
             outcome.id: (outcome.digest, outcome.answer)
             for _, determinant in determinants(entries)
@@ -254,7 +266,7 @@ class Answers(Service):
 
 
 def as_function(stand_in: Any) -> Callable[..., Any]:
-    """A stand-in as a function; one that is a mapping has one answer for each argument."""
+    """A stand-in as a function; a mapping gives one answer for each argument."""
     if not isinstance(stand_in, Mapping):
         function: Callable[..., Any] = stand_in
         return function
@@ -266,7 +278,7 @@ def as_function(stand_in: Any) -> Callable[..., Any]:
 
 
 def _attempts(policy: Policy, request: Request, named: Mapping[str, Any] | None = None) -> Answer:
-    """As many as the policy allows, without the pauses in between."""
+    """Make as many attempts as the policy allows, without the pauses between them."""
     for _ in range(policy.attempts):
         answer = _outcome(lambda: ask_once(policy, request.arguments, named or {}))
         if answer.ok:

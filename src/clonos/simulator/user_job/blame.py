@@ -1,7 +1,7 @@
-"""Finds out whether a job's functions, given the same input, do the same; and if not, which do not.
+"""Finds functions of a job that do something else when they get the same input again.
 
-Every task is run again twice, with the log that it wrote and the items that it took. The first
-task whose two runs differ is to blame, and no task downstream of it.
+Every task is run twice more, with the log that it wrote and the items that it took. The first task
+whose two runs differ is to blame; tasks downstream of it are not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SUSPECTS: Final = frozenset(
      "utcnow", "today", "random", "getrandbits", "urandom", "id", "getpid", "standard_normal",
      "integers"}
 )  # fmt: skip
-"""Functions in C that give another answer each time."""
+"""Functions in C that return something else each time."""
 SHOWN: Final = 5
-"""How many lines an error names."""
+"""How many lines of code an error names."""
 REMEDY: Final = (
     "take time, random numbers and services from ctx (ctx.clock, ctx.random, ctx.call), and keep "
     "what a function has to remember in ctx.state"
@@ -44,7 +44,7 @@ def divergence(job: UserJob, recorder: Recorder) -> Divergence | None:
         except (Divergence, Violation) as error:
             return _error(job, task, recorder, items, in_short(error))
         except (ClonosError, LookupError):
-            return None  # its log is not whole: nothing can be said of it
+            return None  # its log is incomplete, so it cannot be judged
         if not _same(first, second):
             return _error(job, task, recorder, items, _difference(first, second))
         items.update(first)
@@ -91,7 +91,7 @@ def _error(
         with _watched(found):
             _again(job, task, recorder, items)
     except (ClonosError, Violation):
-        pass  # it is what is being explained
+        pass  # this error is being explained
     lines = "".join(f"\n  {line}" for line in list(found)[:SHOWN])
     asked = f"\nIn this task your code asks outside of ctx:{lines}\n" if lines else ""
     operators = ", ".join(name for name, _ in code.operators)
@@ -104,7 +104,7 @@ def _error(
 
 @contextmanager
 def _watched(found: dict[str, None]) -> Iterator[None]:
-    """Collect the user's lines that call suspects."""
+    """Collect the lines of user code that call nondeterministic functions."""
 
     def look(frame: FrameType, event: str, called: Any) -> None:
         name = getattr(called, "__name__", "")

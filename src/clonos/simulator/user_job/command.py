@@ -1,4 +1,4 @@
-"""``clonos sim MODULE:JOB``: a job of the user's, in the simulator."""
+"""``clonos sim MODULE:JOB``: a user's own job in the simulator."""
 
 from __future__ import annotations
 
@@ -17,26 +17,14 @@ from clonos.simulator.user_job.simulation import Simulation, simulate
 
 SAY_EVERY_S: Final = 5.0
 SEEDS: Final = 50
-DRAWN: Final = (
-    "harsh",
-    "edge",
-    "overlap",
-    "disk",
-    "availability",
-    "mutations",
-    "mutation",
-    "digest",
-)
-"""Options that make no sense for a user's job."""
 DURATION: Final = "200 ms"
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if no seed failed."""
-    if given := [f"--{name}" for name in DRAWN if getattr(args, name)]:
+    if args.write_test is not None and not args.write_test.absolute().parent.is_dir():
         raise CannotSimulate(
-            f"{', '.join(given)} is for random jobs only",
-            remedy="for a job of your own, --faults says what fails",
+            f"--write-test {args.write_test}: there is no such folder", remedy="make it first"
         )
     settings = _settings(args)
     job = named_job(args.job)
@@ -81,25 +69,25 @@ class _Teller:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`simulate` is told besides job and seeds."""
+    """The arguments of :func:`simulate` besides job and seeds."""
     given: dict[str, Any] = {
         "rows": rows_given(args.rows),
         "services": services_given(args.service),
         "check": named(args.check, "check") if args.check else None,
-        "faults": args.faults.split(",") if args.faults else None,
+        "faults": None if args.faults is None else args.faults.split(","),
     }
     options = {name: getattr(args, name) for name in ("same_rows", "every_step", "answers")}
     return {**given, **options, "duration": args.duration}
 
 
 def services_given(services: Sequence[str]) -> dict[str, Any]:
-    """Who answers for which function, as ``--service`` says it."""
+    """The stand-ins given by ``--service``."""
     pairs = dict(_pair(service, "--service") for service in services)
     return {name: how if how == RECORD else named(how) for name, how in pairs.items()}
 
 
 def rows_given(rows: Sequence[str]) -> Any:
-    """Rows of sources, as ``--rows`` says it: a file, or files by name."""
+    """Rows of sources, as given by ``--rows``: a file, or files by source name."""
     if len(rows) == 1 and "=" not in rows[0]:
         return rows[0]
     return dict(_pair(given, "--rows") for given in rows) or None
@@ -127,7 +115,7 @@ def _again(args: argparse.Namespace, seed: int) -> str:
     return " ".join(f"'{word}'" if " " in word else word for word in [*words, "--seed", str(seed)])
 
 
-# --- a test of what has failed --------------------------------------------------------------------
+# --- a test of the seed that failed ---------------------------------------------------------------
 
 
 def _write_test(path: Path, args: argparse.Namespace, failed: SimulationFailed) -> None:
@@ -158,7 +146,7 @@ def _write_test(path: Path, args: argparse.Namespace, failed: SimulationFailed) 
 
 
 def _arguments(path: Path, args: argparse.Namespace) -> Iterable[str]:
-    """The settings, as they are written in Python."""
+    """The settings as Python source."""
     rows = rows_given(args.rows)
     if isinstance(rows, str):
         yield _file(rows, path)
@@ -187,7 +175,7 @@ def _reference(name: str, default: str = "") -> str:
 
 
 def _file(file: str, test: Path) -> str:
-    """A file, seen from the test."""
+    """A file's path relative to the test."""
     return f"HERE / {_text(os.path.relpath(file, test.parent))}"
 
 

@@ -1,4 +1,4 @@
-"""What is raised when a job cannot be simulated, and when its simulation finds a fault."""
+"""Errors for a job that cannot be simulated, and for one whose simulation finds a fault."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from clonos.errors import ClonosError, DefinitionError
 
 
 class CannotSimulate(DefinitionError):
-    """A job cannot be simulated as it is given: something must stand in for Spark or a network."""
+    """A job cannot be simulated as given: it needs a stand-in for Spark or a network."""
 
 
 class SimulationFailed(ClonosError):
-    """A job did something in the simulator that it must not do.
+    """The simulator has found a fault in a job.
 
     Attributes
     ----------
     seed
-        Of the simulation; the same seed fails again.
+        The seed of the simulation; it fails again each time.
     verdict
         "divergence", "check", "rows", the name of the error that ended the job, or of an invariant
         of the protocol.
@@ -26,9 +26,9 @@ class SimulationFailed(ClonosError):
     advice = ""
 
     def repeat_with(self, how: str) -> None:
-        """Say in the remedy how to run this seed again."""
+        """Add to the remedy how to run this seed again."""
         self.remedy = "; ".join(filter(None, [self.advice, f"repeat it with {how}"]))
 
 
 class Unanswered(BaseException):  # users' functions may well catch every Exception
-    """A function was called for which nothing stands in."""
+    """A function was called that has no stand-in."""

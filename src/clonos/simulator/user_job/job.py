@@ -1,4 +1,4 @@
-"""A job of the user's, as the simulated cluster runs it."""
+"""A user's own job, as the simulated cluster runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle  # as Spark ships functions
+from pyspark import cloudpickle  # Spark ships functions with it
 
 from clonos.core.messages import Kind
 from clonos.core.program import Program
@@ -16,7 +16,7 @@ from clonos.simulator.jobs.arrow import ArrowJob
 from clonos.simulator.user_job.rows import rows_of, with_rows
 
 RUN = "simulation"
-"""The run, and its lineage, as idempotency keys name it."""
+"""The run and lineage in idempotency keys."""
 
 
 class UserJob(ArrowJob):
@@ -38,13 +38,13 @@ class UserJob(ArrowJob):
         self._shipped = [dumps(code) for code in codes]
 
     def program(self, task: int) -> Program:
-        """A fresh one. It is shipped anew, as to a process of its own: what functions and objects
-        of an earlier life remember is not there."""
+        """A fresh program. It is pickled and unpickled, as if for a new process: functions and
+        objects remember nothing of an earlier life."""
         program: Program = cloudpickle.loads(self._shipped[task]).program(RUN, RUN)
         return program
 
     def delivered(self, recorder: Recorder) -> dict[str, pa.Table]:
-        """What each sink has delivered: its tasks one after the other, each in its order."""
+        """The output of each sink: its tasks one after the other, each in its order."""
         tables: dict[str, list[pa.RecordBatch]] = {name: [] for name in self.compiled.sinks}
         for task in self.plan.tasks:
             if task.sink is not None:

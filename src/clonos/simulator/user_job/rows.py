@@ -1,4 +1,4 @@
-"""Rows in place of what a simulation cannot read: Spark, Kafka, a socket."""
+"""Rows in place of sources that a simulation cannot read: Spark, Kafka, a socket."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from clonos.sources.readers import EndOfInput
 from clonos.sources.spec import SourceSpec
 
 AS_THEY_ARE: Final = {"batches", "files"}
-"""Kinds of sources that a simulation reads as they are: always the same, and on this machine."""
+"""Sources that a simulation can read as they are: unchanging, and on this machine."""
 FORMATS: Final = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 ROWS_MAX: Final = 100_000
-"""How many a task may read: they are in memory, and each batch of them takes some events."""
+"""How many rows a task may read: they are in memory, and each batch costs some events."""
 
 Given = Any
 """Rows, an Arrow table, a path, or a source of :mod:`clonos.sources`."""
 
 
 def with_rows(compiled: CompiledJob, rows: Mapping[str, Given] | Given | None) -> CompiledJob:
-    """The same job, whose sources need neither Spark nor a network.
+    """The same job with sources that need neither Spark nor a network.
 
     Raises
     ------
     CannotSimulate
-        A source needs rows and has none; or rows are given that nobody reads, or that do not fit.
+        A source needs rows and has none, or rows were given that no source reads or that do not
+        match its schema.
     """
     names = {code.source_name: code for code in compiled.codes if code.source is not None}
     given = _by_name(rows, names)
@@ -62,7 +63,7 @@ def rows_of(code: TaskCode) -> FixedRows:
     Raises
     ------
     CannotSimulate
-        There are too many.
+        The task reads more than :data:`ROWS_MAX` rows.
     """
     assert code.source is not None
     reader = code.source.reader(code.task.index, code.parallelism)
@@ -98,7 +99,7 @@ def _by_name(rows: Mapping[str, Given] | Given | None, names: Mapping[str, TaskC
 
 
 def _kept(rows: Given) -> Given:
-    """The same, if it can be read only once: each task reads it."""
+    """The rows, copied if they can be read only once: each task reads them."""
     return list(rows) if isinstance(rows, Iterator) else rows
 
 
@@ -127,7 +128,7 @@ def _with_source(code: TaskCode, given: Mapping[str, Given]) -> TaskCode:
 
 
 def _source(rows: Given, schema: pa.Schema, code: TaskCode) -> SourceSpec:
-    """What delivers these rows."""
+    """A source that delivers these rows."""
     where = code.source_name
     if isinstance(rows, (str, Path)):
         suffix = Path(rows).suffix
@@ -156,7 +157,7 @@ def _source(rows: Given, schema: pa.Schema, code: TaskCode) -> SourceSpec:
 
 
 def _named(row: Mapping[str, Any], schema: pa.Schema, where: str) -> dict[str, Any]:
-    """The columns of a row. What is missing is null, unless it seems to be misspelt."""
+    """The columns of a row. A missing one is null, unless it seems to be misspelt."""
     missing = [name for name in schema.names if name not in row]
     if missing and (unknown := [name for name in row if name not in schema.names]):
         raise CannotSimulate(
@@ -183,7 +184,7 @@ def _content(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_tables(code: TaskCode, known: dict[int, pa.RecordBatch]) -> TaskCode:
-    """With the content of the tables that are looked up; in production the driver provides it."""
+    """The task with the content of its look-up tables, which the driver provides in production."""
     operators = tuple((name, _with_content(operation, known)) for name, operation in code.operators)
     return replace(code, operators=operators)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -38,11 +37,11 @@ from clonos.simulator.user_job.job import UserJob
 from clonos.simulator.world.virtual import Trials
 
 FAULTS: Final = (*KINDS, *DISK)
-"""The kinds of faults, and how often each is drawn."""
+"""The kinds of faults, with their weights."""
 READS: Final = 60
-"""Each source reads about this often, at most."""
+"""Each source reads at most about this often."""
 SOURCES_READ_MS: Final = 200.0
-"""How long sources read by default: all durations of the cluster fit that."""
+"""How long sources read by default; all durations of the cluster are chosen for it."""
 
 HONEST: Final = (
     OperatorError,
@@ -52,7 +51,7 @@ HONEST: Final = (
     StepTooLarge,
     WrongType,
 )
-"""Errors that end a job for what is wrong with the job itself."""
+"""Errors for which the job itself is to blame."""
 SHOWN: Final = 3
 """How many rows of each kind an error shows."""
 
@@ -62,18 +61,18 @@ Check = Callable[[Outputs], object]
 
 @dataclass
 class Simulation:
-    """What has happened in all seeds.
+    """The outcome of all seeds.
 
     Attributes
     ----------
     runs
-        How many simulations there were: whole jobs, from the first row to the last.
+        Number of simulations: whole runs of the job, from the first row to the last.
     steps
-        How many steps all tasks took.
+        Number of steps that all tasks took.
     deaths
-        How many tasks lost their process, and went on in another.
+        How often a task lost its process and went on in another.
     faults
-        Which faults struck, and how often.
+        How often each fault struck.
     outputs
         The rows of the last seed, by sink.
     """
@@ -109,39 +108,40 @@ def simulate(
 ) -> Simulation:
     """Run a job in a simulated cluster whose machines fail, once for each seed.
 
-    Driver, slots and tasks are those of production; network, disks, Spark and the clock are
-    simulated, in one thread and in virtual time. Every seed is checked: a run without failures,
-    with the same order, answers and clock, delivers the same; no call whose answer was used is made
-    again; effects are made once; and each function, given the same input, does the same. A seed
-    does the same every time.
+    Driver, slots and tasks are production's own; network, disks, Spark and the clock are simulated,
+    in one thread and in virtual time. Every seed is checked: a run without failures and with the
+    same order, answers and clock readings delivers the same rows; no call is repeated whose answer
+    was used; effects are made once; and functions do the same when they get the same input again.
+    The same seed always gives the same run.
 
     Parameters
     ----------
     job
         A :class:`clonos.Job`. Its sinks are not written to.
     rows
-        A dict from source names to rows (tuples or dicts), an Arrow table, or a file (``.jsonl``,
-        ``.csv``, ``.parquet``); not a dict if only one source needs rows. ``from_batches`` and
-        ``files`` are read as they are.
+        A dict from source names to rows: tuples or dicts, an Arrow table, or a file (``.jsonl``,
+        ``.csv``, ``.parquet``). If only one source needs rows, they can be given without the dict.
+        ``from_batches`` and ``files`` are read as they are.
     seeds
-        How many, or which.
+        How many seeds to run, or which.
     services
-        Who answers calls: a dict from functions, or their names, to a function or mapping that
-        stands in, or to ``"record"``: then the real function is called once for each question.
+        Stand-ins: a dict from functions, or their names, to a function or mapping that answers
+        instead, or to ``"record"``, which calls the real function once for each question.
     check
-        Is given what each sink has delivered, as Arrow tables by name. It raises, or returns
-        False, if that is wrong.
+        Called with the output of each sink, as Arrow tables by name. It raises, or returns False,
+        if the output is wrong.
     same_rows
-        Each sink must have the same rows, in any order, as if nothing had failed. For jobs that
-        depend neither on the order of rows of different tasks nor on the clock, and whose stand-ins
-        always answer a question alike.
+        Require that each sink has the same rows, in any order, as without failures. Only for jobs
+        that depend neither on the clock nor on the order in which rows of different tasks arrive,
+        and whose stand-ins always give the same answer to a question.
     every_step
-        Draw no faults. Each seed has one run for each step of the job, in which the process that
-        takes this step is killed after it.
+        Draw no faults. Instead, each seed has one run for each step of the job, in which the
+        process that takes the step is killed right after it.
     faults
-        Only these, such as ``("kill", "kill executor", "kill driver")``; all by default.
+        Inject only these, such as ``("kill", "kill executor", "kill driver")``; all by default.
     duration
-        How long the sources read, in virtual time: longer than the timers that are to fire.
+        How long the sources read, in virtual time. Choose it longer than the timers that are to
+        fire.
     answers
         A file in which recorded answers are kept from one run to the next.
     trace
@@ -152,14 +152,14 @@ def simulate(
     Returns
     -------
     Simulation
-        What happened; print it.
+        The outcome; can be printed.
 
     Raises
     ------
     CannotSimulate
-        Rows are missing, or a function is called that nothing stands in for.
+        Rows are missing, or a function is called that has no stand-in.
     SimulationFailed
-        Something is wrong with the job, in the seed that it names.
+        A seed has found a fault; the error names the seed.
 
     Examples
     --------
@@ -217,7 +217,7 @@ class Run(NamedTuple):
 
 
 class _Survives(Trials):
-    """No record kills its process: it would be this one."""
+    """Trials always survive: a record that kills would kill this very process."""
 
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
         del program, do
@@ -230,14 +230,14 @@ class _Runs:
     Parameters
     ----------
     kinds
-        Of faults, and how often each.
+        The kinds of faults, with their weights.
     scale
         How much longer everything takes than usual.
 
     Attributes
     ----------
     steps
-        Of the last run.
+        Number of steps in the last run.
     """
 
     def __init__(
@@ -267,11 +267,11 @@ class _Runs:
             done.faults[kind] += times
 
     def with_faults(self, seed: int) -> Outputs:
-        """What the sinks deliver under faults."""
+        """The output of the sinks under faults."""
         return self._run(Run(seed), self._options(seed), self._kinds)
 
     def without(self, seed: int, *, killed_after: int = 0) -> Outputs:
-        """... without faults, except that the process that takes this step dies after it."""
+        """The output without faults, except that the process that takes this step dies after it."""
         options = self._options(seed)
         options.steps_per_turn, options.retries = 1, 0.0
         options.launch_faults = options.pressures = 0.0
@@ -297,7 +297,7 @@ class _Runs:
                 Random(f"faults {run.seed}"),
                 partial(self._prepare, run.killed_after),
                 kinds=kinds,
-                checks_state=False,  # of Clonos's own machines; it takes its time
+                checks_state=False,  # Clonos's own consistency checks take time
                 scale=self._scale,
             )
         except Unanswered as unanswered:
@@ -310,7 +310,7 @@ class _Runs:
         self._result = result
         if result.verdict != "ok":
             raise _failure(run, job, cluster, result)
-        if not self._is_judged:  # once: what is drawn or remembered elsewhere need not be seen
+        if not self._is_judged:  # once: such a fault need not have shown in the run
             self._is_judged = True
             if (found := divergence(job, cluster.recorder)) is not None:
                 raise _diverged(run, found)
@@ -337,12 +337,12 @@ def _kill_after(step: int, cluster: Cluster, slot: Slot) -> None:
 
 
 def _kinds(names: Sequence[str] | None) -> tuple[tuple[str, int], ...]:
-    """The faults of these names; all if there are none."""
+    """The faults of these names; all if no names are given."""
     known = dict(FAULTS)
     for name in names or ():
         if name not in known:
-            near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-            raise CannotSimulate(f"no fault is called {name!r}", remedy=f"try {', '.join(near)}")
+            kinds = f"there are {', '.join(sorted(known))}"
+            raise CannotSimulate(f"no fault is called {name!r}", remedy=kinds)
     return tuple((name, weight) for name, weight in FAULTS if names is None or name in names)
 
 
@@ -350,7 +350,7 @@ def _kinds(names: Sequence[str] | None) -> tuple[tuple[str, int], ...]:
 
 
 def _failure(run: Run, job: UserJob, cluster: Cluster, result: Result) -> SimulationFailed:
-    """What a run has failed with, and whether the job or Clonos is to blame."""
+    """The error of a failed run, which says whether the job or Clonos is to blame."""
     error = result.error
     if error is not None and (trace := users_traceback(error)):
         told = complaint_of(error)

@@ -1,8 +1,8 @@
 """A disk that can be full, fail, tear, forget and rot; processes and machines that die.
 
-What was written is in the memory of the machine. Until it is synced it may be on the disk or not,
-sector by sector, in any order; so are the names in folders. :meth:`Disk.lose_power` decides. It is
-worse than the file systems we know, which order some of that.
+Written data is in the machine's memory. Until it is synced, each sector may or may not be on the
+disk, in any order; the same holds for the names in folders. :meth:`Disk.lose_power` decides. Real
+file systems are kinder: they order some of these writes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ROOM: Final = 1 << 40
 
 
 class Died(BaseException):
-    """The process has ended at this call. Nothing that it does from now on happens."""
+    """The process has died at this call. Nothing that it does afterwards has any effect."""
 
 
 @dataclass
 class _File:
     data: bytearray = field(default_factory=bytearray)
-    """As processes see it."""
+    """The content that processes see."""
     durable: bytes = b""
-    """What is certain to be on the disk."""
+    """The content that is certainly on the disk."""
     dirty: list[tuple[int, bytes]] = field(default_factory=list)
-    """What was written since, and where; a negative offset: the file was truncated there."""
+    """Unsynced writes with their offsets; a negative offset: the file was truncated there."""
     mtime_s: float = 0.0
 
     def write(self, offset: int, content: bytes) -> None:
@@ -54,7 +54,7 @@ class _File:
         self.dirty.clear()
 
     def settle(self, random: Random) -> None:
-        """The power fails: parts of what was not synced are on the disk."""
+        """The power fails: parts of the unsynced data are on the disk."""
         kept: list[tuple[int, bytes]] = []
         chance = random.choice((0.0, 0.5, 1.0))
         for offset, content in self.dirty:
@@ -127,15 +127,16 @@ class Disk:
     random
         Decides what is lost.
     capacity
-        Bytes that files may have together.
+        Total bytes that files may take.
 
     Attributes
     ----------
     faults
-        Called before each call of a process with its name and path; returns the error number that
-        it fails with, or 0.
+        Called before each file operation of a process with its name and path; returns the error
+        number with which it fails, or 0.
     drops_pages
-        What Linux does after a failed sync: the pages are held to be clean, and are on no disk.
+        After a failed sync, treat the pages as clean although they are not on the disk, as Linux
+        does.
 
     Examples
     --------
@@ -157,11 +158,11 @@ class Disk:
         self._now_s = 0.0
 
     def mount(self, dies_at: int | None = None) -> SimulatedFiles:
-        """The disk as a process sees it, which dies at that call (counted from 0)."""
+        """The disk as a process sees it; the process dies at that call (counted from 0)."""
         return SimulatedFiles(self, dies_at)
 
     def observe(self) -> SimulatedFiles:
-        """The disk as somebody sees it to whom nothing happens."""
+        """The disk as seen by an observer that suffers no faults."""
         return SimulatedFiles(self, None, is_exempt=True)
 
     def content(self) -> dict[str, int]:
@@ -169,7 +170,7 @@ class Disk:
         return dict(_files(self._root, ""))
 
     def copy(self) -> Disk:
-        """What somebody gets who copies it: what is on it."""
+        """A copy of the disk with the durable data only."""
         twin = Disk(Random(self.random.getrandbits(64)))
         twin._root = deepcopy(self._root)
         twin.lose_power()
@@ -186,7 +187,7 @@ class Disk:
         self.faults, self.capacity = _none, ROOM
 
     def flip(self, path: str, bit: int) -> None:
-        """A bit of a file is another one from now on, on the disk and in memory."""
+        """Flip a bit of a file, on the disk and in memory."""
         file = self.file(path)
         byte, bit = divmod(bit, 8)
         file.data[byte] ^= 1 << bit
@@ -203,10 +204,10 @@ class Disk:
 
     @property
     def used(self) -> int:
-        """Bytes that files have together."""
+        """Total bytes of all files."""
         return sum(len(f.data) for _, f in walk("", self._root) if isinstance(f, _File))
 
-    # --- for those who use it ---
+    # --- for SimulatedFiles ---
 
     def tick(self) -> float:
         self._now_s += 1.0
@@ -267,7 +268,7 @@ class SimulatedFiles:
     Attributes
     ----------
     calls
-        How many it has made: a crash point each.
+        How many file operations it has made; each is a crash point.
     """
 
     is_local = True
@@ -285,17 +286,17 @@ class SimulatedFiles:
         self._disk.free_locks_of(self)
 
     def dies_within(self, *calls: int) -> None:
-        """The process dies at one of its next calls; of how many, is drawn, too."""
+        """The process dies at one of its next calls, within a number drawn from `calls`."""
         random = self._disk.random
         self._dies_at = self.calls + random.randrange(random.choice(calls))
 
     def die(self) -> None:
-        """The process ends; what it did stays, on the disk or in memory."""
+        """The process ends; its writes stay, on the disk or in memory."""
         self.is_dead = True
         self._disk.free_locks_of(self)
 
     def act(self, call: str, path: str, do: Callable[[], Any], part: Any = None) -> Any:
-        """A call: it may be the last one, done or not; it may fail."""
+        """Make a call. It may fail, or be the last one, carried out or not."""
         if self.is_dead:
             raise Died
         if self._is_detached:
@@ -347,7 +348,7 @@ class SimulatedFiles:
     def grow(self, file: _File, data: bytes) -> None:
         """Append what fits on the disk."""
         disk = self._disk
-        room = disk.capacity - disk.used if disk.capacity < ROOM else ROOM  # to count takes time
+        room = disk.capacity - disk.used if disk.capacity < ROOM else ROOM  # counting takes time
         file.mtime_s = self._disk.tick()
         file.write(len(file.data), data[: max(0, room)])
         if len(data) > room:
@@ -450,11 +451,11 @@ class Tail:
         self._process.act("sync", self._path, self._file.sync)
 
     def close(self) -> None:
-        """Nothing is flushed by it."""
+        """Closing flushes nothing."""
 
 
 class _Opened:
-    """A file, whatever becomes of its name. It may rot."""
+    """An opened file, which stays readable if it is renamed or deleted. It may rot."""
 
     def __init__(self, file: _File) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The disks of a simulated cluster, and where on them is what.
+"""The disks of a simulated cluster, and their folders.
 
 The driver's machine has a disk for the journal and delivered output; layers and terms are on a
 file server.
@@ -25,17 +25,17 @@ LAYERS: Final = "/checkpoint/layers"
 
 
 class Disks:
-    """All disks of a cluster. What they do is drawn apart from the rest: one call more or less
-    changes nothing else.
+    """All disks of a cluster. Their faults are drawn separately, so that one call more or less
+    changes nothing else in a seed.
 
     Attributes
     ----------
     local
-        The one of the driver's machine.
+        The disk of the driver's machine.
     shared
-        The one with the checkpoint, which all reach.
+        The file server's disk with the checkpoint, which all processes reach.
     machines
-        Those of other machines: their names, which are never used again, and the disks.
+        The disks of other machines, with names that are never used again.
     """
 
     def __init__(self, random: Random) -> None:
@@ -54,13 +54,13 @@ class Disks:
         return self.machines[machine]
 
     def journal(self) -> list[bytes]:
-        """What the journal says. For when nobody writes it."""
+        """The records of the journal, while nobody writes it."""
         with Journal(JOURNAL, disk=self.local.observe()) as journal:
             return list(journal.replay())
 
 
 def rows_of(job: AnyJob, payload: Any) -> pa.RecordBatch:
-    """A batch of delivered output as it is kept, whatever the job's rows are."""
+    """A batch of delivered output as it is stored, whatever kind of rows the job has."""
     content = job.encode(job.wrap(payload))
     return pa.record_batch([pa.array([content], pa.binary())], ["content"])
 
@@ -68,8 +68,9 @@ def rows_of(job: AnyJob, payload: Any) -> pa.RecordBatch:
 def stored(
     job: AnyJob, files: SimulatedFiles, since: int = 0
 ) -> Iterator[tuple[tuple[int, int, int], Any]]:
-    """Generation, task and number of every output that is kept, and what it is. `since`: of these
-    generations, whose tasks are those of the job."""
+    """The name (generation, task, number) and content of every stored output.
+
+    `since`: only of generations from this one on, whose tasks are those of the job."""
     store = DeliveredStore(DELIVERED, files=files)
     tasks = {(t.sink, t.index): t.id for t in job.plan.tasks}
     for sink in {t.sink for t in job.plan.tasks if t.sink is not None}:
@@ -80,9 +81,10 @@ def stored(
 
 
 class Rot:
-    """A bit of the journal that is another one than was written.
+    """A flipped bit of the journal.
 
-    Not one of its newest group, unless that is vouched for: the format promises nothing there.
+    It is not in the newest group unless a later record vouches for that group: the format cannot
+    tell such damage from a torn write.
     """
 
     def __init__(self, disk: Disk) -> None:

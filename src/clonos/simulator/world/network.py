@@ -1,4 +1,4 @@
-"""Streams between processes: FIFO each way, delayed, cut, lost; nothing is ever corrupted."""
+"""Streams between processes: FIFO each way; they can be slow, cut or lost, but never corrupt."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Stream:
         self.receiver_open = False
         self.is_lost = False
         self.is_silent = False
-        self.one_way: Host | None = None  # only what this end says is lost
+        self.one_way: Host | None = None  # only messages from this end are lost
         self.forth_at = 0.0
         self.back_at = 0.0
 
@@ -73,9 +73,10 @@ class Network:
     Attributes
     ----------
     cuts
-        Pairs of addresses that cannot reach each other; who tries is told at once.
+        Pairs of addresses that cannot reach each other; attempts to connect fail at once.
     parted
-        Pairs of executors: what the first says to the other is dropped, until when. Nobody is told.
+        Pairs of executors, with a time: until then, messages from the first to the second are
+        dropped silently.
     """
 
     def __init__(self, scheduler: Scheduler, random: Random) -> None:
@@ -86,30 +87,30 @@ class Network:
         self.parted: dict[tuple[str, str], float] = {}
         self.streams: set[Stream] = set()
         self.latency_ms = 1.0
-        self._conns = 1_000_000  # slots have the numbers below
+        self._conns = 1_000_000  # lower numbers are slots
 
     def delay(self, *hosts: Host) -> float:
         slowness = max((host.slowness for host in hosts), default=0.0)
         delay = self.latency_ms * (0.1 + self.random.random())
         return delay + (slowness * self.random.random() if slowness else 0.0)
 
-    # --- where messages are bytes (clonos.simulator.world.wired) ------------------------------
+    # --- overridden where messages are bytes (world.wired) ------------------------------------
 
     def joins(self, host: Host) -> None:
-        """A process is there."""
+        """A process has started."""
 
     def poll(self, host: Host) -> None:
-        """A process looks what has come: here, it is told at once."""
+        """A process polls its network; here, messages are delivered at once."""
 
     def flush(self, host: Host) -> None:
-        """A process hands over what it has said: here, nothing is held back."""
+        """A process flushes its messages; here, nothing is held back."""
 
     def listened_s(self, host: Host) -> float:
         """For how long a process has been listening."""
         return self.scheduler.now / 1000
 
     def carried(self, message: Any) -> Any:
-        """What of a message arrives on a control stream."""
+        """A message as it arrives on a control stream."""
         return message
 
     def reaches(self, one: Host, other: Host) -> bool:
@@ -151,7 +152,7 @@ class Network:
         host.opened(stream)
 
     def _fail_dial(self, stream: Stream) -> None:
-        """A runtime waits a little before it says so, or two processes would dial in circles."""
+        """The failure is reported after a pause, or two processes would dial in circles."""
         wait = self.latency_ms * (2 + 8 * self.random.random())
         self.scheduler.after(wait, self._end_sender, stream)
 
@@ -211,8 +212,8 @@ class Network:
     # --- faults -----------------------------------------------------------------------------------
 
     def lose(self, stream: Stream) -> None:
-        """Both ends learn that the stream is gone, at different times; what is under way is lost
-        or arrives."""
+        """Both ends learn that the stream is gone, at different times; messages under way arrive
+        or are lost."""
         if self.random.random() < 0.5:
             stream.is_lost = True
         now = self.scheduler.now
@@ -224,14 +225,14 @@ class Network:
         )
 
     def give_up(self, stream: Stream) -> None:
-        """The sender ends a stream by itself; its receiver has not heard of it."""
+        """The sender closes a stream; its receiver does not know."""
         if stream.sender_open:
             stream.sender_open = False
             stream.sender.output_closed(stream)
             self.scheduler.after(30.0, self.hang, stream)
 
     def delay_stream(self, stream: Stream, ms: float) -> None:
-        """Whatever a sender says from now on arrives after this time, and in order."""
+        """From now on, all messages of the sender are delayed by this much, in order."""
         stream.forth_at = max(stream.forth_at, self.scheduler.now + ms)
 
     def delay_from(self, sender: Host, receiver: Host, ms: float) -> None:
@@ -241,7 +242,7 @@ class Network:
                 self.delay_stream(stream, ms)
 
     def host_died(self, host: Host, *, is_silent: bool = False) -> None:
-        """`is_silent`: its machine has gone, too, and cannot tell anybody."""
+        """A process has died; `is_silent`: with its machine, so that no peer is told."""
         for stream in self._of(host):
             if is_silent:
                 self._fall_silent(stream)
@@ -259,18 +260,18 @@ class Network:
                 self.lose(stream)
 
     def is_parted(self, one: Host, other: Host) -> bool:
-        """Whether anything that one of them says does not arrive: then they cannot connect, either,
-        and each will take the other for silent."""
+        """Whether messages in either direction are dropped: then the two cannot connect, and each
+        will take the other to be silent."""
         return self._is_mute(one, other) or self._is_mute(other, one)
 
     def _is_mute(self, one: Host, other: Host) -> bool:
         return self.parted.get((one.group, other.group), 0.0) > self.scheduler.now
 
     def part(self, one: Host, other: Host, lasts: float, *, one_way: bool = False) -> None:
-        """Drop all that two executors say to each other, or (`one_way`) all that the one says: they
-        find out, if it lasts, by silence, as nobody acknowledges what is lost.
+        """Drop all messages between two executors, or (`one_way`) those of the first. If this
+        lasts, both notice the silence, because nothing is acknowledged.
 
-        What is short is only a delay: it is sent again.
+        A short outage is only a delay: messages are sent again.
         """
         until = self.scheduler.now + lasts
         self.parted[one.group, other.group] = until
@@ -291,7 +292,7 @@ class Network:
                 self._fall_silent(stream, only=sender if forth else receiver)
 
     def _fall_silent(self, stream: Stream, only: Host | None = None) -> None:
-        """Nothing arrives any more (of `only` one end), and each end finds out by itself."""
+        """Messages (if given, only those of the end `only`) no longer arrive; no end is told."""
         stream.is_silent = True
         if only is None:
             stream.is_lost = True

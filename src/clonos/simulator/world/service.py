@@ -15,13 +15,13 @@ from clonos.simulator.checks.violations import require
 
 _ABOUT: Final = "about"
 MARK_BIT: Final = 48
-"""From here on, an answer says which function was asked: its ``mark``, or 0."""
+"""From this bit on, an answer has the ``mark`` of the function that was asked, or 0."""
 Entries = Sequence[tuple[Incarnation, bytes]]
-"""The log of a task, and which life has written each entry."""
+"""The log of a task, with the life that wrote each entry."""
 
 
 class Asked(NamedTuple):
-    """One call as the external service has seen it."""
+    """One call as the external service saw it."""
 
     task: int
     incarnation: Incarnation
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """One effect as it was made, by which life of the task that asks it."""
+    """One effect that was made, and the life of the task that asked for it."""
 
     incarnation: Incarnation
     digest: int
@@ -38,12 +38,12 @@ class Effect(NamedTuple):
 
 
 class Service:
-    """What answers, and what must hold of its answers.
+    """Answers calls, and checks the invariants of its answers.
 
     Attributes
     ----------
     effects
-        Those that were made, by task and name, or what they are about.
+        The effects that were made, by task and idempotency key (or by their identity).
     """
 
     def __init__(self, random: Random) -> None:
@@ -53,7 +53,7 @@ class Service:
         self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
         self.effects: dict[tuple[int, str], Effect] = {}
         self._names: dict[tuple[int, str], int] = {}
-        self._earlier: set[tuple[int, str]] = set()  # effects that an earlier log may tell of
+        self._earlier: set[tuple[int, str]] = set()  # effects from before a rewind
 
     def call(
         self,
@@ -67,11 +67,11 @@ class Service:
         return self._ask(self._random, task, incarnation, tuple(args))
 
     def answer(self, task: int, incarnation: Incarnation, call: CallId, request: Request) -> Any:
-        """Answer a call that no step waits for, or make an effect: drawn by itself, all else in a
-        seed stays as it was."""
+        """Answer a call that no step waits for, or make an effect; drawn separately, so that the
+        rest of a seed stays as it was."""
         if request.key:
             return self._make(task, incarnation, request)
-        named = (task, *call, request.digest)  # equal rows are other calls
+        named = (task, *call, request.digest)  # equal rows make different calls
         mark = getattr(getattr(request.service, "fn", None), "mark", 0)
         answer = self._ask(self._slow_random, task, incarnation, named, mark)
         if getattr(request.service, "batch", None) is None:
@@ -79,10 +79,10 @@ class Service:
         return [answer + i for i in range(len(request.arguments[0]))]
 
     def _make(self, task: int, incarnation: Incarnation, request: Request) -> int:
-        """Make an effect, unless (in doubt) it is asked for first and found. It may be refused.
+        """Make an effect, unless it is in doubt and a check finds it. It may be refused.
 
-        A service that knows no names: whoever asks twice gets it twice. Those of streams are found
-        by what they are about.
+        The service does not deduplicate: an effect that is asked for twice is made twice. Effects
+        of streams are found by their identity.
         """
         named = self._names.setdefault((task, request.key), request.digest)
         said = f"{request.key} of task {task} names {named}, and now {request.digest}"
@@ -116,7 +116,7 @@ class Service:
         return answer
 
     def remember(self, earlier: Service) -> None:
-        """All that was done before the job went back in time: out there, it was done."""
+        """Effects from before a rewind remain made in the outside world."""
         self.effects |= earlier.effects
         self._earlier = set(earlier.effects)
         self._names |= earlier._names
@@ -135,7 +135,7 @@ class Service:
         asked = {a.answer: a for a in self.journal if a.task == task.id}
         for writer, encoded in answers:
             answer = decode(encoded)
-            answer = answer[0] if isinstance(answer, list) else answer  # to several rows
+            answer = answer[0] if isinstance(answer, list) else answer  # one answer to several rows
             require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
             known = asked[answer]
             require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
@@ -143,8 +143,7 @@ class Service:
             require(not later, "calls", f"{known} was asked again: {later}")
 
     def effects_once(self, task: TaskSpec, entries: Entries) -> None:
-        """Every effect was made for what the history has asked, and the history knows its
-        answer."""
+        """Every effect that was made was asked for in the log, and the log has its answer."""
         if not task.has_effects:
             return
         known = {
@@ -160,14 +159,14 @@ class Service:
             if owner == task.id
         }
         is_known = known == made
-        if any(key.startswith(_ABOUT) for key in made):  # named by what they are about
+        if any(key.startswith(_ABOUT) for key in made):  # named by their identity
             new = {v for key, v in made.items() if (task.id, key) not in self._earlier}
             is_known = new <= set(known.values()) <= set(made.values())
         require(is_known, "effects", f"{task.name} knows {known}, what was made is {made}")
 
 
 def determinants(entries: Entries) -> Iterator[tuple[Incarnation, Determinant]]:
-    """All that a log says, in its order, and who has written it."""
+    """All determinants of a log in order, with the life that wrote each."""
     for writer, record in entries:
         for determinant in decode_record(record):
             yield writer, determinant

@@ -1,9 +1,10 @@
 """Simulated sockets: TCP between simulated machines, as far as a process can tell.
 
-What is sent arrives late, in pieces of any size, and in order. Buffers fill up. Who closes a socket
-before all has been read breaks the connection; who is killed leaves what the kernel had taken.
-What is lost on a network that is cut is sent again when it heals, and the kernel says how long
-nobody has acknowledged anything (:mod:`clonos.transport.silence` reads that as it reads Linux's).
+Bytes arrive late, in pieces of any size, and in order. Buffers fill up. A process that closes a
+socket before it has read everything resets the connection. When a process is killed, bytes that its
+kernel had accepted are still delivered. Bytes lost in an outage are sent again when it ends. The
+kernel reports for how long nothing was acknowledged (:mod:`clonos.transport.silence` reads this as
+it does on Linux).
 """
 
 from __future__ import annotations
@@ -21,54 +22,54 @@ from typing import Any, Final, Protocol, cast
 from clonos.simulator.world.virtual import Scheduler
 
 SCALE: Final = 25.0
-"""Time goes so much faster for planes: they wait for seconds where all else here takes
-milliseconds."""
+"""Time runs faster for planes by this factor: their timeouts are seconds, while everything else
+here takes milliseconds."""
 CAPACITIES: Final = (700, 8 << 10, 1 << 20)
-"""Bytes that a connection takes before somebody reads them."""
+"""Buffer sizes: bytes that a connection accepts before they are read."""
 RTO_S: Final = 0.2
-"""The first retransmission; each further one takes twice as long."""
+"""Time until the first retransmission; each further one takes twice as long."""
 IDLE_S: Final = 4.0
 """A kernel gives an idle connection up when its probes have gone unanswered for this long."""
 SYN_S: Final = 1.0
-"""A connection that nobody answers is asked for again."""
+"""Time until an unanswered connection request is repeated."""
 
 _INFO: Final = struct.Struct("=8B13I")
 
 
 class Machine(Protocol):
-    """Whoever has sockets: a process, or rather the kernel below it."""
+    """An owner of sockets: a process, or rather the kernel below it."""
 
     alive: bool
     address: str
 
 
 class Paths(Protocol):
-    """What is between two machines."""
+    """The network between two machines."""
 
     def delay_between(self, one: Machine, other: Machine) -> float:
-        """How long something takes now, in ms."""
+        """The present delay of a packet, in ms."""
 
     def opens_at(self, one: Machine, other: Machine) -> float:
-        """When what one sends to the other arrives again; the past if it does now."""
+        """From when packets of the first reach the second again; in the past if they do now."""
 
     def is_refused(self, one: Machine, other: Machine) -> bool:
-        """Whether somebody between them says at once that there is no way."""
+        """Whether a connection attempt is refused at once."""
 
     def rouse(self, machine: Machine) -> None:
-        """There is something for its loop to look at."""
+        """The machine's loop has something to handle."""
 
 
 class Pipe:
-    """One direction of a connection: what one end has sent and the other has not read.
+    """One direction of a connection: bytes that one end has sent and the other has not read.
 
     Attributes
     ----------
     came
-        What the receiver's kernel has.
+        Bytes in the receiver's kernel.
     not_before
         Nothing arrives before this time.
     is_mute
-        What is sent from now on never arrives: its machine is gone.
+        Bytes sent from now on never arrive: the receiver's machine is gone.
     """
 
     def __init__(self, sender: SimSocket, receiver: SimSocket, capacity: int) -> None:
@@ -91,11 +92,11 @@ class Pipe:
         self._carry(self._arrive, content)
 
     def finish(self) -> None:
-        """Behind all that was sent: that there is no more."""
+        """Send the end of the stream, behind all bytes."""
         self._carry(self._ended)
 
     def reset(self) -> None:
-        """The connection is broken; some of what is under way may arrive before that is known."""
+        """Reset the connection; some bytes under way may arrive before the reset."""
         self.is_lost = self.sender.world.random.random() < 0.5
         self._carry(self.receiver.broken, errno.ECONNRESET)
 
@@ -107,8 +108,8 @@ class Pipe:
         world.scheduler.at(self.last_at, self._retry)
 
     def _retry(self) -> None:
-        """The oldest on its way arrives, unless it is lost there and has to be sent again: what was
-        sent while nothing came through overtakes nothing that was sent before."""
+        """Deliver the oldest bytes under way, or, if they are lost, try again later. Bytes sent
+        during an outage overtake nothing sent before."""
         world = self.sender.world
         opens_at = world.paths.opens_at(self.sender.machine, self.receiver.machine)
         if opens_at > world.scheduler.now:
@@ -154,13 +155,13 @@ class SimSocket:
     Attributes
     ----------
     is_gone
-        Its machine is lost: its kernel answers nobody.
+        Its machine is lost: the kernel no longer answers.
     is_waiting
-        Its loop wants to hear of room to write.
+        Its loop waits for room to write.
     first
-        What was said on it first.
+        The first bytes sent on it.
     is_stranger
-        Whoever opened the connection is not of the job.
+        The connection was opened by a process outside the job.
     """
 
     def __init__(self, world: World, machine: Machine) -> None:
@@ -180,10 +181,10 @@ class SimSocket:
         assert not flag, "a plane never blocks"
 
     def setsockopt(self, *_: Any) -> None:
-        """Probes and delays are those of this simulation."""
+        """Ignored: the simulation has its own probes and delays."""
 
     def getsockopt(self, *_: Any) -> bytes:
-        """Linux's ``tcp_info``, as far as it is read."""
+        """The fields of Linux's ``tcp_info`` that are read."""
         if self.out is None:
             return b""
         info, now = [0] * 21, self.world.scheduler.now
@@ -245,7 +246,7 @@ class SimSocket:
             raise BlockingIOError
         content = b"".join(bytes(piece) for piece in pieces)
         size = min(len(content), self.out.room)
-        if size and self.world.random.random() < 0.2:  # the system takes what it likes
+        if size and self.world.random.random() < 0.2:  # the kernel accepts only a part
             size = self.world.random.randint(1, size)
         if not size:
             raise BlockingIOError
@@ -287,7 +288,7 @@ class SimSocket:
     # --- the end --------------------------------------------------------------------------------
 
     def broken(self, code: int) -> None:
-        """The kernel has learnt that the connection is over."""
+        """The kernel learns that the connection is over."""
         if not (self.is_closed or self.error or self.is_gone):
             self.error = code
             self.world.paths.rouse(self.machine)
@@ -300,7 +301,7 @@ class SimSocket:
             self.out.finish()
 
     def close(self) -> None:
-        """What was not read breaks the connection, as Linux has it."""
+        """Unread bytes reset the connection, as on Linux."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -314,13 +315,13 @@ class SimSocket:
             self.world.sockets.remove(self)
 
     def vanish(self) -> None:
-        """Its machine is gone; nobody says so."""
+        """The machine is gone; no peer is told."""
         self.is_gone = self.is_closed = True
         if self.out is not None:
             self.out.is_mute = True
 
     def probe(self) -> None:
-        """Give the connection up if it is idle and nobody answers probes any more."""
+        """Give the connection up if it is idle and probes go unanswered."""
         if self.out is None or self.error or self.out.unacked:
             return
         now, far = self.world.scheduler.now, self.out.receiver
@@ -331,7 +332,7 @@ class SimSocket:
 
 
 class Listener:
-    """A socket that accepts connections; the kernel has accepted them before the process does."""
+    """A listening socket; the kernel accepts connections before the process does."""
 
     def __init__(self, world: World, name: tuple[str, int]) -> None:
         self._world, self._name = world, name
@@ -359,7 +360,7 @@ class Listener:
 
 
 class Selector:
-    """Says what there is to read and to write, and never sleeps."""
+    """A selector that never sleeps."""
 
     def __init__(self) -> None:
         self._keys: dict[Any, selectors.SelectorKey] = {}
@@ -407,11 +408,11 @@ class World:
     Attributes
     ----------
     machines
-        Who is where.
+        Machines by host and port.
     lost
-        Where nobody answers: neither that there is somebody, nor that there is not.
+        Addresses that answer nothing at all, not even a refusal.
     overheard
-        What was said first on connections, and heard by whom it was meant for.
+        First bytes of connections that their receivers have read; strangers repeat them.
     """
 
     def __init__(self, scheduler: Scheduler, random: Random, paths: Paths) -> None:
@@ -425,11 +426,11 @@ class World:
         self._names: dict[str, tuple[str, int]] = {}
 
     def delay(self, one: SimSocket, other: SimSocket) -> float:
-        """What the way from one to the other takes now."""
+        """The present delay from one socket to the other."""
         return self.paths.delay_between(one.machine, other.machine)
 
     def is_cut(self, one: Machine, other: Machine) -> bool:
-        """Whether anything that one of them says to the other does not arrive now."""
+        """Whether packets in either direction are now lost."""
         now = self.scheduler.now
         return self.paths.opens_at(one, other) > now or self.paths.opens_at(other, one) > now
 
@@ -437,14 +438,14 @@ class World:
         return self.name(machine.address)
 
     def name(self, address: str) -> tuple[str, int]:
-        """Host and port of whoever has this address in the simulation."""
+        """Host and port of the process with this address in the simulation."""
         return self._names.setdefault(address, ("127.0.0.1", 1024 + len(self._names)))
 
     def of(self, machine: Machine) -> list[SimSocket]:
         return [one for one in self.sockets if one.machine is machine]
 
     def ends(self, machine: Machine, *, silently: bool) -> None:
-        """The process ends, and (`silently`) its machine with it."""
+        """A process ends, with its machine if `silently`."""
         name = self.name_of(machine)
         self.machines.pop(name, None)
         if silently:

@@ -25,9 +25,9 @@ _TICK = struct.Struct("<dq").pack
 
 
 class TraceDigest:
-    """A running digest of all that happens: two simulations with the same one went the same way.
+    """A running digest of all events: simulations with equal digests took the same course.
 
-    What goes in are numbers and bytes, not names: it outlives renaming.
+    It is made of numbers and bytes, not of names, so it does not change when code is renamed.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class TraceDigest:
         self._hash.update(msgpack.packb(what))
 
     def tick(self, now: float, number: int) -> None:
-        """The same for what comes most often."""
+        """The same for the most frequent events."""
         self._hash.update(_TICK(now, number))
 
     @property
@@ -46,7 +46,7 @@ class TraceDigest:
 
 
 class Scheduler:
-    """The only clock and the only queue: things happen in order of their time, then of arrival."""
+    """The only clock and the only queue: events are ordered by time, then by arrival."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -62,7 +62,7 @@ class Scheduler:
         self.at(self.now + delay, do, *args)
 
     def run_next(self) -> bool:
-        """Let the next thing happen. False: nothing is left."""
+        """Let the next event happen. False: none is left."""
         if not self._queue:
             return False
         self.now, number, do, args = heapq.heappop(self._queue)
@@ -91,7 +91,7 @@ class SourceData:
 
 
 class MachineClock:
-    """The clock of a machine: a little wrong, and set by somebody now and then."""
+    """The clock of a machine: a little wrong, and adjusted now and then."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -105,24 +105,24 @@ class MachineClock:
 
 
 class Poisoned(BaseException):
-    """Kills the process that runs into it."""
+    """Raised by a poison record: kills the process."""
 
 
 class Trials:
-    """Copies of processes, which try what has killed others.
+    """Trials: copies of processes take steps whose rows are suspect.
 
     Parameters
     ----------
     wrap
         Makes a batch of rows.
     random
-        Of its own: that a life is watched changes nothing else in a seed.
+        A generator of its own, so that watched lives change nothing else in a seed.
 
     Attributes
     ----------
     misfortune
-        How often a trial hangs, or is killed by something else: the latter once at most in a life
-        of a task. If two copies are killed from outside, the record is taken for poison.
+        The probability that a trial hangs, or is killed from outside. The latter happens at most
+        once in a life of a task: after two such deaths the record would count as poison.
     """
 
     def __init__(self, wrap: Callable[[Any], Batch], random: Random) -> None:
@@ -154,7 +154,7 @@ class Trials:
 
 
 class TaskWorld:
-    """What one incarnation of a task sees of the world (a :class:`clonos.core.events.World`)."""
+    """The world as one incarnation of a task sees it (a :class:`clonos.core.events.World`)."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class TaskWorld:
 
 
 class NoWorld:
-    """The world of a re-run: a log that is complete never asks."""
+    """The world of a re-run, which must never be asked: the log is complete."""
 
     def __init__(self, decode_rows: Callable[[bytes], Batch]) -> None:
         self._decode_rows = decode_rows

@@ -1,9 +1,9 @@
-"""Channels as bytes: the planes of production, on simulated sockets.
+"""Channels as bytes: production's planes on simulated sockets.
 
-Everything between a node's ``send`` and another node's event is that of production: greetings,
-codec, frames, Arrow's format, queues, what a plane makes of sockets that fill up, break or fall
-silent (:mod:`clonos.simulator.world.sockets`). What travels is compared, message by message, with
-what was sent. Faults are those of the network of messages, which this replaces.
+Everything between a node's ``send`` and another node's event is production code: greetings, codec,
+frames, Arrow's format, queues, and how a plane handles sockets that fill up, break or fall silent
+(:mod:`clonos.simulator.world.sockets`). Each message that arrives is compared with the one that was
+sent. The faults are the same as in the network of messages, which this replaces.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from clonos.transport.streams import Incoming, Outgoing
 
 ROWS: Final = pa.schema([("row", pa.binary())])
-"""Of toy jobs, whose rows are tuples."""
+"""The schema of toy jobs, whose rows are tuples."""
 SECRET: Final = JobSecret(bytes(32))
 JOB: Final = "simulation"
 STRANGE_MS: Final = 15.0
-"""How often a stranger comes, on average."""
+"""The average time between strangers."""
 
 
 class Silent(Inbox):
-    """No other thread has anything to say."""
+    """An inbox without other threads."""
 
     def __init__(self) -> None:
         self._things = deque()
@@ -60,12 +60,12 @@ class Silent(Inbox):
 
 
 class Wire(Stream):
-    """One end of a stream, as its process knows it: what a plane calls a stream, and a number.
+    """One end of a stream, as its process knows it: the plane's stream, and a number.
 
     Attributes
     ----------
     sent
-        What this end has sent and the other has not heard, encoded.
+        Encoded messages that this end has sent and the other has not received.
     other
         The other end, once both know of each other.
     """
@@ -128,12 +128,12 @@ class Wired(Network):
         self._ends[host] = {}
 
     def poll(self, host: Host) -> None:
-        """The loop of a process looks what has come."""
+        """The loop of a process polls its plane."""
         for thing in self._planes[host].poll(0.0):
             self._heard(host, thing)
 
     def flush(self, host: Host) -> None:
-        """... and hands over what it has to say."""
+        """... and flushes it."""
         if (plane := self._planes.get(host)) is not None:
             plane.flush()
 
@@ -152,10 +152,10 @@ class Wired(Network):
             self.streams.discard(wire)
 
     def carried(self, message: Any) -> Any:
-        """Control streams are messages, in the words of the wire."""
+        """A message of a control stream, encoded and decoded."""
         return WIRE.decode(WIRE.encode(message))
 
-    # --- what comes -----------------------------------------------------------------------------
+    # --- incoming events ------------------------------------------------------------------------
 
     def _heard(self, host: Host, thing: Any) -> None:
         if isinstance(thing, ChannelOpened):
@@ -210,7 +210,7 @@ class Wired(Network):
             wire.other.receiver_open = False
 
     def _compare(self, wire: Wire, message: Any) -> None:
-        """It is the next that the other end has sent, bit by bit."""
+        """Check that this is the next message that the other end has sent, bit by bit."""
         self.told += 1
         if wire.other is not None:
             sent = wire.other.sent.popleft() if wire.other.sent else None
@@ -272,7 +272,7 @@ class Wired(Network):
     # --- rows -----------------------------------------------------------------------------------
 
     def _with_payload(self, data: Any) -> Any:
-        """Rows of toy jobs travel as Arrow's, too."""
+        """Convert rows of toy jobs to Arrow for the wire."""
         return self._converted(data, _to_arrow)
 
     def _with_rows(self, data: Any) -> Any:
@@ -330,7 +330,7 @@ class Wired(Network):
     # --- strangers ------------------------------------------------------------------------------
 
     def _strange(self) -> None:
-        """Somebody who does not hold the secret connects to somebody, and says something."""
+        """A stranger without the job's secret connects to some process and sends something."""
         random = self._strangers
         self.scheduler.after(2 * STRANGE_MS * random.random(), self._strange)
         hosts = [host for host in self._planes if host.alive]
@@ -343,7 +343,7 @@ class Wired(Network):
 
 
 class Stranger:
-    """Somebody who reaches a port: says what it has overheard, or anything."""
+    """A process outside the job that reaches a port: it repeats overheard bytes, or sends any."""
 
     alive = True
     slowness = 0.0
@@ -359,7 +359,7 @@ class Stranger:
         self._socket.dial(*self._world.name_of(self._target))
 
     def rouse(self) -> None:
-        """Its connection has changed: once connected, it speaks; it reads nothing."""
+        """Its connection has changed: once connected, it sends; it reads nothing."""
         out = self._socket.out
         if out is None or self._socket.error or self._socket.is_closed:
             return
@@ -384,7 +384,7 @@ def _schemas(job: AnyJob) -> dict[int, pa.Schema]:
 
 
 def _fingerprint(message: Any) -> bytes:
-    """All of a message, rows included."""
+    """The bytes of a whole message, rows included."""
     encoded: bytes = WIRE.encode(message)
     item = message.item if isinstance(message, msg.Data) else None
     if item is None or item.batch is None:

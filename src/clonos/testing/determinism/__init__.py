@@ -1,4 +1,4 @@
-"""Whether the operators of a job, given the same, do the same: in any process, at any time."""
+"""Checks that a job's operators do the same with the same input, in any process, at any time."""
 
 from clonos.testing.determinism.check import (
     Checked,

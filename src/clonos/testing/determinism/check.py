@@ -1,4 +1,4 @@
-"""Runs each operator of a job several times, and names the first thing in which two runs differ."""
+"""Runs each operator of a job several times, and reports the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark import cloudpickle  # as Spark ships functions
+from pyspark import cloudpickle  # Spark ships functions with it
 
 from clonos.blame import in_short
 from clonos.columns.durations import parse_duration
@@ -24,7 +24,7 @@ from clonos.testing.determinism.worker import Again, Broken, Record, Surrounding
 YEAR_S: Final = 365 * 86400.0
 HERE: Final = Surroundings("1", "Pacific/Kiritimati", 0.0)
 ELSEWHERE: Final = Surroundings("2", "Pacific/Pago_Pago", YEAR_S)
-"""Two places where it is never the same day."""
+"""Another process where the hash seed, the time zone and the year differ."""
 READS: Final = 20
 """Each source reads about this often."""
 RESTORES: Final = 4
@@ -59,25 +59,25 @@ CAUSES: Final = {
     ),
     "died": ("its process ended", "correct the function"),
 }
-"""By kind of finding: what was done, and what to do about it."""
+"""By kind of finding: what was tried, and the remedy."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not the same twice.
+    """A difference between two runs.
 
     Attributes
     ----------
     operator
-        Its name.
+        The operator's name.
     task
-        Such as ``"total[1]"``.
+        The task, such as ``"total[1]"``.
     kind
         "again", "restored", "cuts", "refused" or "died".
     what
         The first difference.
     asked
-        The user's lines that ask outside of ``ctx``, and for what.
+        Lines of user code that bypass ``ctx``, and what they ask for.
     """
 
     operator: str
@@ -96,12 +96,12 @@ class Finding:
 
 
 class NotDeterministic(ClonosError):
-    """Operators of a job do not do the same twice.
+    """Operators of a job are not deterministic.
 
     Attributes
     ----------
     findings
-        The first of each operator.
+        The first finding of each operator.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -109,20 +109,20 @@ class NotDeterministic(ClonosError):
 
 @dataclass
 class Checked:
-    """What was checked, and found to be the same each time.
+    """The result of a successful check.
 
     Attributes
     ----------
     operators
-        By name, how many events its tasks were given.
+        By name, the number of events that the operator's tasks handled.
     runs
         How often tasks ran.
     notes
-        By operator, the lines that ask for time, random numbers or the environment outside of
-        ``ctx``, although nothing differed.
+        By operator, the lines that get time, random numbers or the environment outside of ``ctx``,
+        although nothing differed.
     same_cuts
-        Operators that ask ``ctx`` for what each step has of its own (the time, random numbers), or
-        wait for calls: they were not given the rows in other batches.
+        Operators that were not tested with other batches, because they use values of ``ctx`` that
+        differ by step (the time, random numbers), or wait for calls.
     """
 
     operators: dict[str, int] = field(default_factory=dict)
@@ -157,13 +157,12 @@ def check_deterministic(
     seed: int = 0,
     watch: Callable[[str, Finding | None], object] = lambda *_: None,
 ) -> Checked:
-    """Check that each operator of a job, given the same, does the same.
+    """Check that each operator of a job does the same when it gets the same input again.
 
-    The job runs once, in one thread, with stand-ins for its services. Then each of its tasks is run
-    alone, on what it was given: again in another process (other hash seed, time zone and clock);
-    restored from its state in the middle, in a process that remembers nothing; and on the same rows
-    in other batches. Rows, calls, watermarks, timers and state must be the same. No function may
-    open a connection of its own.
+    The job runs once, in one thread, with stand-ins for its services. Then each task runs alone on
+    the same input: in another process (with another hash seed, time zone and clock); restored from
+    its state in the middle, in a fresh process; and with the same rows in other batches. Rows,
+    calls, watermarks, timers and state must be equal. No function may open a connection of its own.
 
     Parameters
     ----------
@@ -172,30 +171,31 @@ def check_deterministic(
     rows, services, answers
         As for :func:`~clonos.testing.simulate`.
     cuts
-        Whether to cut the rows into other batches, too.
+        Whether to test with other batches, too.
     restores
         At how many places each task is restored.
     strict
-        It is a fault, too, if a function asks for time, random numbers or the environment outside
-        of ``ctx`` and nothing differs.
+        Also reject functions that get time, random numbers or the environment outside of ``ctx``,
+        even if nothing differs.
     duration
-        About how long the job runs in virtual time: longer than the timers that are to fire.
+        About how long the job runs, in virtual time. Choose it longer than the timers that are to
+        fire.
     seed
-        Of the first run: how rows are cut, and which task gets on when.
+        The seed of the first run, from which cuts and the order of tasks are drawn.
     watch
-        Called with the name of each operator and what was found.
+        Called with the name of each operator and its finding.
 
     Returns
     -------
     Checked
-        What was checked; print it.
+        The result; can be printed.
 
     Raises
     ------
     NotDeterministic
         Operators differ; ``findings`` names them.
     CannotSimulate
-        Rows are missing, or a function is called that nothing stands in for.
+        Rows are missing, or a function is called that has no stand-in.
 
     Examples
     --------
@@ -259,7 +259,7 @@ class _Check:
         self._cuts, self._restores, self._strict = cuts, restores, strict
 
     def findings(self) -> Iterator[tuple[TaskCode, Finding | None]]:
-        """What is found in each task, None if it does the same each time."""
+        """The finding of each task; None if it does the same each time."""
         shipped = _shipped(self._compiled)
         with closing(Worker(shipped, HERE)) as self._here:
             histories = self._here.record(self._record)
@@ -274,7 +274,7 @@ class _Check:
                     yield code, self._of_task(code, history)
 
     def _first_failed(self, broken: Broken) -> tuple[TaskCode, Finding]:
-        """The job cannot even run once: its own error, unless a function speaks to somebody."""
+        """The error of a job that cannot run once, or the finding that it opens a connection."""
         told = broken.complaint
         if broken.kind == "unanswered":
             raise CannotSimulate(
@@ -324,7 +324,7 @@ class _Check:
     def _others(
         self, code: TaskCode, history: History, first: Run
     ) -> Iterator[tuple[str, Run | Broken]]:
-        """All other runs, each when it is wanted."""
+        """All other runs, made lazily."""
         task, events = code.task.id, len(history.events)
         if first.refused:
             yield "again", first
@@ -333,7 +333,7 @@ class _Check:
         for place in _places(events, self._restores):
             again = Again(task, history, layers=layers[:place])
             yield "restored", self._run(self._elsewhere, again)
-        # What is folded before a shuffle is a row per batch and key: clonos's own, and meant so.
+        # Early parts of windows make a row per batch and key by design.
         is_early = any(isinstance(operation, EarlyPart) for _, operation in code.operators)
         if self._cuts and events and not is_early:
             if first.watch.knows_step or first.asks_calls:
@@ -352,7 +352,7 @@ class _Check:
 
 
 def _places(events: int, restores: int) -> list[int]:
-    """After how many steps a task is restored: at places that are shared out evenly."""
+    """After how many steps a task is restored: evenly spaced places."""
     every = range(1, events)
     if len(every) <= restores:
         return list(every)

@@ -1,11 +1,11 @@
-"""``clonos check MODULE:JOB``: whether the functions of a job do the same twice."""
+"""``clonos check MODULE:JOB``: checks that a job's functions are deterministic."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Final
 
-from clonos.named import named_job
+from clonos.named import named_job, whole
 from clonos.simulator.command import add_inputs
 from clonos.simulator.user_job.command import rows_given, services_given
 from clonos.testing.determinism.check import (
@@ -19,7 +19,7 @@ SUMMARY: Final = "whether each function of a job, given the same, does the same"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos check`` understands."""
+    """The arguments of ``clonos check``."""
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--restores",
-        type=int,
+        type=whole(0),
         default=RESTORES,
         metavar="N",
         help=f"at how many places each task is restored; by default {RESTORES}",
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="1 second",
         help="about how long the job runs, in virtual time: longer than its timers",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first run")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of the first run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The first thing in which two runs of a task differ, in words."""
+"""Describes the first difference between two runs of a task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = 80
 def difference(one: Run, other: Run, history: History) -> str:
     """The first difference between two runs of the same steps; "" if there is none.
 
-    The second may begin later.
+    The second run may begin later.
     """
     steps = one.steps[other.first :]
     for number, (made, remade) in enumerate(zip(steps, other.steps, strict=False), other.first):
@@ -37,7 +37,7 @@ def difference(one: Run, other: Run, history: History) -> str:
 
 
 def difference_of_content(one: Run, other: Run) -> str:
-    """The same if the rows came in other batches: what all steps have made together."""
+    """The same for runs with other batches: compares the output of all steps together."""
     what = _of_rows(_together(one.steps), _together(other.steps))
     return what or _of_state(one.state, other.state)
 
@@ -152,7 +152,7 @@ def _of_state(one: Mapping[Any, Mapping[str, Any]], other: Mapping[Any, Mapping[
 
 
 def _given(event: Event) -> str:
-    """What the step was given, for those who look for it."""
+    """The input of a step, to help find it."""
     if not isinstance(event, (Source, Batches)):
         return f", at {type(event).__name__}"
     rows = event.batch if isinstance(event, Source) else event.batches[0]

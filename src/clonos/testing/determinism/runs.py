@@ -1,4 +1,4 @@
-"""What a task did on its first run, and the same again: straight, restored, or on other batches."""
+"""The first run of a task, and its repetitions: unchanged, restored, or with other batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIFE = Incarnation(1, 1)
 
 
 class Called(NamedTuple):
-    """A call that was answered: in which event of its task, of what, and with what."""
+    """An answered call: the event of its task, the question, and the answer."""
 
     event: int
     name: str
@@ -44,17 +44,17 @@ class Called(NamedTuple):
 
 @dataclass
 class History:
-    """What one task was given on the first run, with the time, and how its calls were answered."""
+    """The events of one task in the first run, with their times, and the answers to its calls."""
 
     events: list[tuple[int, Event]] = field(default_factory=list)
     calls: list[Called] = field(default_factory=list)
 
 
 class Made(NamedTuple):
-    """What one step has made, in a form that other processes can compare.
+    """The output of one step, in a form that other processes can compare.
 
-    ``rows``: by channel; ``others``: what is not rows, as text:
-    watermarks, calls that are asked, when it wants to be woken, the error that ended it.
+    ``rows``: by channel; ``others``: everything else as text: watermarks, calls made, when the task
+    wants to be woken, the error that ended it.
     """
 
     rows: dict[int, pa.RecordBatch]
@@ -64,24 +64,24 @@ class Made(NamedTuple):
 
 @dataclass
 class Run:
-    """What a task has made of a history.
+    """The result of running a task on a history.
 
     Attributes
     ----------
     first
         The number of its first event.
     steps
-        Of each event, what it has made. The last may be an error.
+        The output for each event. The last may be an error.
     state
-        By key, what functions have kept in the end.
+        The final state of functions, by key.
     watch
-        What they have asked the world for, if that was watched.
+        What functions got from the world outside of ``ctx``, if that was watched.
     is_process
-        It is a :class:`clonos.Process`.
+        Whether it is a :class:`clonos.Process`.
     asks_calls
-        Calls that take a while have come between the rows.
+        Whether outcomes of asynchronous calls came between the rows.
     refused
-        With whom a function wanted to speak, and where.
+        The connection that a function wanted to open, and where.
     """
 
     first: int = 0
@@ -102,9 +102,9 @@ class FirstRun(InMemoryRun):
     Attributes
     ----------
     history
-        By task.
+        The history of each task.
     task
-        The task that is at it.
+        The running task.
     """
 
     def __init__(self, compiled: CompiledJob, answers: Answers, **options: Any) -> None:
@@ -115,12 +115,12 @@ class FirstRun(InMemoryRun):
     def _take(self, task: int, event: Event, harness: StepHarness) -> None:
         self.task, before = task, harness.position
         super()._take(task, event, harness)
-        if harness.position > before:  # the clock alone is no event
+        if harness.position > before:  # a mere change of the clock is not an event
             self.history[task].events.append((harness.now_ms, event))
 
 
 class _StandIns(Services):
-    """Answers calls, and writes the answers down."""
+    """Answers calls, and records the answers."""
 
     def __init__(self, run: FirstRun, answers: Answers) -> None:
         self._run, self._answers = run, answers
@@ -158,11 +158,11 @@ def _question(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str
 
 
 class Unasked(BaseException):  # users' functions may well catch every Exception
-    """A function asks what it did not ask the first time."""
+    """A function asks a question that it did not ask in the first run."""
 
 
 class _Known:
-    """Answers what was asked on the first run, and nothing else."""
+    """Answers questions of the first run, and no others."""
 
     def __init__(self, calls: Iterable[Called]) -> None:
         self._answers: defaultdict[tuple[str, int], deque[Called]] = defaultdict(deque)
@@ -182,7 +182,7 @@ class _Known:
         raise decode_error(called.answer)
 
     def take(self) -> list[str]:
-        """What was asked since the last time."""
+        """The questions since the last call."""
         asked, self.asked = self.asked, []
         return asked
 
@@ -195,12 +195,12 @@ def again(
     recut: Random | None = None,
     is_watched: bool = False,
 ) -> Run:
-    """Run a task again, without any other.
+    """Run a task again, alone.
 
     Parameters
     ----------
     layers
-        Begin behind the steps that these were sealed after, with the state that is in them.
+        Begin with the state in these layers, after the step at which they were sealed.
     recut
         Cut the same rows into other batches.
     """
@@ -214,7 +214,7 @@ def again(
     events = history.events[run.first :]
     for now_ms, event in events if recut is None else other_cuts(events, recut):
         harness.now_ms = now_ms
-        if isinstance(event, Tick):  # it was due, or it were no event
+        if isinstance(event, Tick):  # otherwise it would not be an event
             harness.wake_ms = event.ms
         try:
             with run.watch.watching() if is_watched else nullcontext():
@@ -234,7 +234,7 @@ def again(
 
 
 def _alone(code: TaskCode) -> TaskCode:
-    """The same task with one output, to which all rows go; and one for bad records."""
+    """The same task with a single output for all rows, and one for bad records."""
     routers = [
         replace(router, routing=Routing.FORWARD, channels=router.channels[:1])
         for router in (*code.routers[:1], *([code.bad_records] if code.bad_records else []))
@@ -266,7 +266,7 @@ def _shown(call: CallId, request: Request) -> str:
 
 
 def other_cuts(events: Sequence[tuple[int, Event]], random: Random) -> Iterator[tuple[int, Event]]:
-    """The same rows in other batches; nothing else moves."""
+    """The same events, with rows in other batches."""
     group: list[tuple[int, Source | Batches]] = []
     for now_ms, event in events:
         is_rows = isinstance(event, (Source, Batches))
@@ -281,7 +281,7 @@ def other_cuts(events: Sequence[tuple[int, Event]], random: Random) -> Iterator[
 
 
 def _belong(one: Source | Batches, following: Event) -> bool:
-    """Whether the rows of one event follow those of another with nothing between them."""
+    """Whether the rows of two events are adjacent."""
     if isinstance(one, Source) or isinstance(following, Source):
         return isinstance(one, Source) and isinstance(following, Source)
     is_same = isinstance(following, Batches) and following.channel == one.channel

@@ -1,4 +1,4 @@
-"""What functions must not ask the world for: who asks is noted, and nobody gets a connection."""
+"""Traps for functions that bypass ``ctx``: calls are recorded, and connections refused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FUNCTIONS: Final = frozenset(
      "time.perf_counter_ns", "time.process_time", "time.process_time_ns", "time.clock_gettime",
      "posix.urandom", "posix.getpid", "_thread.get_ident"}
 )  # fmt: skip
-"""Functions in C that give another answer each time, or in each process."""
+"""Functions in C whose result differs each time, or in each process."""
 PERHAPS: Final = frozenset({"builtins.id", "builtins.hash"})
-"""... that often do no harm: they are named only where something differs."""
+"""Such functions that are often harmless; they are reported only if something differs."""
 CLOCKS: Final = frozenset({"now", "utcnow", "today"})
 PYTHON: Final[dict[CodeType, str]] = {
     uuid.uuid1.__code__: "uuid.uuid1",
@@ -35,22 +35,22 @@ PYTHON: Final[dict[CodeType, str]] = {
 }
 """Functions in Python, by their code."""
 OF_A_STEP: Final = frozenset({Context.random.fget.__code__, StepOutput.clock_ms.__code__})  # type: ignore[attr-defined]
-"""What they get of ``ctx`` that is another in each step: other batches are other steps."""
+"""Uses of ``ctx`` whose result differs by step; other batches mean other steps."""
 HARMLESS: Final = ("logging", "warnings", "importlib", "traceback")
-"""What these libraries ask for, they ask for themselves."""
+"""Libraries whose own uses do not count."""
 
 
 class Refused(BaseException):  # users' functions may well catch every Exception
-    """A function wanted to speak to another process, outside of ``ctx``."""
+    """A function wanted to connect to another process outside of ``ctx``."""
 
 
 _is_open = False
 
 
 def install(ahead_s: float) -> None:
-    """From now on, in this process, the clock is ahead by so much, and sockets do not connect.
+    """From now on, this process's clock is ahead by this much, and sockets do not connect.
 
-    Call it before the user's modules are imported: they may take functions out of modules.
+    Call it before user modules are imported, because they may copy functions out of modules.
     """
     if ahead_s:
         now, now_ns = time.time, time.time_ns
@@ -67,7 +67,7 @@ def install(ahead_s: float) -> None:
 
 @contextmanager
 def connections() -> Iterator[None]:
-    """Within it sockets connect: what is recorded for real may do that."""
+    """Allow sockets to connect, for real calls that are recorded."""
     global _is_open  # noqa: PLW0603 - sockets are global, too
     before, _is_open = _is_open, True
     try:
@@ -77,7 +77,7 @@ def connections() -> Iterator[None]:
 
 
 def _numpy(function: Callable[..., Any]) -> Any:
-    """The same as a function in Python, which can be watched."""
+    """Wrap a function in Python, so that it can be watched."""
 
     def numpy_random(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -104,16 +104,16 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 
 
 class Watch:
-    """Who asks for what while it watches.
+    """Records the uses of watched functions.
 
     Attributes
     ----------
     asked
-        What is asked for, by the user's line.
+        The function used, by line of user code.
     perhaps
-        The same of what often does no harm.
+        The same for functions that are often harmless.
     knows_step
-        A function asks ``ctx`` for what each step has of its own.
+        Whether a function uses values of ``ctx`` that differ by step.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Watch:
 
 
 def _name(called: Any) -> str:
-    """What a function in C is called, if it is one of those that matter."""
+    """The name of a function in C, if it is watched."""
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if isinstance(owner, ModuleType):
         full = f"{owner.__name__}.{name}"
@@ -169,19 +169,19 @@ _RANDOM: Final = getattr(random.random, "__self__")  # noqa: B009 - not in its s
 
 
 def _users(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's."""
+    """The innermost frame of user code."""
     while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def _names(frame: FrameType | None, *names: str) -> bool:
-    """Whether a function speaks of one of these: extension modules leave no frames of their own."""
+    """Whether a function mentions one of these names; extension modules have no frames."""
     return frame is not None and not set(names).isdisjoint(frame.f_code.co_names)
 
 
 def _is_harmless(frame: FrameType | None) -> bool:
-    """Whether a library that lies between asks on its own account."""
+    """Whether a harmless library in between makes the call for itself."""
     user = _users(frame)
     while frame is not None and frame is not user:
         if frame.f_globals.get("__name__", "").partition(".")[0] in HARMLESS:

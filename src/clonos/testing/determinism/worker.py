@@ -1,7 +1,7 @@
-"""A process in which tasks run again: each run in a child of it, as in a slot that has just begun.
+"""A process in which tasks run again, each run in a forked child, as in a slot that has just begun.
 
-Its hash seed and time zone are set where it is started. It is asked on its standard input, and
-answers on its standard output.
+Its hash seed and time zone are set at its start. It reads requests from its standard input, and
+writes answers to its standard output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from random import Random
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark import cloudpickle  # as Spark ships functions
+from pyspark import cloudpickle  # Spark ships functions with it
 
 from clonos.blame import Complaint, complaint_of
 from clonos.graph.compile import CompiledJob
@@ -29,12 +29,12 @@ from clonos.testing.determinism import traps
 from clonos.testing.determinism.runs import FirstRun, History, Run, again
 
 FAILED: Final = 3
-"""The exit code of a child that tells why."""
+"""The exit code of a child that has sent an error."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What differs between two processes, and must not matter."""
+    """Differences between two processes that must not matter."""
 
     hash_seed: str
     time_zone: str
@@ -63,7 +63,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Broken:
-    """A run that has failed: in which task, with what, and with which kind of error."""
+    """A failed run: the task, the error, and its kind."""
 
     task: int
     kind: str  # "unanswered", "refused", "died", "error"
@@ -74,12 +74,12 @@ _dumps: Callable[[Any], bytes] = cloudpickle.dumps
 
 
 class Worker:
-    """The other end: starts such a process, and asks it.
+    """Starts such a process, and sends it requests.
 
     Parameters
     ----------
     shipped
-        The job, as Spark would ship it.
+        The job, pickled as Spark would.
     """
 
     def __init__(self, shipped: bytes, surroundings: Surroundings) -> None:
@@ -97,12 +97,12 @@ class Worker:
         self._send((sys.path, surroundings.ahead_s, shipped))
 
     def record(self, record: Record) -> dict[int, History] | Broken:
-        """What each task was given, and asked, on the first run."""
+        """Make the first run; returns the history of each task."""
         found: dict[int, History] | Broken = self._ask(record)
         return found
 
     def again(self, request: Again) -> Run | Broken:
-        """What a task makes of the same."""
+        """Run a task again."""
         found: Run | Broken = self._ask(request)
         return found
 
@@ -142,8 +142,8 @@ def serve() -> None:
         job = cloudpickle.loads(shipped)
     except Exception as error:  # noqa: BLE001 - user code: modules are imported here
         broken = _dumps(Broken(0, "error", complaint_of(error)))
-    pa.array([None, 1])  # Arrow imports pandas, if it is there, when it is first used: here, once
-    gc.freeze()  # children need not look at what is there
+    pa.array([None, 1])  # Arrow imports pandas, if installed, on first use: do it once, here
+    gc.freeze()  # children need not scan existing objects
     while True:
         try:
             request = cloudpickle.load(requests)
@@ -154,7 +154,7 @@ def serve() -> None:
 
 
 def _in_child(job: CompiledJob, request: Record | Again) -> bytes:
-    """What comes of a request, as it is sent."""
+    """Handle a request in a child; returns the encoded answer."""
     with tempfile.TemporaryDirectory(prefix="clonos-check-") as folder:
         file = Path(folder, "reply")
         child = os.fork()
