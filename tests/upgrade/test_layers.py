@@ -135,8 +135,8 @@ def test_state_is_there_once_and_where_its_rows_will_come(was, becomes):
         assert all(k == value(g) and decode(v) == g for (g, k), v in values.items())
         groups += [g for g, _ in values]
         timers = timers_of(kept)
-        assert sorted(timers.values()) == list(range(1, len(timers) + 1))
-        assert kept.facts.get("timers", 0) == len(timers) == len(values)
+        assert sorted(timers) == sorted(timer(g, 50) for g, _ in values)
+        assert kept.facts.get("timers", 0) >= max(timers.values(), default=0)
     assert sorted(groups) == list(range(KEY_GROUPS))
     late = [kept.facts.get("late_rows", 0) for kept in after.kept("kept")]
     assert sum(late) == was * (was + 1) // 2

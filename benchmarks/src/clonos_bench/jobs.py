@@ -24,6 +24,8 @@ IDS: Final = pa.schema([pa.field("id", pa.int64())])
 _PIECE_ROWS: Final = 1024
 """What the source gives at once while it does not keep a pace: bounds the length of a step."""
 _NAP_S: Final = 0.01
+_NEVER_MS: Final = 4_000_000_000_000
+_MOMENT_MS: Final = 20
 _LOOK_S: Final = 0.05
 """How often the source looks whether it shall stop."""
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -298,6 +300,61 @@ def joined(source: SourceSpec, *, keys: int, value_bytes: int, job: clonos.Job) 
         sides[0]
         .join(sides[1], name="state")
         .map_batches(Seen(keys), schema="key long, id long, seen long", name="seen")
+    )
+    seen.start_new_chain().slot_group("sink").sink(clonos.sinks.callback(nothing), name="sink")
+
+
+class Name:
+    """Gives keys, which take turns, a name of `nbytes` bytes."""
+
+    def __init__(self, keys: int, nbytes: int) -> None:
+        self._turns, self._nbytes = TakeTurns(keys), nbytes
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        keys, ids = self._turns(batch).columns
+        names = pc.utf8_lpad(keys.cast(pa.string()), self._nbytes, "0")
+        return pa.RecordBatch.from_arrays([names, keys, ids], ["name", "key", "id"])
+
+
+class Remind(clonos.Process):
+    """A timer per key, which never fires and which every row sets to another time. When there is
+    one for each key, a row goes out by a timer of its own, a moment later."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
+    def open(self, ctx: clonos.ProcessContext) -> None:
+        self._row = ctx.state("row")
+
+    def on_row(self, row: Any, ctx: clonos.ProcessContext) -> list[tuple[int, int, int]] | None:
+        turn = row.id // self._keys
+        ctx.timers.delete(_NEVER_MS + turn - 1)
+        ctx.timers.processing_time(_NEVER_MS + turn)
+        if turn == 0:
+            return [(row.key, row.id, 1)]
+        self._row.set((row.key, row.id, turn + 1))
+        ctx.timers.processing_time(ctx.clock.now_ms() + _MOMENT_MS)
+        return None
+
+    def on_timer(
+        self, key: Any, due: int, ctx: clonos.ProcessContext
+    ) -> list[tuple[int, int, int]]:
+        del key, due, ctx
+        row = self._row.get()
+        self._row.clear()
+        return [row]
+
+
+def reminded(source: SourceSpec, *, keys: int, value_bytes: int, job: clonos.Job) -> None:
+    """Source -> map -> timers -> sink: every row delivered once."""
+    ids = job.source(source, name="source").start_new_chain()
+    rows = ids.slot_group("map").map_batches(
+        Name(keys, value_bytes), schema="name string, key long, id long", name="map"
+    )
+    seen = (
+        rows.slot_group("state")
+        .key_by("name")
+        .process(Remind(keys), schema="key long, id long, seen long", name="state")
     )
     seen.start_new_chain().slot_group("sink").sink(clonos.sinks.callback(nothing), name="sink")
 

@@ -1,7 +1,8 @@
 """State by key that has no room in memory: what a kill costs, by how much of it there is.
 
 The job is that of ``clonos-bench failures``, with one partition; or, with ``--kind join``, one that
-joins rows with the first row of their key. Its state is filled first, and
+joins rows with the first row of their key; or, with ``--kind timer``, one that has a timer for each
+key, and lets rows out by timers. Its state is filled first, and
 stored; then rows come for random keys, and the process with the state is killed again and again.
 Every size has the same memory for it (``--state-memory``). Measured:
 
@@ -57,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--markdown", action="store_true", help="print tables as Markdown")
     add("--gb", type=float, nargs="+", default=[0.1, 1.0], help="sizes of the state")
     add("--standbys", type=int, nargs="+", default=[1, 0], help="copies of the task")
-    add("--kind", choices=("values", "join"), default="values", help="what the state is")
-    add("--value-bytes", type=int, default=1000, help="state per key")
+    add("--kind", choices=("values", "join", "timer"), default="values", help="what the state is")
+    add("--value-bytes", type=int, default=1000, help="state per key; of a timer: its key")
     add("--state-memory", default="64 MiB", help="memory for it, per slot")
     add("--rate", type=float, default=1000.0, help="rows per second, when the state is there")
     add("--kills", type=int, default=5, help="of each case")
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All sizes, with and without a copy."""
-    what = {"values": "values", "join": "rows of a join"}[arguments.kind]
+    what = {"values": "values", "join": "rows of a join", "timer": "timers"}[arguments.kind]
     title = f"state: {arguments.state_memory} for {what}, {arguments.rate:,.0f} rows/s"
     report = Report("state", title, _COLUMNS)
     for standbys in arguments.standbys:
@@ -108,6 +109,8 @@ def _measured(
         how = {"keys": keys, "value_bytes": arguments.value_bytes, "job": job}
         if arguments.kind == "join":
             jobs.joined(jobs.paced(schedule), **how)
+        elif arguments.kind == "timer":
+            jobs.reminded(jobs.paced(schedule), **how)
         else:
             jobs.stateful(jobs.paced(schedule), is_apart=True, **how)
         with (

@@ -142,9 +142,9 @@ class Chronicle:
         self._tight.add(cell)
         return (
             f"{self._names[sample.task]}: its process keeps {kept / 1e6:,.0f} MB of memory, and "
-            f"{left / 1e6:,.0f} MB are left to it; without any, the system kills it. Values and "
-            "rows by key move to the disk above state_memory=; windows, timers and open calls do "
-            "not. Higher parallelism helps, more memory for executors "
+            f"{left / 1e6:,.0f} MB are left to it; without any, the system kills it. Values, "
+            "timers and rows by key move to the disk above state_memory=; windows and open calls "
+            "do not. Higher parallelism helps, more memory for executors "
             "(spark.executor.memoryOverhead), or a shorter window or session"
         )
 

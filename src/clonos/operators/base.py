@@ -223,8 +223,8 @@ class Operator:
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with state of the operator's former tasks, after their number has changed.
 
-        Called instead of :meth:`open`. Numbered rows and timers get new numbers in the order of
-        the old ones; equal numbers are ordered by task.
+        Called instead of :meth:`open`. Rows that those have numbered get new numbers, in the order
+        of the old ones; where two are equal, by task.
 
         Raises
         ------

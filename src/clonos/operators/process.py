@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -44,7 +45,7 @@ from clonos.operators.shares import (
 )
 from clonos.state.deltas import Frozen, both
 from clonos.state.stores import KeyedStore, Undo, kept_as
-from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, place_of
 from clonos.state.values import ValueStore
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class ProcessOperator(Operator):
     has_values = True
     joins: ClassVar = {
         **JOINS,
-        "timers": nothing,
+        "timers": highest,
         "asked": highest,
         REWOUND: as_of_the_newest,
         "calls": shared_out,
@@ -283,10 +284,10 @@ class ProcessOperator(Operator):
         self._builder = RowBuilder(schema)
         self._ctx: ProcessContext
         self._undo = Undo()
-        self.values = ValueStore(self._undo)
-        self._prefixes: list[bytes] = []  # of values to look up in batches
+        self.values = ValueStore(self._undo, place_of)
+        self._prefixes: list[bytes] = []  # of the values that it may look up
+        self.timers = TimerTable(self.values, self.facts)
         self.store = KeyedStore(self._undo)
-        self.timers = TimerTable(self.store, self.facts)
         self._calls = CallTable(self.store, in_flight)
         self._asks: list[bytes] = []  # questions of the running callback
         self._origin = 0  # of the callback's conversation
@@ -303,7 +304,7 @@ class ProcessOperator(Operator):
     def state(self) -> dict[Any, dict[str, Any]]:
         """The values of each key, by name."""
         found: dict[Any, dict[str, Any]] = {}
-        for address in list(self.values):
+        for address in [one for one in self.values if one.startswith(_STATE)]:
             name, encoded_key = split(address[len(_STATE) :])
             kept = found.setdefault(_decode_key(encoded_key), {})
             kept[name] = self.values.get(address)
@@ -379,25 +380,20 @@ class ProcessOperator(Operator):
         self.values.use(shelf, nbytes)
 
     def restore_values(self, run: Run) -> None:
-        self.values.restore(run)
+        self.timers.restore(self.values.restore(run))
+        self.values.relieve()
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         self.store.restore(keys, values)
-        self.timers.restore(keys, values)
         self._calls.restore(keys, values)
 
     def as_they_are(self, keys: pa.Array) -> pa.Array:
-        return pc.starts_with(keys, _STATE)
+        # Timers of two tasks may have the same number: those due at once fire by number and key.
+        kinds = (pc.starts_with(keys, p) for p in (_STATE, EVENT_TIME, PROCESSING_TIME))
+        return reduce(pc.or_, kinds)
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        timers: list[tuple[int, bytes, int]] = []
-        for share in shares:
-            columns = (share.groups, share.keys, share.values)
-            for group, address, value in zip(*(c.to_pylist() for c in columns), strict=True):
-                is_timer = address[:1] in (PROCESSING_TIME, EVENT_TIME)
-                require_answered(not is_timer, where)
-                timers.append((decode(value)[0], address, group))
-        self.timers.adopt(timers)
+        require_answered(sum(len(share.keys) for share in shares), where)
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -504,21 +500,28 @@ class ProcessOperator(Operator):
 
     def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
-        # Timers set while others fire are for a later step, so this loop ends.
-        due = self.timers.take_due(kind, until_ms)
-        self._expect({timer.encoded_key: None for timer in due})
-        for timer in due:
+        for timer in self._due(kind, until_ms):
             self.key = _decode_key(timer.encoded_key)
             self.key_group = timer.group
             self._encoded_key = timer.encoded_key
-            if not self.timers.remove(timer):
-                continue  # deleted by a timer that fired before it
             record = f"timer of key {self.key!r} at {timer.due}"
             self._handle(record, results, self._process.on_timer, self.key, timer.due)
         self._encoded_key = None
         self.values.require_sound()
         self._ask_due()
         return self._builder.build(results, self.reject)
+
+    def _due(self, kind: bytes, until_ms: int | None) -> Iterator[Timer]:
+        """The timers that are due, each removed when its turn comes."""
+        # What a timer sets while it fires is for a later step: nobody can loop for ever here.
+        for some in self.timers.due(kind, until_ms):
+            self._expect({self._key_of(timer): None for timer in some})
+            # Else it was deleted by one that fired before it.
+            yield from filter(self.timers.remove, some)
+
+    def _key_of(self, timer: Timer) -> bytes:
+        """The key whose values a timer is about."""
+        return timer.encoded_key
 
     def _handle(
         self,

@@ -24,7 +24,7 @@ from clonos.operators.base import OperatorInfo, Services
 from clonos.operators.process import Process, ProcessOperator
 from clonos.operators.states import PROCESSING, TIMERS, TTL, HiddenState, States
 from clonos.operators.watermark import event_ms
-from clonos.state.timers import EVENT_TIME, PROCESSING_TIME
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer
 
 NONE: Final = "none"
 EVENT: Final = "eventtime"
@@ -257,14 +257,9 @@ class StatefulOperator(ProcessOperator):
 
     def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
-        due = self.timers.take_due(kind, until_ms)
-        keys = [timer.encoded_key for timer in due]
-        self._expect({key.removeprefix(_SWEEP): None for key in keys})
-        for timer, key in zip(due, keys, strict=True):
-            self._begin(key.removeprefix(_SWEEP), timer.group)
-            if not self.timers.remove(timer):
-                continue  # deleted by a timer that fired before it
-            if key.startswith(_SWEEP):
+        for timer in self._due(kind, until_ms):
+            self._begin(self._key_of(timer), timer.group)
+            if timer.encoded_key.startswith(_SWEEP):
                 self._sweep()
                 continue
             call = partial(
@@ -277,6 +272,9 @@ class StatefulOperator(ProcessOperator):
             # Deleted after the call, even if the processor has registered it again, as in Spark.
             self._declared.deleteTimer(timer.due)
         return self._done(results)
+
+    def _key_of(self, timer: Timer) -> bytes:
+        return timer.encoded_key.removeprefix(_SWEEP)
 
     def _sweep(self) -> None:
         self._swept.put(None)

@@ -26,7 +26,17 @@ import pyarrow as pa
 from clonos.core.content import Chunks, Content, Part, Writable, content_of
 from clonos.core.layer import CHECKS_ITSELF, UP_TO
 from clonos.errors import StateMismatch
-from clonos.state.runs import Index, Rows, Run, RunWriter, in_order, merge_runs, write_values
+from clonos.state.runs import (
+    HASH,
+    Index,
+    Placing,
+    Rows,
+    Run,
+    RunWriter,
+    in_order,
+    merge_runs,
+    write_values,
+)
 
 FACTS = -1
 """Stands for a key group in rows that are an operator's :class:`Facts`."""
@@ -63,6 +73,7 @@ class Values(NamedTuple):
 
     values: Mapping[bytes, bytes | None]
     groups: Sequence[int]
+    placing: Placing = HASH
 
 
 Frozen = Callable[[], Sequence[Changes | Values | Rows]]
@@ -111,7 +122,8 @@ def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]
             elif isinstance(changed, Rows):
                 rows.setdefault(operator, []).append(changed)
             elif changed.values:
-                runs.append((operator, write_values(changed.values, changed.groups, blocks.append)))
+                values, groups, placing = changed
+                runs.append((operator, write_values(values, groups, blocks.append, placing)))
     for operator, parts in rows.items():
         writer = RunWriter(sum(len(part.hashes) for part in parts), blocks.append)
         writer.add(in_order(parts))

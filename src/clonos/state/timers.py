@@ -1,23 +1,43 @@
-"""Timers per key, as rows of a keyed store, with a heap to find the earliest.
+"""Timers per key, in a store of values. Fired in the order (due, id): ids count registrations.
 
-Fired in the order (due, id), where ids count registrations.
+In a run (:mod:`clonos.state.runs`) the place of a timer is not the hash of its address. It begins
+with the kind and the time, so what is due next lies together::
+
+    kind 1 bit | due 47 bits | hash 16 bits
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from operator import itemgetter
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from clonos.core.canonical import decode
-from clonos.state.stores import Facts, KeyedStore
+import numpy as np
+
+from clonos.core.canonical import decode, encode
+from clonos.state.runs import HASH
+from clonos.state.stores import Facts
+
+if TYPE_CHECKING:
+    from clonos.state.values import ValueStore
 
 PROCESSING_TIME: Final = b"p"
 EVENT_TIME: Final = b"e"
 
-_DUE_BYTES = 8
-_HEAD_BYTES = 1 + _DUE_BYTES
+_HEAD: Final = Struct(">cq")
+_HASH_BITS: Final = 16
+_HASHES: Final = (1 << _HASH_BITS) - 1
+_PLACES: Final = 1 << 63
+"""Of each kind."""
+_BEGINS: Final = {EVENT_TIME: 0, PROCESSING_TIME: _PLACES}
+_LATEST: Final = 1 << 46
+"""Times beyond this, in ms before or after 1970, lie together: more than 2000 years."""
+_READ_BLOCKS: Final = 4
+"""So many blocks of each run, about, are read at once."""
+_FIRED_AT_ONCE: Final = 1024
+_NOT_LATELY: Final = object()
+_NEVER: Final = 1 << 64
 
 
 class Timer(NamedTuple):
@@ -27,6 +47,8 @@ class Timer(NamedTuple):
     id: int
     address: bytes
     group: int
+    kept: bytes
+    """What the store has kept of it."""
 
     @property
     def encoded_key(self) -> bytes:
@@ -35,15 +57,13 @@ class Timer(NamedTuple):
 
 
 class TimerTable:
-    """All timers of an operator.
+    """All timers of an operator, kept in a store beside other values."""
 
-    The store is authoritative; a heap may hold deleted timers, which are recognised by their ids.
-    """
-
-    def __init__(self, store: KeyedStore, facts: Facts) -> None:
+    def __init__(self, store: ValueStore, facts: Facts) -> None:
         self._store = store
         self._facts = facts
-        self._heaps: dict[bytes, list[Timer]] = {PROCESSING_TIME: [], EVENT_TIME: []}
+        self._queues = {kind: _Queue(kind, store) for kind in _BEGINS}
+        store.when_written = self._written
 
     def set(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Register a timer, unless it exists already."""
@@ -52,65 +72,181 @@ class TimerTable:
             return
         number = self._facts.get("timers", 0) + 1
         self._facts.set("timers", number)
-        self._store.put(address, group, [number, group])
-        heapq.heappush(self._heaps[kind], Timer(due, number, address, group))
+        kept = encode([number, group])
+        self._store.put_kept(address, group, kept)
+        self._queues[kind].push(Timer(due, number, address, group, kept))
 
     def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Delete a timer, if it exists."""
         address = _address(kind, due, encoded_key)
         if address in self._store:
-            self._store.put(address, group, None)
+            self._store.put_kept(address, group, None)
 
     def next_due(self, kind: bytes) -> int | None:
         """When the earliest timer of this kind is due."""
-        heap = self._heaps[kind]
-        while heap and not self._is_live(heap[0]):
-            heapq.heappop(heap)
-        return heap[0].due if heap else None
+        first = self._queues[kind].first(-_NEVER)
+        return first.due if first is not None else None
 
-    def take_due(self, kind: bytes, until_ms: int | None) -> list[Timer]:
-        """Timers due at or before `until_ms` (None: all), taken off the heap but still stored."""
-        heap = self._heaps[kind]
-        due = []
-        while heap and (until_ms is None or heap[0].due <= until_ms):
-            timer = heapq.heappop(heap)
-            if self._is_live(timer):
-                due.append(timer)
-        return due
+    def due(self, kind: bytes, until_ms: int | None) -> Iterator[list[Timer]]:
+        """The timers due at or before `until_ms` (None: all), some at a time. They are still
+        stored. What is set meanwhile is not among them."""
+        queue, newest = self._queues[kind], self._facts.get("timers", 0)
+        some: list[Timer] = []
+        until_ms = _NEVER if until_ms is None else until_ms
+        while (timer := queue.first(until_ms)) is not None and timer.due <= until_ms:
+            (some if timer.id <= newest else queue.later).append(queue.pop())
+            if len(some) == _FIRED_AT_ONCE:
+                yield some
+                some = []
+        yield some
+        queue.resume()
 
     def remove(self, timer: Timer) -> bool:
-        """Delete a timer from the store; False if it was deleted already."""
-        if not self._is_live(timer):
+        """Take a timer out of the store; False if it is not there any more."""
+        if not _is_live(self._store, timer):
             return False
-        self._store.put(timer.address, timer.group, None)
+        self._store.put_kept(timer.address, timer.group, None)
         return True
 
-    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """The store took a delta: note the timers in it."""
-        for address, value in zip(keys, values, strict=True):
-            heap = self._heaps.get(address[:1])
-            if heap is not None and value is not None:
-                due = int.from_bytes(address[1:_HEAD_BYTES], "big", signed=True)
-                number, group = decode(value)
-                heapq.heappush(heap, Timer(due, number, address, group))
+    def restore(self, loaded: Mapping[bytes, bytes | None] | None) -> None:
+        """The store has loaded these values; None: it has a run more, and all else is in runs."""
+        if loaded is None:
+            for queue in self._queues.values():
+                queue.forget()
+            return
+        for address, value in loaded.items():
+            if value is not None and address[:1] in self._queues:
+                self._queues[address[:1]].push(_timer(address, value))
 
-    def adopt(self, timers: Sequence[tuple[int, bytes, int]]) -> None:
-        """Take over timers of other tables: old number, address and key group of each. They get
-        new numbers in the order of the old ones."""
-        for _, address, group in sorted(timers, key=itemgetter(0)):
-            number = self._facts.get("timers", 0) + 1
-            self._facts.set("timers", number)
-            self._store.put(address, group, [number, group])
+    def _written(self, values: Mapping[bytes, Any]) -> None:
+        """What was kept of these is in a run now."""
+        earliest = dict.fromkeys(self._queues, _PLACES)
+        for address, kept in values.items():
+            kind = address[:1]
+            if kept is not None and kind in earliest:
+                earliest[kind] = min(earliest[kind], _slot(_due(address)))
+        for kind, slot in earliest.items():
+            self._queues[kind].drop(values, slot)
 
-    def _is_live(self, timer: Timer) -> bool:
-        value = self._store.get(timer.address)
-        return value is not None and bool(value[0] == timer.id)
+
+class _Queue:
+    """The timers of one kind, the earliest first.
+
+    All that are in memory are in a heap; so are those in runs that lie below a place. There may be
+    others in it that are gone. Those that were set while others fire are put off.
+    """
+
+    def __init__(self, kind: bytes, store: ValueStore) -> None:
+        self._kind, self._store = kind, store
+        self._heap: list[Timer] = []
+        self.later: list[Timer] = []
+        self._until = 0  # what lies below was read; counted from the first place of this kind
+
+    def push(self, timer: Timer) -> None:
+        """One that is in memory now."""
+        heapq.heappush(self._heap, timer)
+
+    def first(self, until_ms: int) -> Timer | None:
+        """The earliest that is there. If it is due at `until_ms`, it is the one that was set first
+        of all that are due at the same time: these are read."""
+        heap, store = self._heap, self._store
+        while True:
+            while heap and not _is_live(store, heap[0]):
+                heapq.heappop(heap)
+            if self._until == _PLACES or not store.has_runs:
+                return heap[0] if heap else None
+            if heap:
+                due = heap[0].due
+                is_enough = due > until_ms and -_LATEST < due < _LATEST - 1
+                if _slot(due) + (0 if is_enough else _HASHES) < self._until:
+                    return heap[0]
+            self._read()
+
+    def pop(self) -> Timer:
+        """Take the first."""
+        return heapq.heappop(self._heap)
+
+    def forget(self) -> None:
+        """All are in runs."""
+        self._heap, self.later, self._until = [], [], 0
+
+    def resume(self) -> None:
+        """Those that were put off are as all others."""
+        for timer in self.later:
+            heapq.heappush(self._heap, timer)
+        self.later = []
+
+    def drop(self, written: Mapping[bytes, Any], slot: int) -> None:
+        """A run has these values now, and no timer below this slot."""
+        self._until = until = min(self._until, slot)
+        lately = self._store.lately
+
+        def stays(timer: Timer) -> bool:
+            is_read = _slot(timer.due) < until and timer.address not in written
+            return is_read or bool(lately(timer.address) == timer.kept)
+
+        self._heap, self.later = (list(filter(stays, some)) for some in (self._heap, self.later))
+        heapq.heapify(self._heap)
+
+    def _read(self) -> None:
+        """Read on in the runs, to where a block begins."""
+        begin, runs = _BEGINS[self._kind], self._store.runs
+        low, wanted = begin + self._until, _READ_BLOCKS * len(runs)
+        blocks = []
+        for run in runs:
+            firsts = run.index.firsts
+            start = int(np.searchsorted(firsts, np.uint64(low), "right"))
+            blocks.append(firsts[start : start + wanted])
+        ahead = np.sort(np.concatenate(blocks))[:wanted]
+        high = begin + _PLACES
+        if len(ahead) == wanted:
+            high = min(high, int(ahead[-1]))
+        newest: dict[bytes, Any] = {}
+        for run in runs:
+            for rows in run.parts(low, high):
+                newest.update(zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True))
+        for address, value in newest.items():
+            if value is not None and address[:1] == self._kind:
+                heapq.heappush(self._heap, _timer(address, value))
+        self._until = high - begin
 
 
 def key_of(address: bytes) -> bytes:
-    """The key of the timer at an address."""
-    return address[_HEAD_BYTES:]
+    """The key that the timer at an address belongs to."""
+    return address[_HEAD.size :]
+
+
+def place_of(address: bytes) -> int:
+    """Where a timer, or another value, lies in runs."""
+    place = HASH(address)
+    begin = _BEGINS.get(address[:1])
+    if begin is None:
+        return place
+    return begin + _slot(_due(address)) + (place & _HASHES)
+
+
+def _slot(due: int) -> int:
+    """The first of the places of timers that are due then."""
+    if not -_LATEST <= due < _LATEST:
+        due = -_LATEST if due < 0 else _LATEST - 1
+    return (due + _LATEST) << _HASH_BITS
+
+
+def _timer(address: bytes, value: bytes) -> Timer:
+    number, group = decode(value)
+    return Timer(_due(address), number, address, group, value)
+
+
+def _is_live(store: ValueStore, timer: Timer) -> bool:
+    """Whether nothing was put in its place since it was set or read."""
+    kept = store.lately(timer.address, _NOT_LATELY)
+    return bool(kept == timer.kept) or (kept is _NOT_LATELY and store.has_runs)
 
 
 def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:
-    return kind + due.to_bytes(_DUE_BYTES, "big", signed=True) + encoded_key
+    return _HEAD.pack(kind, due) + encoded_key
+
+
+def _due(address: bytes) -> int:
+    due: int = _HEAD.unpack_from(address)[1]
+    return due

@@ -7,17 +7,17 @@ difference, because it is kept in its encoded form everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from clonos.core.canonical import decode, encode
-from clonos.core.content import Shelf, Writable
+from clonos.core.content import Held, Shelf, Writable
 from clonos.core.layer import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
 from clonos.state.levels import LOADED_BYTES, Levels
-from clonos.state.runs import Index, Run, hashes_of, write_values
+from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values
 from clonos.state.stores import PLAIN, Undo, kept_as
 
 _ENTRY_BYTES: Final = 200
@@ -27,24 +27,32 @@ _ENTRY_BYTES: Final = 200
 class _Memory:
     """An immutable level that is in memory until it is written."""
 
-    def __init__(self, values: dict[bytes, Any]) -> None:
-        self.values = values
+    def __init__(self, values: dict[bytes, Any], placing: Placing) -> None:
+        self.values, self._placing = values, placing
         self.index: Index | None = None
 
     def fill(self, file: Writable) -> None:
+        self.index = self.write(file.write)
+
+    def write(self, write: Callable[[bytes], object]) -> Index:
+        """As a run."""
         encoded = {key: _encoded(kept) for key, kept in self.values.items()}
-        self.index = write_values(encoded, (), file.write)
+        return write_values(encoded, (), write, self._placing)
 
 
 class ValueStore:
-    """Values by encoded key, with a record of what changed since the last delta."""
+    """Values by encoded key, with a record of what changed since the last delta.
 
-    def __init__(self, undo: Undo | None = None) -> None:
-        self._kept: dict[bytes, Any] = {}  # in no level yet; bytes: encoded; None: deleted
+    ``placing``: where in runs they lie. ``when_written`` is told what has left memory.
+    """
+
+    def __init__(self, undo: Undo | None = None, placing: Placing = HASH) -> None:
+        self._kept: dict[bytes, Any] = {}  # what no level has; bytes: encoded; None: gone
         self._dirty: dict[bytes, tuple[int, Any]] = {}
-        self._undo = undo or Undo()
+        self._undo, self._placing = undo or Undo(), placing
+        self.when_written: Callable[[Mapping[bytes, Any]], None] | None = None
         self._limit = 0
-        self._bytes = 0  # of these values, without overhead
+        self._bytes = 0  # of what is kept, and of its keys
         self._below = Levels[_Memory]()
         self._cache: dict[bytes, Any] = {}  # of levels; None: absent
         self._older: dict[bytes, Any] = {}
@@ -56,7 +64,10 @@ class ValueStore:
         self._below.shelf, self._limit = shelf, nbytes
 
     def __contains__(self, key: bytes) -> bool:
-        return self._now(key) is not None
+        kept = self._kept.get(key)
+        if kept is None and self._below.all:
+            kept = self._now(key)
+        return kept is not None
 
     def __iter__(self) -> Iterator[bytes]:
         """All keys; with many keys this takes time and memory."""
@@ -83,15 +94,18 @@ class ValueStore:
         """Set a value that :func:`~clonos.state.stores.kept_as` has made; None removes it."""
         before = self._kept.get(key)
         if (puts := self._undo.puts) is not None:
-            puts.append((self, key, group, self._now(key) if before is None else before))
+            was = self._now(key) if before is None and self._below.all else before
+            puts.append((self, key, group, was))
         self._dirty[key] = group, kept
         if kept is None:
             self._keep(key, kept)
             return
+        if before is None:
+            if key not in self._kept:
+                self._bytes += len(key)
+        elif (kind := type(before)) is bytes or kind is str:
+            self._bytes -= len(before)
         self._kept[key] = kept
-        kind = type(before)
-        if kind is bytes or kind is str:
-            self._bytes -= len(before)  # type: ignore[arg-type]
         kind = type(kept)
         if kind is bytes or kind is str:
             self._bytes += len(kept)
@@ -111,21 +125,27 @@ class ValueStore:
         dirty, self._dirty = self._dirty, {}
 
         def work_out() -> list[Values]:
-            values = {key: _encoded(kept) for key, (_, kept) in dirty.items()}
-            return [Values(values, [group for group, _ in dirty.values()])]
+            values: dict[bytes, bytes | None] = {
+                key: encode(kept) if type(kept) in PLAIN else kept
+                for key, (_, kept) in dirty.items()
+            }
+            return [Values(values, [group for group, _ in dirty.values()], self._placing)]
 
         return work_out
 
-    def restore(self, run: Run) -> None:
-        """Restore values from a delta. A large run is used in place, without being read."""
+    def restore(self, run: Run) -> Mapping[bytes, bytes | None] | None:
+        """Take values from a delta, and return them. A large run is not read but used where it
+        lies; then so is all that was restored before, and nothing is returned."""
+        loaded: dict[bytes, bytes | None] | None = None
         if self._below.shelf is None or run.nbytes <= min(LOADED_BYTES, self._limit // 4):
-            for key, value in run.items():
+            loaded = dict(run.items())
+            for key, value in loaded.items():
                 self._keep(key, value)
         else:
-            self._freeze()
+            self._sink()
             self._below.all.append(run)
         self._cache, self._older, self._cached = {}, {}, 0
-        self.relieve()
+        return loaded
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -146,11 +166,35 @@ class ValueStore:
         """Whether there are values that are not in memory."""
         return bool(self._below.all)
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether some of them are in runs."""
+        return bool(self._below.all) and isinstance(self._below.all[0], Run)
+
+    @property
+    def runs(self) -> list[Run]:
+        """What is not in memory, the oldest first."""
+        return self._below.runs
+
+    def lately(self, key: bytes, default: Any = None) -> Any:
+        """What is kept of `key` in memory, and in no run: None if it is gone; or the default."""
+        kept = self._kept.get(key)
+        if kept is not None or key in self._kept:
+            return kept
+        for level in reversed(self._below.all):
+            if isinstance(level, Run):
+                break
+            if key in level.values:
+                return level.values[key]
+        return default
+
     def relieve(self) -> None:
         """Make room, if necessary. Not while something may be rolled back."""
         if self._below.shelf is None:
             return
-        self._below.settle()
+        written = self._below.settle()
+        if written is not None and self.when_written is not None:
+            self.when_written(written.values)
         if not self._below.is_writing and self._too_much(self._bytes, self._kept, 3):
             self._freeze()
             self._below.write()
@@ -169,23 +213,45 @@ class ValueStore:
             if key in cache:
                 kept = self._cache[key] = cache[key]
                 return kept
-        self._look_up([key])
-        return self._cache[key]
+        kept = self._cache[key] = self._look_up_one(key)
+        if type(kept) is bytes:
+            self._cached += len(kept)
+        return kept
 
     def _keep(self, key: bytes, kept: Any) -> None:
         before = self._kept.get(key)
         if type(before) is bytes or type(before) is str:
             self._bytes -= len(before)
+        is_new = before is None and key not in self._kept
         if kept is None and not self._below.all:
-            self._kept.pop(key, None)
+            if not is_new:
+                del self._kept[key]
+                self._bytes -= len(key)
             return
         self._kept[key] = kept
+        if is_new:
+            self._bytes += len(key)
         if type(kept) is bytes or type(kept) is str:
             self._bytes += len(kept)
 
+    def _look_up_one(self, key: bytes) -> Any:
+        place = self._placing(key)
+        for level in reversed(self._below.all):
+            if isinstance(level, Run):
+                try:
+                    found = level.find_one(place, key)
+                except UnreadableLayer as error:
+                    self._damage = error
+                    raise
+                if found is not None:
+                    return found[0]
+            elif key in level.values:
+                return level.values[key]
+        return None
+
     def _look_up(self, keys: list[bytes]) -> None:
-        """Find keys in the levels; absent keys are noted, too."""
-        hashes = hashes_of(keys)
+        """Find keys in the levels; what is not there is noted, too."""
+        hashes = hashes_of(keys, self._placing)
         order = np.argsort(hashes)
         keys, hashes = [keys[i] for i in order.tolist()], hashes[order]
         cache = self._cache
@@ -215,9 +281,19 @@ class ValueStore:
         """Turn the values in memory into the newest level."""
         kept = {k: v for k, v in self._kept.items() if v is not None or self._below.all}
         if kept:
-            self._below.all.append(_Memory(kept))
+            self._below.all.append(_Memory(kept, self._placing))
         self._kept, self._bytes = {}, 0
         self._cache, self._older, self._cached = {}, {}, 0
+
+    def _sink(self) -> None:
+        """Make runs of all that is in memory, so that a newer one can lie above it."""
+        self._freeze()
+        levels = [level for level in self._below.all if not isinstance(level, Run)]
+        self._below.give_up()
+        for level in levels:
+            blocks: list[bytes] = []
+            index = level.write(blocks.append)
+            self._below.all.append(Run(index, Held(b"".join(blocks))))
 
 
 def _encoded(kept: Any) -> bytes | None:

@@ -274,8 +274,8 @@ def check_restore(
     merge
         Merges deltas.
     state_memory
-        Bytes of memory that the restored program has for values and rows by key; the rest is on
-        disk.
+        So many bytes of memory the restored program has for values, timers and rows; the rest is on
+        a disk.
 
     Returns
     -------

@@ -54,6 +54,7 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.operators.asking import CallTable
 from clonos.operators.lanes import Lanes
+from clonos.operators.process import ProcessOperator
 from clonos.simulator.jobs.programs import Job, Toy, Waiting
 from clonos.simulator.mistakes import (
     asking,
@@ -97,7 +98,6 @@ from clonos.simulator.mistakes.reach import WRONG_REACH
 from clonos.simulator.mistakes.rewinds import WRONG_REWINDS
 from clonos.simulator.world.disk import SimulatedFiles, Tail
 from clonos.state.stores import KeyedStore
-from clonos.state.timers import TimerTable
 from clonos.state.values import ValueStore
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
@@ -484,7 +484,10 @@ MUTATIONS: dict[str, Mutation] = {
         "kept state", (layers_module, "owned", upgrades.every_group), kind=UPGRADE
     ),
     "timers are lost when tasks become others": mutation(
-        "kept state", (TimerTable, "adopt", constant(None)), kind=UPGRADE
+        "kept state",
+        (ProcessOperator, "as_they_are", upgrades.values_alone),
+        (ProcessOperator, "adopt_state", constant(None)),
+        kind=UPGRADE,
     ),
     "a new task goes on with the one of its number": mutation(
         "conservation", (Flow, "predecessor", upgrades.by_index_alone), kind=UPGRADE

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow.compute as pc
+
 from clonos.core.housekeeper import HouseKeeper
 from clonos.nodes.waiting import Waiting
 from clonos.storage.layers import LayerStore
@@ -17,6 +19,12 @@ def every_group(original: Any) -> Any:
     """Every task takes over the state of all key groups."""
     del original
     return lambda groups, _: groups >= 0
+
+
+def values_alone(original: Any) -> Any:
+    """Of what processes keep, only values are taken over."""
+    del original
+    return lambda _, keys: pc.starts_with(keys, b"s")
 
 
 def by_index_alone(original: Any) -> Any:
