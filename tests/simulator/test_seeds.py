@@ -130,6 +130,11 @@ def test_nobody_deletes_while_the_store_is_away_or_the_driver_is_frozen(seed, ki
     assert simulate(seed, kind._replace(large=True)).verdict == "ok"
 
 
+def test_two_merges_at_once_never_give_one_name():
+    """One came too late, and was deleted under the name of a later one that counted."""
+    assert simulate(90000093).verdict == "ok"
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out
