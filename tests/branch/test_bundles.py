@@ -137,7 +137,7 @@ def test_a_bundle_ends_where_it_ends(mine):
         assert source is not None
         reader = source.reader(0, 1)
         reader.open(0)
-        with pytest.raises(NothingToReplay, match="no rows behind the end"):
+        with pytest.raises(NothingToReplay, match="no rows beyond the end"):
             reader.read(10, 1.0)
     with pytest.raises(CannotReplace, match="ends where it was made to end"):
         Branch(read(compiled, str(out), None), {}, until=1)

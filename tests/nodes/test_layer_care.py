@@ -40,8 +40,9 @@ def test_what_a_survey_took_for_litter_stays_if_it_counts_by_now():
     care.unused(Unused((merged, "0/old")), 0.0)  # the merge had just put it there
     care.clean(11.0, {merged})
     assert store.deleted == ["0/old"]
-    care.clean(30.0, ())
-    assert store.deleted == ["0/old"], "it is litter only if somebody finds it again"
+    care.clean(20.0, {merged})
+    care.clean(22.0, ())
+    assert store.deleted == ["0/old", merged], "some time after it was needed for the last time"
 
 
 def test_a_merge_that_came_too_late_does_not_have_the_name_of_one_that_counts():

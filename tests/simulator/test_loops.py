@@ -176,7 +176,7 @@ def test_rows_given_out_at_the_end_of_a_loop_are_an_error():
     late = Behaviour(waits_for_watermark=True)
     play = Play((source(), replace(stage("tail", 0, behaviour=late), back_to=1), sink(1)), 0)
     play.all_live()
-    with pytest.raises(LoopIsOver, match="nobody would take them"):
+    with pytest.raises(LoopIsOver, match="no task takes them"):
         play.finish()
 
 

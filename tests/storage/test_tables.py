@@ -208,12 +208,12 @@ def test_durable_segments(tmp_path, monkeypatch):
         monkeypatch.setattr(LocalFiles, name, lambda _, path: synced.append(Path(path)))
     table = Table(str(tmp_path), "fsync")
     table.create(SCHEMA)
+    assert tmp_path.parent in synced
     synced.clear()
     table.write(2, 0, 1, batch(5))
     assert keys(table.segments()) == [(2, 0, 1)]
     block = tmp_path / "00002" / "0000-0000000000"
     assert synced[:2] == [block.parent, tmp_path]
-    assert tmp_path.parent in synced
     assert synced[-2].parent == block, "the file, under its hidden name"
     assert synced[-1] == block
 

@@ -13,6 +13,7 @@ from typing import Final
 from clonos.core import history as past
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import STORE
 from clonos.nodes.events import Archived, ArchiveFailed, Surveyed
 from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Merger
@@ -151,7 +152,8 @@ class HistoryCare:
     def used(self) -> set[str]:
         """All files in the store that floors or the history need."""
         chains = (*self._keeper.layers.values(), *self._keeper.hard.layers.values())
-        return {ref.path for chain in chains for ref in chain} | self._keeper.history.paths
+        stored = {ref.path for chain in chains for ref in chain if ref.level == STORE}
+        return stored | self._keeper.history.paths
 
     def unused(self, found: Unused) -> Unused:
         """The files among these that the history does not need, either."""

@@ -58,7 +58,9 @@ class LayerCare:
         old = [path for since, path in self._garbage if since < now_s - self._grace_s]
         if old:
             self._garbage = [(since, path) for since, path in self._garbage if path not in old]
-            # A survey may have seen what a merge had just written, before that counted.
+            # A survey may have seen what a merge had just written, before that counted; and a hard
+            # floor may still be behind the floor that needs a layer no more.
+            self._garbage += [(now_s, path) for path in old if path in used]
             self._merger.delete([path for path in old if path not in used])
         if now_s >= self._survey_s:
             self._survey_s = now_s + SURVEY_GRACES * self._grace_s

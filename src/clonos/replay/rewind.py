@@ -104,7 +104,7 @@ def rewind(
     checkpoint_dir = checkpoint_dir or compiled.options.checkpoint_dir
     if checkpoint_dir is None:
         raise NothingToReplay(
-            "nobody says where the checkpoint is",
+            "the job has no checkpoint_dir",
             where=compiled.name,
             remedy="give the checkpoint_dir that the job had",
         )

@@ -40,6 +40,8 @@ from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Regis
 KEEPER_ADDRESS = "house-keeper"
 QUIET_FLOORS = 2
 """Floors after the last fault by which slots have heard of all lives."""
+QUIET_MS = 50.0
+"""... and this long, because the journal may have held up what they are told."""
 LOST_MS = 100.0
 """About half the time until Spark gives up an executor whose machine is gone."""
 STEPS_MAX = 400_000
@@ -205,6 +207,7 @@ class Cluster:
         """Damage to the journal that nobody has noticed yet."""
         self.heals_at = self.store_back_at = 0.0
         self.floors_since = 0
+        self._quiet_at = 0.0
         self.driver = self._new_driver()
 
     def trace(self, what: str) -> None:
@@ -517,8 +520,9 @@ class Cluster:
         """When nothing fails any more, slots have tidied their disks by the second floor."""
         kept, slots = self.recorder.holders, self.driver.coordinator.slots.values()
         if self.floors_since < QUIET_FLOORS:
+            self._quiet_at = self.scheduler.now
             kept.heals()
-        else:
+        elif self.scheduler.now - self._quiet_at > QUIET_MS:
             living = {slot.address for slot in self.alive()}
             kept.no_litter(self.driver.keeper, [s for s in slots if s.address in living])
 
