@@ -299,6 +299,16 @@ def test_who_finds_that_something_is_not_here_any_more_says_so(world, how):
     assert [line.address for line in world.lines] == ["a"]
 
 
+def test_who_is_asked_for_what_its_disk_should_have_says_that_it_lacks_it(world):
+    """A slot that has just come was told of nothing on its disk; others ask it all the same."""
+    one = replace(ref(1), level=LOCAL)
+    world.keeping.opened(ChannelOpened(SHELF, 77, LIFE, LIFE, Line(77)))
+    world.keeping.heard(77, LayerWanted(one, 0))
+    world.keeping.read(PartRead(world.asked[-1][1], LayerPart(one.path, 0, -1, b"")))
+    assert looked(world) == (one,)
+    assert world.said == [Lacks(0, (one.path,))]
+
+
 def test_what_is_written_when_nobody_wants_it_any_more_goes(world):
     world.hold(ref(1))
     world.says(LayersHere(), LayerPart(ref(1).path, 0, 2, b"ab"))

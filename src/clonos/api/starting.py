@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
-from clonos.api.settings import number_of, one_of
+from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def _require_value(name: str, value: Any) -> None:
     elif name == "durability":
         one_of(name, value, *DURABILITIES)
     elif name in FLAGS or (name == "tls" and value is not None):
-        _require_that(isinstance(value, bool), name, value, "give True or False")
-    elif name == "journal" and value is not None:
-        _require_that(isinstance(value, str | Path), name, value, "give a folder or a URI")
+        flag_of(name, value)
+    elif name == "journal":
+        folder_of(name, value)
     elif name == "drop_state":
         is_list = isinstance(value, Collection) and not isinstance(value, str)
         _require_that(is_list, name, value, "give a list of operators' names")

@@ -124,10 +124,7 @@ class SlotResources:
             The application's running slots, of all jobs.
         """
         mine = [e for e in executors if e.profile == self._id]
-        if self.profile is None:
-            capacity = sum(e.tasks for e in mine)
-        else:
-            capacity = sum(int(e.cores // self.cpus) for e in mine)
+        capacity = sum(map(self._capacity, mine))
         active = sum(e.active for e in mine)
         if not self.has_own_executors:
             others = max(0, active - taken.slots)
@@ -138,11 +135,10 @@ class SlotResources:
 
     def fits(self, executor: Executor) -> bool:
         """Whether an executor has room for one more slot, if all that it runs are slots."""
-        return executor.profile == self._id and (
-            executor.active < executor.tasks
-            if self.profile is None
-            else (executor.active + 1) * self.cpus <= executor.cores
-        )
+        return executor.profile == self._id and executor.active < self._capacity(executor)
+
+    def _capacity(self, executor: Executor) -> int:
+        return executor.tasks if self.profile is None else int(executor.cores // self.cpus)
 
     def executors(self) -> list[Executor]:
         """What Spark knows of the application's executors."""
