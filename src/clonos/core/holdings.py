@@ -21,7 +21,7 @@ are lost, all tasks go back to the hard floors.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -55,7 +55,7 @@ AGAIN_MS: Final = 1000
 """How long a merge that has failed waits for the next attempt."""
 
 TIDY_EACH: Final = 8
-"""One in this many Holds of a task, and the first of each life, has a slot tidy its disk."""
+"""A slot tidies its disk when it hears of a new life of a task, and of every eighth layer."""
 
 Place = tuple[str, int | str]
 """Where a layer is kept: the memory of a slot, or a disk, which several slots may have."""
@@ -100,7 +100,6 @@ class Holdings:
         )
         self._where: dict[int, dict[str, tuple[LayerRef, set[Place]]]] = defaultdict(dict)
         self._told: dict[tuple[int, int], Hold] = {}  # by slot and task
-        self._since_tidied: Counter[tuple[int, int]] = Counter()  # by slot and task: Holds
         # By task, and whether into the store: the path, and the layers to be merged ...
         self._merging: dict[tuple[int, bool], tuple[str, tuple[LayerRef, ...]]] = {}
         # ... and finished merges, whether they are safe yet or not.
@@ -177,7 +176,6 @@ class Holdings:
                 places.discard(("slot", slot))
         for key in [key for key in self._told if key[0] == slot]:
             del self._told[key]
-            self._since_tidied.pop(key, None)
         self.version += self._is_used
         self._changed.update(self.tasks)
 
@@ -316,22 +314,17 @@ class Holdings:
         if is_home and told and told.life == hold.life and self._has(slot, task, layers):
             return  # it has sealed them
         self._told[slot, task] = hold
-        tidies = self._is_untidy(slot, task, is_first=told is None or told.life != hold.life)
-        self._roster.do(Command(slot, replace(hold, tidies=tidies)))
+        is_first = told is None or told.life != hold.life
+        self._roster.do(Command(slot, replace(hold, tidies=self._tidies(slot, layers, is_first))))
 
-    def _is_untidy(self, slot: int, task: int, *, is_first: bool) -> bool:
-        """Whether killed processes may have left layers of a task on the disk of a slot.
+    def _tidies(self, slot: int, layers: Sequence[LayerRef], is_first: bool) -> bool:
+        """Whether a slot is told to tidy its disk, where killed processes may have left layers.
 
-        All layers that count are named to the slot now. Of those that earlier lives have made,
-        fewer and fewer are named, never others; so it does not matter when the slot hears this.
+        All layers that count are named to the slot now. Later, a subset of those made by earlier
+        lives is named, never others, so it does not matter when the slot hears this.
         """
-        self._since_tidied[slot, task] += 1
-        if not self._roster.slots[slot].disk:
-            return False
-        if not is_first and self._since_tidied[slot, task] < TIDY_EACH:
-            return False
-        del self._since_tidied[slot, task]
-        return True
+        is_due = is_first or (bool(layers) and layers[-1].epoch % TIDY_EACH == 0)
+        return is_due and bool(self._roster.slots[slot].disk)
 
     def _sources(self, slot: int, task: int, layers: Sequence[LayerRef]) -> tuple[str, ...]:
         """The addresses of slots that may have these layers, that of the task itself first."""

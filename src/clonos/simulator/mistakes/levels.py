@@ -104,6 +104,6 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
     ),
     "disks are never tidied": mutation(
-        "no litter", (Holdings, "_is_untidy", constant(False)), kind=LEVELS
+        "no litter", (Holdings, "_tidies", constant(False)), kind=LEVELS
     ),
 }
