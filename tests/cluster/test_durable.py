@@ -54,6 +54,10 @@ def output(plan: Any, seq: int, number: int) -> Deliver:
     return Deliver(task.outputs[0], task.id, 0, item)
 
 
+def refuse(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
 def test_a_disk_that_refuses_is_told_and_a_new_segment_makes_it_good(tmp_path, inbox, monkeypatch):
     plan = compiled().plan
     journal = JournalFile(tmp_path / "journal", "fsync", inbox.put)
@@ -64,9 +68,6 @@ def test_a_disk_that_refuses_is_told_and_a_new_segment_makes_it_good(tmp_path, i
     assert journal.append(())  # vouches
     keeper.begin_term(2)
     records = keeper.take_records()
-
-    def refuse(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", refuse)
@@ -125,9 +126,6 @@ def test_outputs_that_cannot_be_put_into_files_yet_are_kept(tmp_path, inbox, mon
     outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
     outputs.take(output(job.plan, 1, 7))
 
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
     with monkeypatch.context() as patched:
         patched.setattr(LocalFiles, "write", refuse)
         error = outputs.flush()
@@ -166,9 +164,6 @@ def test_what_was_begun_and_failed_is_written_again_in_order(tmp_path, inbox, mo
     outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
     outputs.take(output(job.plan, 1, 7))
     outputs.begin_flush()
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalFiles, "write", refuse)

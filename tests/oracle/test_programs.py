@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -29,7 +29,6 @@ import clonos
 from clonos.columns.schema import parse_schema
 from clonos.dataframes.rows import spark_schema
 from clonos.errors import NotInSpark
-from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
@@ -355,19 +354,6 @@ PROGRAMS = {
 SHORT = ("decimals", "nested, flattened", "nested, as it is", "UDFs", "texts and times",
     "StatefulProcessor", "order within a key")  # fmt: skip
 """What random programs do not have: their batch plans are not left to the soak tests."""
-
-
-@pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[Any]:
-    config = {
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.streaming.stateStore.maintenanceInterval": "1h",
-    }
-    session = get_or_create("local[2]", config=config)
-    yield session
-    session.stop()
 
 
 def in_tasks(program: Program) -> pa.Table:

@@ -35,9 +35,3 @@ def test_state_is_lost_in_some_seeds():
 def test_what_is_sent_while_nothing_comes_through_overtakes_nothing():
     """Simulated sockets delivered it before what was still on its way then."""
     assert simulate(879, LEVELS).verdict == "ok"
-
-
-def test_a_disk_that_nobody_can_read_is_told_of_by_whoever_is_asked():
-    """A slot that has just come has not been told what is on its disk; others ask it all the same.
-    That it has nothing to give was no news, and a task waited for ever."""
-    assert simulate(9031, LEVELS).verdict != "violation"
