@@ -16,7 +16,7 @@ from clonos.state.stores import Facts, Undo
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, place_of
 from clonos.state.values import ValueStore
 
-FAR = [-(1 << 63), -(1 << 46) - 1, (1 << 46) - 1, 1 << 46, 1 << 46, (1 << 63) - 1]
+FAR = [-(1 << 63), -(1 << 45) - 1, (1 << 45) - 1, 1 << 45, 1 << 46, (1 << 63) - 1]
 KINDS = st.sampled_from([EVENT_TIME, PROCESSING_TIME])
 DUES = st.integers(0, 30) | st.sampled_from(FAR)
 KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -178,6 +178,23 @@ def test_a_timer_among_many_of_the_same_time_takes_a_block_to_find_and_a_new_one
         timed.table.set(EVENT_TIME, 1_700_000_000_000, b"%d" % n, n % 128)
     assert timed.facts.get("timers") == 20_100
     assert watched.read_bytes < 20 * 20_000  # the filter is wrong now and then
+
+
+@pytest.mark.parametrize("timed_keys", [0, 1000])
+def test_other_values_are_not_read_to_find_what_is_due_next(timed_keys):
+    made = Timed()
+    for n in range(50_000):
+        made.store.put(b"s%d" % n, n % 128, "x" * 50)
+    for n in range(timed_keys):
+        for kind in (EVENT_TIME, PROCESSING_TIME):
+            made.table.set(kind, 1_700_000_000_000 + n, b"%d" % n, n % 128)
+    ((_, run),) = open_delta(made.seal()).runs
+    timed, watched = with_run(run)
+    for kind in (EVENT_TIME, PROCESSING_TIME):
+        due = timed.table.next_due(kind)
+        assert due == (1_700_000_000_000 if timed_keys else None)
+    assert watched.read_bytes < 0.05 * run.nbytes
+    assert timed.store.get(b"s777") == "x" * 50
 
 
 def test_what_has_no_room_is_not_in_memory():

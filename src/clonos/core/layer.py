@@ -33,7 +33,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 
 _MAGIC: Final = b"CLAY"
-_VERSION: Final = 7
+_VERSION: Final = 8
 _HEAD: Final = struct.Struct("<4sHII")
 _CHECKSUM: Final = struct.Struct("<Q")
 

@@ -1,9 +1,10 @@
 """Timers per key, in a store of values. Fired in the order (due, id): ids count registrations.
 
 In a run (:mod:`clonos.state.runs`) the place of a timer is not the hash of its address. It begins
-with the kind and the time, so what is due next lies together::
+with the kind and the time, so timers that are due next lie together, and above all other values::
 
-    kind 1 bit | due 47 bits | hash 16 bits
+    another value   0 | hash 63 bits
+    a timer         1 | kind 1 bit | due 46 bits | hash 16 bits
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ EVENT_TIME: Final = b"e"
 _HEAD: Final = Struct(">cq")
 _HASH_BITS: Final = 16
 _HASHES: Final = (1 << _HASH_BITS) - 1
-_PLACES: Final = 1 << 63
-"""Of each kind."""
-_BEGINS: Final = {EVENT_TIME: 0, PROCESSING_TIME: _PLACES}
-_LATEST: Final = 1 << 46
-"""Times beyond this, in ms before or after 1970, lie together: more than 2000 years."""
+_PLACES: Final = 1 << 62
+"""Number of places for each kind."""
+_BEGINS: Final = {EVENT_TIME: 2 * _PLACES, PROCESSING_TIME: 3 * _PLACES}
+_LATEST: Final = 1 << 45
+"""Times beyond this many ms (over 1000 years) before or after 1970 share one place."""
 _READ_BLOCKS: Final = 4
 """So many blocks of each run, about, are read at once."""
 _FIRED_AT_ONCE: Final = 1024
@@ -217,11 +218,11 @@ def key_of(address: bytes) -> bytes:
 
 
 def place_of(address: bytes) -> int:
-    """Where a timer, or another value, lies in runs."""
+    """The place of a timer, or of another value, in runs."""
     place = HASH(address)
     begin = _BEGINS.get(address[:1])
     if begin is None:
-        return place
+        return place >> 1
     return begin + _slot(_due(address)) + (place & _HASHES)
 
 
