@@ -25,13 +25,16 @@ def encoded(answer: Any) -> bytes:
     AnswerTooLarge, UnencodableValue
         It cannot be logged.
     """
-    if inspect.iscoroutine(answer):
+    try:
+        encoded = encode(answer)
+    except UnencodableValue:
+        if not inspect.iscoroutine(answer):
+            raise
         answer.close()  # else Python warns of it, somewhere else
         raise UnencodableValue(
             "the function has returned a coroutine that nobody awaits",
             remedy="write it as async def, and await the coroutine there",
-        )
-    encoded = encode(answer)
+        ) from None
     if len(encoded) > ANSWER_BYTES_MAX:
         raise AnswerTooLarge(
             f"an answer of {len(encoded)} bytes; at most {ANSWER_BYTES_MAX} are logged"

@@ -28,6 +28,7 @@ from clonos.operators.service import Policy, Service
 from clonos.runtime.call_outcomes import encoded, failed, given_up, goes_on
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
+from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.first import NoAnswer, first_of, guarded
 from clonos.runtime.memory import Memory, question_of
@@ -48,7 +49,6 @@ NOTHING: Final[Named] = {}
 _STUBBORN: Final = "it was cancelled, and the coroutine goes on"
 
 _Again = Callable[[asyncio.Task[Any]], None]
-_timeout: Any = getattr(asyncio, "timeout", None)  # from Python 3.11 on
 
 
 class CallRunner:
@@ -205,8 +205,6 @@ class _Life:
     ----------
     is_over
         Whether the life is over: a call that is cancelled from now on was cancelled by us.
-    limits
-        The timeouts of attempts under way.
     stubborn
         Attempts that go on after their timeout.
     """
@@ -220,10 +218,10 @@ class _Life:
         self.began_s = asyncio.get_running_loop().time()  # by then, earlier lives were over
         self.is_over = False
         self.pulse, self.late, self.sharing = pulse, late, sharing
-        self.limits: dict[asyncio.Task[Any] | None, Any] = {}
         self.stubborn: set[asyncio.Future[Any]] = set()
         self._under_way: dict[asyncio.Task[Any], tuple[CallId, Request, _Again]] = {}
         self._askers: dict[Policy, _Asker] = {}
+        self._deadlines: dict[float, Deadlines] = {}  # by timeout
         self._memories: dict[Policy, Memory] = {}
 
     def begin(
@@ -271,18 +269,22 @@ class _Life:
     def give_up(self) -> list[tuple[CallId, Request, str]]:
         """Calls that go on after their timeout, and the lines where they are; they are given up."""
         end = asyncio.get_running_loop().time() - END_S
-        over = [t for t, limit in self.limits.items() if limit.expired() and limit.when() < end]
         found = []
-        for task in over:
-            if task not in self._under_way:
+        for task in (t for d in self._deadlines.values() for t in d.over_before(end)):
+            if task in self.stubborn:
                 continue
-            del self.limits[task]
             self.stubborn.add(task)
             call, request, _ = self._under_way[task]
             self.asker(request.service).leave(call, request)
             where = awaiting_lines(task.get_coro())
             found.append((call, request, goes_on(where)))
         return found
+
+    def deadlines(self, timeout_s: float) -> Deadlines:
+        """The deadlines of attempts with this timeout."""
+        if timeout_s not in self._deadlines:
+            self._deadlines[timeout_s] = Deadlines(timeout_s)
+        return self._deadlines[timeout_s]
 
     def asker(self, policy: Policy) -> _Asker:
         """The asker of a service for this life."""
@@ -316,6 +318,7 @@ class _Asker:
     def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
         self._policy, self._life = policy, life
         self._clock = asyncio.get_running_loop().time
+        self._deadlines = life.deadlines(policy.timeout_s)
         self._is_effect = policy.effect is not None and policy.instead_of is None
         self._memory = life.memory(policy)
         self._shared = None if policy.cache is None else life.sharing(policy.cache)
@@ -332,7 +335,7 @@ class _Asker:
         # A further attempt must not see how the first one changed its arguments.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
         self._may_repeat = repeats or self._is_effect or is_check
-        self._is_alone = policy.hedge_s is None and _timeout is not None
+        self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._is_plain = policy.per_second is None and not self._is_effect
         if isinstance(policy.fn, Service):
             self._service = copy.copy(policy.fn)
@@ -455,7 +458,7 @@ class _Asker:
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """Ask once, within the timeout; `named`: more arguments."""
-        if asyncio.current_task() in self._life.stubborn:
+        if self._life.stubborn and asyncio.current_task() in self._life.stubborn:
             raise _NotWanted
         if self._is_plain and not self._wanted_s:
             self._require_obedience()
@@ -501,21 +504,21 @@ class _Asker:
 
     async def _alone(self, request: Request, named: Named) -> Any:
         """Ask by one call, without a task of its own, because tasks cost time."""
-        limits, task = self._life.limits, asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None
+        self._deadlines.begin(task)
+        is_late = False
         try:
-            async with _timeout(self._policy.timeout_s) as limit:
-                limits[task] = limit
+            try:
                 return await self._call(request, named)
-        except TimeoutError as error:
-            if limit.expired():
-                raise self._no_answer(error.__cause__) from None
-            raise
+            finally:
+                is_late = self._deadlines.end(task)
         except asyncio.CancelledError as error:
+            if is_late:
+                raise self._no_answer(error) from None
             if self._life.is_over:
                 raise
             raise _cancelled() from error
-        finally:
-            limits.pop(task, None)
 
     async def _turn(self) -> None:
         """Wait until another attempt may begin; this does not count as the service's time."""
