@@ -1,7 +1,7 @@
 """Timeouts that are all equally long: they have one timer together.
 
-A timer for each, as with :func:`asyncio.timeout`, is a fifth of what a call costs that is answered
-at once.
+A timer for each, as with :func:`asyncio.timeout`, is a large part of what a call costs that is
+answered at once.
 """
 
 from __future__ import annotations
