@@ -70,9 +70,13 @@ class StepTooLarge(ClonosError):
 class AnswerTooLarge(ClonosError):
     """A service's answer is larger than what is kept in logs."""
 
+    usual_remedy = "keep large values in a store and answer with their names"
+
 
 class WrongLength(ClonosError):
     """A call for several rows did not return one answer for each of them."""
+
+    usual_remedy = "return a list with one answer for each row, in their order"
 
 
 class ProtocolError(ClonosError):
@@ -210,6 +214,11 @@ class StateMismatch(ClonosError):
 
 class UnencodableValue(ClonosError):
     """A value cannot be kept in state or in the log."""
+
+    usual_remedy = (
+        "keep plain values instead: None, bool, int, float, str, bytes, list, tuple, dict, set, "
+        "datetime, date, time, timedelta, Decimal or UUID"
+    )
 
 
 class EffectUnknown(ClonosError):

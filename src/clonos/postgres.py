@@ -15,6 +15,10 @@ STATEMENT_MS: Final = 300_000
 IDLE_MS: Final = 20_000
 """The server ends a transaction whose client says nothing for so long: it is frozen, or gone."""
 
+_PASS: Final = {"25006", "25P02", "25P03", "25P04"}
+"""States of transactions that another one need not meet: of a replica that is none any more, or
+yet; and of a client that was frozen, so the server has ended its transaction."""
+
 
 @dataclass(frozen=True, repr=False)
 class Server:
@@ -109,6 +113,6 @@ def driver() -> Any:
 def is_away(error: BaseException) -> bool:
     """Whether it may help to connect again: servers that are away, deadlocks, timeouts."""
     psycopg = driver()
-    if isinstance(error, psycopg.errors.InternalError):  # a replica that is none any more, or yet
-        return error.sqlstate in {"25006", "25P02"}
+    if isinstance(error, psycopg.errors.InternalError):
+        return error.sqlstate in _PASS
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.nodes import places
+from clonos.nodes import places, progress
 from clonos.sinks.errors import MarkLost, OutputExists, RowRefused
 from examples.transactional.sqlite_sink import sqlite
 
@@ -118,7 +118,8 @@ def test_frozen_in_a_transaction(kit, spark, tmp_path, table, monkeypatch):
     check(kit, table)
 
 
-def test_server_away_and_back(kit, spark, tmp_path, table, postgres_server):
+def test_server_away_and_back(kit, spark, tmp_path, table, postgres_server, monkeypatch):
+    monkeypatch.setattr(progress, "AWAY_S", 1)
     job = kit.build(kit.gated(tmp_path, ROWS), sink=table.sink(), is_fused=True).start(spark)
     kit.wait_quiet(job)
     kit.wait_for(table.count)
@@ -126,6 +127,7 @@ def test_server_away_and_back(kit, spark, tmp_path, table, postgres_server):
     try:
         kit.open_tap(tmp_path)
         kit.wait_for(lambda: job.delivered["out"] == len(kit.expected(ROWS)))
+        kit.wait_for(lambda: any("has taken nothing for" in told for told in job.warnings))
     finally:
         postgres_server.start()
     job.wait(kit.WAIT_S)

@@ -204,6 +204,19 @@ def test_little_memory_is_told_once_for_each_process(job):
     assert all(heard(task, 5_000_000_000, 0) is None for task in job.plan.cell_of[0])
 
 
+def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
+    def heard(**counters: int) -> Any:
+        return job.chronicle.heard(Sample(0.0, 1, report(1, **counters)), is_current=True)
+
+    assert heard(store_away_s=9) is None
+    warning = heard(store_away_s=10)
+    assert warning.startswith(f"{job.plan.tasks[1].name}: the store ")
+    assert "for 10 s" in warning
+    assert heard(store_away_s=60) is None
+    assert heard() is None  # it is back ...
+    assert "for 12 s" in heard(store_away_s=12), "... and away once more"
+
+
 def test_a_disk_that_takes_nothing_is_told_once(job):
     def heard(refused: int) -> Any:
         sample = Sample(0.0, 0, report(1, refused_files=refused))

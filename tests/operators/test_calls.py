@@ -11,7 +11,7 @@ import pytest
 import clonos
 from clonos.core.calls import CallId, Request
 from clonos.core.step import arguments_digest
-from clonos.errors import BadDuration, OperatorError, WrongType
+from clonos.errors import AnswerTooLarge, BadDuration, CallError, OperatorError, WrongType
 from clonos.operators.chain import ChainProgram
 from clonos.operators.marks import LOWEST
 from clonos.operators.watermark import IDLE
@@ -224,6 +224,22 @@ def test_an_error_ends_the_job_or_costs_the_row_or_is_an_answer():
     assert rows(batch) == [(4, 8)]
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (AnswerTooLarge("too much"), r"ask\[0\].*: AnswerTooLarge: too much \(for .*To do: keep"),
+        (CallError("their.Error", "no"), r"ask\[0\].*: their.Error: no \(for Row.*To do: give on"),
+    ],
+)
+def test_an_error_is_told_by_its_name_once_and_with_one_remedy(error, told):
+    harness = StepHarness(program_of(mapped()))
+    harness.source(given(4), SCHEMA)
+    with pytest.raises(OperatorError, match=told) as raised:
+        harness.answer(call(1), error)
+    assert str(raised.value).count("To do:") == 1
+    assert "CallError" not in str(raised.value)
+
+
 def test_an_answer_that_is_no_row_is_a_bad_record():
     harness = StepHarness(program_of(mapped(), on_bad_record="drop"))
     harness.source(given(1, 2, 3), SCHEMA)
@@ -347,6 +363,19 @@ def test_any_order_and_restored_in_between(seed):
         assert row["twice"] == row["again"] == 2 * row["score"]
 
 
+def answers_one_by_one(row):
+    yield row
+
+
+async def answers_later(row):
+    yield row
+
+
+class Generates(clonos.Service):
+    async def call(self, row):
+        yield row
+
+
 def test_bad_input_gives_clear_errors():
     rows_of_job = clonos.Job().source(clonos.sources.from_batches([], schema=SCHEMA))
 
@@ -357,6 +386,9 @@ def test_bad_input_gives_clear_errors():
         rows_of_job.map_async(two, SCHEMA)
     with pytest.raises(WrongType, match="3 is not a function"):
         rows_of_job.map_async(cast("Any", 3), SCHEMA)
+    for generator in (answers_one_by_one, answers_later, Generates()):
+        with pytest.raises(WrongType, match="generator"):
+            rows_of_job.map_async(generator, SCHEMA)
     with pytest.raises(WrongType, match="in_flight=0"):
         rows_of_job.map_async(score, SCHEMA, in_flight=0)
     with pytest.raises(WrongType, match="attempts='2'"):

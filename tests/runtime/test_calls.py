@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode, decode_error
-from clonos.errors import CallError, WrongLength
+from clonos.errors import AnswerTooLarge, UnencodableValue, WrongLength
 from clonos.operators.effects import effect
 from clonos.operators.service import Service, policy_of
 from clonos.runtime import call_threads
@@ -310,15 +311,17 @@ def test_a_task_of_the_users_that_wants_to_leave(slot):
     assert not slot.one(policy(ask)).ok
 
 
-def test_a_call_that_cancels_itself(slot):
+@pytest.mark.parametrize("how", [{}, {"hedge_s": 30.0}])
+def test_a_call_that_cancels_itself(slot, how):
     async def ask():
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
         await asyncio.sleep(0)
 
-    outcome = slot.one(policy(ask))
-    assert not outcome.ok
+    outcome = slot.one(policy(ask, **how))
+    assert "your code has cancelled the call" in str(decode_error(outcome.answer))
+    assert "await asyncio.sleep(0)" in outcome.trace
 
 
 def test_answers_that_cannot_be_logged(slot):
@@ -326,11 +329,32 @@ def test_answers_that_cannot_be_logged(slot):
         return object() if what == "object" else "x" * (ANSWER_BYTES_MAX + 1)
 
     slot.make(policy(ask, attempts=3), ("object",), ("large",))
-    for outcome, text in zip(slot.outcomes(2), ("cannot be kept", "at most 262144"), strict=True):
+    kinds = (UnencodableValue, "cannot be kept"), (AnswerTooLarge, "at most 262144")
+    for outcome, (kind, text) in zip(slot.outcomes(2), kinds, strict=True):
         error = decode_error(outcome.answer)
-        assert isinstance(error, CallError)
-        assert text in str(error)
+        assert type(error) is kind
+        assert text in error.what
+        assert error.remedy not in {"", error.what}
         assert outcome.attempts == 1  # another attempt would not help
+
+
+def test_a_coroutine_that_nobody_awaits_is_no_answer(slot, recwarn):
+    async def later():
+        return 1
+
+    async def ask():
+        return later()
+
+    def plain():
+        return later()
+
+    for fn in (plain, ask):
+        error = decode_error(slot.one(policy(fn)).answer)
+        assert isinstance(error, UnencodableValue)
+        assert "a coroutine that nobody awaits" in error.what
+        assert "async def" in error.remedy
+    gc.collect()
+    assert not recwarn.list, "Python need not say it, too"
 
 
 def test_as_many_answers_as_rows(slot):

@@ -8,6 +8,7 @@ import math
 import struct
 import sys
 import threading
+import time
 from datetime import date, timezone
 from decimal import Decimal
 from typing import Any
@@ -154,6 +155,20 @@ def test_a_life_that_is_frozen_in_its_transaction_is_ended(place):
         frozen.write([output(2, (2, "b"))])  # its connection is gone, ...
     with pytest.raises(clonos.Fenced):
         frozen.write([output(2, (2, "b"))])  # ... and so is its turn
+    assert place.rows() == [(1, "a"), (2, "b")]
+
+
+def test_a_life_that_wakes_up_in_its_transaction_begins_it_again(place):
+    """The machine slept, and the server has ended the transaction: nobody has taken the turn."""
+    place.begin()
+    writer = place.writer()
+    writer.write([output(1, (1, "a"))])
+    sql = writer._db.sql
+    sql.execute("set idle_in_transaction_session_timeout = 50")  # and a transaction has begun
+    time.sleep(0.5)
+    with pytest.raises(StoreAway, match="idle-in-transaction"):
+        writer.write([output(2, (2, "b"))])
+    writer.write([output(2, (2, "b"))])
     assert place.rows() == [(1, "a"), (2, "b")]
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from clonos.blame import in_short
 from clonos.core.canonical import decode, encode, register
-from clonos.errors import ClonosError
+from clonos.errors import CallError, ClonosError
 
 _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
@@ -230,6 +230,8 @@ def short(value: object, length: int = 200) -> str:
 
 def describe(error: BaseException) -> str:
     """An exception in one line, to be quoted in another one that says what to do."""
+    if isinstance(error, CallError):
+        return error.what  # the name of what it stands for
     if isinstance(error, ClonosError):
         return f"{type(error).__name__}: {error.what}"
     return in_short(error)

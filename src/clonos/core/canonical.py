@@ -15,11 +15,12 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from clonos.errors import (
+    AnswerTooLarge,
     BudgetSpent,
     CallError,
     ClonosError,
@@ -129,8 +130,8 @@ def encode_error(error: BaseException) -> bytes:
     """Encode what a call raised, so that :func:`decode_error` can rebuild it."""
     if isinstance(error, CallError):
         return encode([None, error.type_name, error.message])
-    if isinstance(error, (EffectUnknown, BudgetSpent)):
-        return encode([None, _type_name(error), error.what])
+    if isinstance(error, ClonosError) and _type_name(error) in _OURS:
+        return encode([None, _type_name(error), error.what, error.remedy])
     name = type(error).__name__
     if getattr(builtins, name, None) is type(error):
         try:
@@ -163,14 +164,12 @@ def outcome_of(ask: Callable[[], Any]) -> tuple[bool, bytes]:
 def decode_error(data: bytes) -> Exception:
     """Rebuild an exception: the same builtin class, or a :class:`CallError` that describes it."""
     match decode(data):
-        case [None, "clonos.errors.EffectUnknown", str(message)]:
-            return EffectUnknown(message)
-        case [None, "clonos.errors.BudgetSpent", str(message)]:
-            return BudgetSpent(message)
-        case [None, "clonos.errors.WrongLength", str(message)]:
-            return WrongLength(message)
-        case [None, str(type_name), str(message)]:
-            return CallError(type_name, message)
+        case [None, str(name), str(what), str(remedy)] if name in _OURS:
+            return _OURS[name](what, remedy=remedy)
+        case [None, str(name), str(what)] if name in _WITHOUT_REMEDY:
+            return _OURS[name](what)
+        case [None, str(name), str(message)]:
+            return CallError(name, message)
         case [str(name), list(args)]:
             cls = getattr(builtins, name, None)
             if isinstance(cls, type) and issubclass(cls, Exception):
@@ -230,10 +229,19 @@ def _extension(value: Any) -> tuple[int, bytes]:
         case timedelta():
             return _Code.TIMEDELTA, encode(value // _MICROSECOND)
     raise UnencodableValue(
-        f"a value of type {_type_name(value)} cannot be kept in state or in the log",
-        remedy="keep plain values instead: None, bool, int, float, str, bytes, list, tuple, dict, "
-        "set, datetime, date, time, timedelta, Decimal or UUID",
+        f"a value of type {_type_name(value)} cannot be kept in state or in the log"
     )
+
+
+_OURS: Final[dict[str, type[ClonosError]]] = {
+    f"{cls.__module__}.{cls.__name__}": cls
+    for cls in (AnswerTooLarge, BudgetSpent, EffectUnknown, UnencodableValue, WrongLength)
+}
+"""Errors of calls that are raised by clonos itself: they come back as they are."""
+_WITHOUT_REMEDY: Final = {
+    f"clonos.errors.{name}" for name in ("BudgetSpent", "EffectUnknown", "WrongLength")
+}
+"""Logs may also have these without one."""
 
 
 def _elements(data: bytes) -> list[Any]:

@@ -206,6 +206,10 @@ class Scratch(Protocol):
 class Writer(Protocol):
     """Lets the output of a sink take effect in the slot where the sink runs."""
 
+    @property
+    def away_s(self) -> float:
+        """For how long the store has refused everything; 0 if it does not."""
+
     def write(self, life: int, output: Release) -> None:
         """Let an output take effect. Answered by ``Wrote``, which also answers for all earlier
         outputs, or by ``WorkFailed``, after which nothing more is written."""

@@ -41,6 +41,8 @@ MICROS: Final = 1_000_000
 """Slots report costs in millionths of their unit."""
 TIGHT: Final = 4
 """A warning is given if a process keeps this many times as much memory as is left to it."""
+AWAY_S: Final = 10
+"""A warning is given if a sink's store has refused everything for so long."""
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
@@ -112,6 +114,7 @@ class Chronicle:
         self._levels: dict[int, tuple[Note, float]] = {}  # by task: the last change, and when
         self._weaker = set[int]()  # tasks about which a warning was given ...
         self._refused = set[int]()
+        self._away = set[int]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
         self._open: dict[int, int] = {}  # by task: index of its recovery
         self._floor = self._orphans = 0
@@ -132,7 +135,21 @@ class Chronicle:
                 "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
                 "full? SPARK_LOCAL_DIRS says where it is"
             )
-        return self._tightness(sample)
+        return self._outage(sample) or self._tightness(sample)
+
+    def _outage(self, sample: Sample) -> str | None:
+        seconds = sample.counters.get("store_away_s", 0)
+        if seconds < AWAY_S:
+            self._away.discard(sample.task)
+            return None
+        if sample.task in self._away:
+            return None
+        self._away.add(sample.task)
+        return (
+            f"{self._names[sample.task]}: the store that it writes to has taken nothing for "
+            f"{seconds} s. It is tried again until it does, and no row is lost; checkpoints wait "
+            "meanwhile, then sources. The log of its process has the store's words"
+        )
 
     def _tightness(self, sample: Sample) -> str | None:
         kept, left = (sample.counters.get(f"memory_{what}", 0) for what in ("kept", "left"))

@@ -418,6 +418,8 @@ class Resident:
         }
         if self._source is not None and (lag := self._source.lag) is not None:
             counters["lag"] = lag
+        if self._writer is not None and (away_s := self._writer.away_s):
+            counters["store_away_s"] = round(away_s)
         counters["inflight_bytes"] += self._counters.get("waiting_bytes", 0)
         self._told_logs = counters["log_bytes"]
         self._latency_ms = 0

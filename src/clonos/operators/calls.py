@@ -19,7 +19,7 @@ from clonos.columns.rows import RowBuilder, describe, rows_of, short, values_of
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
-from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
+from clonos.errors import BudgetSpent, ClonosError, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.budget import Usage
 from clonos.operators.cuts import Cuts
@@ -295,7 +295,9 @@ class CallOperator(Operator):
             self._waiting[number] = request
             policy = self._purse.policy(under_way)
             under_way += 1
-            self.services.ask(self, number, request._replace(service=policy))
+            if policy is not request.service:
+                request = request._replace(service=policy)  # noqa: PLW2901
+            self.services.ask(self, number, request)
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         waiting, lanes = self._waiting, self._lanes
@@ -402,12 +404,17 @@ class CallOperator(Operator):
             what = f"{error.what} (for {short(row)})"
             raise BudgetSpent(what, where=self.info.where)
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
+        remedy = (
+            "give on_error=, a function that makes something of a row whose call has failed, or "
+            'set on_bad_record="drop" to skip such rows, or "keep" to have them as a stream, '
+            "job.bad_records"
+        )
+        if isinstance(error, ClonosError) and error.remedy:
+            remedy = f"{error.remedy}; or {remedy}"
         raise OperatorError(
             f"{describe(error)}{times} (for {short(row)})",
             where=self.info.where,
-            remedy="give on_error=, a function that makes something of a row whose call has failed,"
-            ' or set on_bad_record="drop" to skip such rows, or "keep" to have them as a stream, '
-            "job.bad_records",
+            remedy=remedy,
             trace=failed.trace,
         ) from error
 

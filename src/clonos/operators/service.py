@@ -159,11 +159,7 @@ class Policy:
         said = f"{len(answer)} answers" if is_list else f"a {type(answer).__name__}"
         about = ", ".join(short(row[0] if len(row) == 1 else row) for row in rows[:_SHOWN])
         more = "" if len(rows) <= _SHOWN else f", and {len(rows) - _SHOWN} more"
-        raise WrongLength(
-            f"{said} to {len(rows)} rows: {about}{more}",
-            where=self.name,
-            remedy="return a list with one answer for each row, in their order",
-        )
+        raise WrongLength(f"{said} to {len(rows)} rows: {about}{more}", where=self.name)
 
     @property
     def checking(self) -> Policy:
@@ -211,6 +207,11 @@ def is_async(fn: Callable[..., Any]) -> bool:
     """Whether a function returns a coroutine, as far as can be told."""
     call = getattr(fn, "__call__", fn)  # noqa: B004 - an object may have an async __call__
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+
+
+def _is_generator(fn: Callable[..., Any] | Service) -> bool:
+    call = fn.call if isinstance(fn, Service) else getattr(fn, "__call__", fn)  # noqa: B004
+    return any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, call))
 
 
 class Declared:
@@ -316,6 +317,12 @@ def policy_of(
     if not callable(fn) and not isinstance(fn, Service):
         raise WrongType(
             f"{fn!r} is not a function", where=where, remedy="pass a function or a clonos.Service"
+        )
+    if _is_generator(fn.fn if isinstance(fn, Effect) else fn):
+        raise WrongType(
+            "the function has a yield, so it is a generator, and a call has one answer",
+            where=where,
+            remedy="return the answer; several values may be a list",
         )
     for name, number in (("in_flight", in_flight), ("attempts", attempts)):
         if type(number) is not int or number < 1:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
 from clonos.blame import in_short, users_traceback
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
-from clonos.errors import AnswerTooLarge, CallError
+from clonos.errors import AnswerTooLarge, CallError, UnencodableValue
 from clonos.runtime.effects import by_engine, unknown
 
 ANSWER_BYTES_MAX: Final = 256 << 10
@@ -24,11 +25,19 @@ def encoded(answer: Any) -> bytes:
     AnswerTooLarge, UnencodableValue
         It cannot be logged.
     """
-    encoded = encode(answer)
+    try:
+        encoded = encode(answer)
+    except UnencodableValue:
+        if not inspect.iscoroutine(answer):
+            raise
+        answer.close()  # else Python warns of it, somewhere else
+        raise UnencodableValue(
+            "the function has returned a coroutine that nobody awaits",
+            remedy="write it as async def, and await the coroutine there",
+        ) from None
     if len(encoded) > ANSWER_BYTES_MAX:
         raise AnswerTooLarge(
-            f"an answer of {len(encoded)} bytes; at most {ANSWER_BYTES_MAX} are logged",
-            remedy="keep large values in a store and answer with their names",
+            f"an answer of {len(encoded)} bytes; at most {ANSWER_BYTES_MAX} are logged"
         )
     return encoded
 
@@ -51,7 +60,8 @@ def failed(call: CallId, request: Request, error: BaseException, attempts: int, 
     except BaseException:  # noqa: BLE001 - its text is user code, too
         encoded = b""
     if not 0 < len(encoded) <= ERROR_BYTES_MAX:
-        encoded = encode_error(CallError(type(error).__name__, in_short(error)))
+        name = type(error).__name__
+        encoded = encode_error(CallError(name, in_short(error).removeprefix(f"{name}: ")))
     trace = _trace_of(error) if request.service.tells_trace else ""
     return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
 

@@ -28,6 +28,7 @@ from clonos.operators.service import Policy, Service
 from clonos.runtime.call_outcomes import encoded, failed, given_up, goes_on
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
+from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.first import NoAnswer, first_of, guarded
 from clonos.runtime.memory import Memory, question_of
@@ -47,7 +48,7 @@ NOTHING: Final[Named] = {}
 
 _STUBBORN: Final = "it was cancelled, and the coroutine goes on"
 
-_timeout: Any = getattr(asyncio, "timeout", None)  # from Python 3.11 on
+_Again = Callable[[asyncio.Task[Any]], None]
 
 
 class CallRunner:
@@ -138,7 +139,9 @@ class CallRunner:
             ours.begin(call, request, partial(self._make, life, ours, call, request))
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
+        task = ours.has_begun()
         if request.key and not self._watch.is_open(life, call):
+            ours.has_ended(task)
             return  # it was given up before it began
         try:
             if (paid := request.service.instead_of) is not None:
@@ -151,6 +154,8 @@ class CallRunner:
                 said = f"nobody knows whether it was made: {in_short(error)}"
                 error = unknown(request, request.service, said)
             outcome = failed(call, request, error, 1, 0)
+        finally:
+            ours.has_ended(task)
         if not self._over:
             asyncio.get_running_loop().call_soon(self._tell)
         self._over[life].append(outcome)
@@ -185,6 +190,10 @@ async def _all(closing: Sequence[Awaitable[None]]) -> None:
     await asyncio.gather(*closing, return_exceptions=True)
 
 
+def _cancelled() -> RuntimeError:
+    return by_engine(RuntimeError("your code has cancelled the call"))
+
+
 class _NotWanted(BaseException):  # unlike an Exception, it ends all retries
     """The call was given up: its outcome has been told."""
 
@@ -196,8 +205,6 @@ class _Life:
     ----------
     is_over
         Whether the life is over: a call that is cancelled from now on was cancelled by us.
-    limits
-        The timeouts of attempts under way.
     stubborn
         Attempts that go on after their timeout.
     """
@@ -211,24 +218,40 @@ class _Life:
         self.began_s = asyncio.get_running_loop().time()  # by then, earlier lives were over
         self.is_over = False
         self.pulse, self.late, self.sharing = pulse, late, sharing
-        self.limits: dict[asyncio.Task[Any] | None, Any] = {}
         self.stubborn: set[asyncio.Future[Any]] = set()
-        self._under_way: dict[asyncio.Task[Any], tuple[CallId, Request]] = {}
+        self._under_way: dict[asyncio.Task[Any], tuple[CallId, Request, _Again]] = {}
         self._askers: dict[Policy, _Asker] = {}
+        self._deadlines: dict[float, Deadlines] = {}  # by timeout
         self._memories: dict[Policy, Memory] = {}
 
     def begin(
         self, call: CallId, request: Request, make: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         task = asyncio.get_running_loop().create_task(make())
-        self._under_way[task] = call, request
-        task.add_done_callback(partial(self._done, make))
+        again = partial(self._again, make)
+        self._under_way[task] = call, request, again
+        task.add_done_callback(again)
 
-    def _done(self, make: Callable[[], Coroutine[Any, Any, None]], task: asyncio.Task[Any]) -> None:
-        asked = self._under_way.pop(task, None)
+    def _again(
+        self, make: Callable[[], Coroutine[Any, Any, None]], task: asyncio.Task[Any]
+    ) -> None:
+        """User code has cancelled the call before it began: begin it again."""
+        call, request, _ = self._under_way.pop(task)
+        if not self.is_over:
+            self.begin(call, request, make)
+
+    def has_begun(self) -> asyncio.Task[Any]:
+        """The running task makes its call: it says itself when it is over, for less than a
+        callback."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.remove_done_callback(self._under_way[task][-1])
+        return task
+
+    def has_ended(self, task: asyncio.Task[Any]) -> None:
+        """The call of this task is over."""
+        del self._under_way[task]
         self.stubborn.discard(task)
-        if task.cancelled() and asked is not None and not self.is_over:
-            self.begin(*asked, make)  # user code has cancelled it before it began: begin it again
 
     def let_go(self, call: asyncio.Future[Any]) -> None:
         """Nobody wants this answer any more: cancel the call, and count it if it goes on."""
@@ -246,18 +269,22 @@ class _Life:
     def give_up(self) -> list[tuple[CallId, Request, str]]:
         """Calls that go on after their timeout, and the lines where they are; they are given up."""
         end = asyncio.get_running_loop().time() - END_S
-        over = [t for t, limit in self.limits.items() if limit.expired() and limit.when() < end]
         found = []
-        for task in over:
-            if task not in self._under_way:
+        for task in (t for d in self._deadlines.values() for t in d.over_before(end)):
+            if task in self.stubborn:
                 continue
-            del self.limits[task]
             self.stubborn.add(task)
-            call, request = self._under_way[task]
+            call, request, _ = self._under_way[task]
             self.asker(request.service).leave(call, request)
             where = awaiting_lines(task.get_coro())
             found.append((call, request, goes_on(where)))
         return found
+
+    def deadlines(self, timeout_s: float) -> Deadlines:
+        """The deadlines of attempts with this timeout."""
+        if timeout_s not in self._deadlines:
+            self._deadlines[timeout_s] = Deadlines(timeout_s)
+        return self._deadlines[timeout_s]
 
     def asker(self, policy: Policy) -> _Asker:
         """The asker of a service for this life."""
@@ -290,6 +317,8 @@ class _Asker:
 
     def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
         self._policy, self._life = policy, life
+        self._clock = asyncio.get_running_loop().time
+        self._deadlines = life.deadlines(policy.timeout_s)
         self._is_effect = policy.effect is not None and policy.instead_of is None
         self._memory = life.memory(policy)
         self._shared = None if policy.cache is None else life.sharing(policy.cache)
@@ -306,6 +335,8 @@ class _Asker:
         # A further attempt must not see how the first one changed its arguments.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
         self._may_repeat = repeats or self._is_effect or is_check
+        self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
+        self._is_plain = policy.per_second is None and not self._is_effect
         if isinstance(policy.fn, Service):
             self._service = copy.copy(policy.fn)
             self._fn = self._service.call
@@ -313,6 +344,7 @@ class _Asker:
         self._fn = policy.fn
         if not policy.is_async:
             self._threads = CallThreads(policy.name)
+            self._is_plain = False
 
     async def quiet(self) -> None:
         """Wait until no call is under way."""
@@ -323,7 +355,11 @@ class _Asker:
         self._under_way.add(call)
         self._quiet.clear()
         try:
-            return await self._ask(call, request)
+            if self._is_effect:
+                return await self._make(call, request)
+            if self._memory is not None:
+                return await self._remembered(call, request, self._memory)
+            return await self._attempts(call, request)
         finally:
             self._left(call)
 
@@ -340,19 +376,17 @@ class _Asker:
         if question is not None and self._memory is not None:
             self._memory.done(question)
 
-    async def _ask(self, call: CallId, request: Request) -> Outcome:
-        if self._is_effect:
-            return await self._make(call, request)
-        question = None if self._memory is None else question_of(request.arguments)
-        if question is None or self._memory is None:
+    async def _remembered(self, call: CallId, request: Request, memory: Memory) -> Outcome:
+        question = question_of(request.arguments)
+        if question is None:
             return await self._attempts(call, request)
-        known = await self._memory.get_or_turn(question)
+        known = await memory.get_or_turn(question)
         if known is not None:
             return Outcome(*call, request.digest, True, known, attempts=0)
         try:
-            return await self._ask_for_all(call, request, question, self._memory)
+            return await self._ask_for_all(call, request, question, memory)
         finally:
-            self._memory.done(question)
+            memory.done(question)
 
     async def _ask_for_all(
         self, call: CallId, request: Request, question: bytes, memory: Memory
@@ -370,7 +404,7 @@ class _Asker:
 
     async def _attempts(self, call: CallId, request: Request) -> Outcome:
         # No error is kept in a variable, nor beyond its block: its traceback refers to all objects
-        # # of user code and to our variables, so only the garbage collector would free it.
+        # of user code and to our variables, so only the garbage collector would free it.
         policy, began_s, attempts = self._policy, self._clock(), 0
         while True:
             attempts += 1
@@ -411,10 +445,6 @@ class _Asker:
             return failed(call, request, answer, attempts, ms)
         return Outcome(*call, request.digest, True, answer, attempts, ms)
 
-    @staticmethod
-    def _clock() -> float:
-        return asyncio.get_running_loop().time()
-
     def _encoded(self, request: Request, answer: Any) -> bytes:
         return encoded(self._policy.require_answers(request.arguments, answer))
 
@@ -428,10 +458,15 @@ class _Asker:
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """Ask once, within the timeout; `named`: more arguments."""
-        if asyncio.current_task() in self._life.stubborn:
+        if self._life.stubborn and asyncio.current_task() in self._life.stubborn:
             raise _NotWanted
-        await self._turn()
+        if self._is_plain and not self._wanted_s:
+            self._require_obedience()
+        else:
+            await self._turn()
         try:
+            if self._is_alone:
+                return await self._alone(request, named)
             return await self._in_time(request, named)
         except Exception as error:
             if (wait_s := asked_to_wait_s(error)) > 0:
@@ -439,10 +474,8 @@ class _Asker:
             raise
 
     async def _in_time(self, request: Request, named: Named) -> Any:
-        policy, clock = self._policy, asyncio.get_running_loop().time
-        if policy.hedge_s is None and _timeout is not None:
-            return await self._alone(request, named)
-        until_s = clock() + policy.timeout_s
+        policy = self._policy
+        until_s = self._clock() + policy.timeout_s
         calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(request, named))}
         try:
             hedge_s = policy.hedge_s
@@ -457,9 +490,9 @@ class _Asker:
             while calls:
                 self._life.let_go(calls.pop())
         try:
-            if first.cancelled():
-                raise by_engine(RuntimeError("your code has cancelled the call"))
             return first.result()
+        except asyncio.CancelledError as error:
+            raise _cancelled() from error
         finally:
             del first  # see _attempts
 
@@ -471,21 +504,21 @@ class _Asker:
 
     async def _alone(self, request: Request, named: Named) -> Any:
         """Ask by one call, without a task of its own, because tasks cost time."""
-        limits, task = self._life.limits, asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None
+        self._deadlines.begin(task)
+        is_late = False
         try:
-            async with _timeout(self._policy.timeout_s) as limit:
-                limits[task] = limit
+            try:
                 return await self._call(request, named)
-        except TimeoutError as error:
-            if limit.expired():
-                raise self._no_answer(error.__cause__) from None
-            raise
-        except asyncio.CancelledError:
+            finally:
+                is_late = self._deadlines.end(task)
+        except asyncio.CancelledError as error:
+            if is_late:
+                raise self._no_answer(error) from None
             if self._life.is_over:
                 raise
-            raise by_engine(RuntimeError("your code has cancelled the call")) from None
-        finally:
-            limits.pop(task, None)
+            raise _cancelled() from error
 
     async def _turn(self) -> None:
         """Wait until another attempt may begin; this does not count as the service's time."""
@@ -523,18 +556,22 @@ class _Asker:
         await self._turn()
         return await self._call(request, named)
 
-    async def _call(self, request: Request, named: Named) -> Any:
+    def _call(self, request: Request, named: Named) -> Coroutine[Any, Any, Any]:
         if self._threads is not None:
             given = partial(self._given, request)
             late = self._life.late if self._is_effect else None
-            return await self._threads.run(partial(self._fn, **named), given, request.key, late)
+            return self._threads.run(partial(self._fn, **named), given, request.key, late)
         if self._service is not None:
-            try:
-                await self._open(self._service)
-            except Exception as error:
-                if self._is_effect:
-                    raise NotMade(f"no connection: {in_short(error)}") from error
-                raise
+            return self._call_service(self._service, request, named)
+        return guarded(self._fn(*self._given(request), **named))
+
+    async def _call_service(self, service: Service, request: Request, named: Named) -> Any:
+        try:
+            await self._open(service)
+        except Exception as error:
+            if self._is_effect:
+                raise NotMade(f"no connection: {in_short(error)}") from error
+            raise
         return await guarded(self._fn(*self._given(request), **named))
 
     def _given(self, request: Request) -> Sequence[Any]:

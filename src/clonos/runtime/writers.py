@@ -8,6 +8,7 @@ transactions.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -75,6 +76,11 @@ class TaskWriter:
         self._retry = Retry(what, self._is_over.wait)
         self._waiting: deque[ev.Release] = deque()  # filled by the loop, emptied by the thread
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
+
+    @property
+    def away_s(self) -> float:
+        since_s = self._retry.away_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def write(self, life: int, output: ev.Release) -> None:
         self._waiting.append(output)

@@ -105,7 +105,7 @@ class Topic:
         """The error of a message that would be refused again."""
         shown = value if isinstance(value, str) else repr(value)
         return RowRefused(
-            f"{error.str()} The message is {shown[:1000]}",
+            f"{error.str()}. The message is {shown[:1000]}",
             where=self.place,
             remedy="nothing of its transaction was written. Filter such rows before the sink, or "
             "raise message.max.bytes here and max.message.bytes of the topic, and start the job "
