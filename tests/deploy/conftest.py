@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-WAIT_S = 60.0
+WAIT_S = 300.0
+"""Nothing depends on it but how long a test hangs that has failed."""
 NEW_NETWORK = 0x40000000
 """What Linux calls CLONE_NEWNET."""
 
@@ -49,7 +50,8 @@ class Standalone:
         self._folder = folder
         self._spark_class = str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        log = self._start("master", host, [*prefix], "master.Master", "--port", "0")
+        self._host, self._prefix = host, prefix
+        log = self._start("master", host, prefix, "master.Master", "--port", "0")
         found: list[str] = []
 
         def is_there() -> bool:
@@ -57,8 +59,18 @@ class Standalone:
             found[:] = [w for w in words if w.startswith("spark://")]
             return bool(found)
 
-        wait_for(is_there, "the master's address")
+        try:
+            wait_for(is_there, "the master's address")
+        except BaseException:
+            self.stop()
+            raise
         self.address = found[0].rstrip(",.")
+
+    def start_master_again(self) -> None:
+        """At its old address; wait until it knows the applications and workers of before."""
+        port = self.address.rpartition(":")[2]
+        log = self._start("master", self._host, self._prefix, "master.Master", "--port", port)
+        wait_for(lambda: "Recovery complete" in log.read_text(errors="replace"), "its recovery")
 
     def add_workers(
         self, *names: str, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
@@ -67,7 +79,7 @@ class Standalone:
         logs = []
         for name in names:
             args = ["--cores", "10", "--memory", "2g", "--work-dir", str(self._folder / name)]
-            logs.append(self._start(name, host, [*prefix], "worker.Worker", *args, self.address))
+            logs.append(self._start(name, host, prefix, "worker.Worker", *args, self.address))
         said = "Successfully registered with master"
         for log in logs:
             wait_for(lambda log=log: said in log.read_text(errors="replace"), f"{names} register")
@@ -91,7 +103,7 @@ class Standalone:
         for name in list(self._processes)[::-1]:
             self.kill(name)
 
-    def _start(self, name: str, host: str, prefix: list[str], kind: str, *args: str) -> Path:
+    def _start(self, name: str, host: str, prefix: tuple[str, ...], kind: str, *args: str) -> Path:
         log = self._folder / f"{name}.log"
         environment = {
             **os.environ,
@@ -176,9 +188,9 @@ class Network:
                 assert libc.setns(here.fileno(), NEW_NETWORK) == 0
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    made = Network(2)
+@contextlib.contextmanager
+def machines(count: int) -> Iterator[Network]:
+    made = Network(count)
     try:
         made.set_up()
     except (OSError, subprocess.CalledProcessError) as error:
@@ -189,6 +201,12 @@ def network() -> Iterator[Network]:
         yield made
     finally:
         made.tear_down()
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with machines(2) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
