@@ -53,6 +53,7 @@ TOLD_BYTES: Final = 16 * 1024 * 1024
 _READ_BLOCKS: Final = 4
 """So many blocks of each run, about, are read to find the earliest piece."""
 _BEFORE_ALL: Final = -(1 << 62)
+_NONE: Final = np.empty(0, np.int64)
 
 
 class _Leaving:
@@ -102,13 +103,33 @@ class LargePieceStore(PieceStore):
         self._below.shelf, self._limit = shelf, nbytes
 
     def take_due(self, until: int, over: int) -> pa.RecordBatch:
-        here = self.all()
-        if not self._below.all:
-            here = super().take_due(until, over)
-            self._facts.set("over", over)
-            return here
-        below = self._between(begin_of(self._over + 1), end_of(until))
-        below = below.filter(pa.array(numbers(below, self.combiner.time) <= until))
+        if self._is_restored:
+            self._settle()
+        if self._far(until):
+            later, rewritten, self._rewritten = self._batches[0], self._rewritten, _NONE
+            self._batches, self._rows = self._batches[1:], self._rows - later.num_rows
+            due = self._take_due(until, over)
+            self._batches, self._rows = [later, *self._batches], self._rows + later.num_rows
+            self._rewritten = rewritten
+            return due
+        times = [numbers(batch, self.combiner.time) for batch in self._batches]
+        if self._below.all or 2 * sum(int((some <= until).sum()) for some in times) < self._rows:
+            return self._take_due(until, over)
+        self._facts.set("over", over)
+        return super().take_due(until, over)
+
+    def _far(self, until: int) -> bool:
+        """Whether none of the pieces that were combined is due, so that they can be left alone."""
+        if len(self._batches) < 2 or self._rows - self._appended < self._batches[0].num_rows:
+            return False
+        first = numbers(self._batches[0], self.combiner.time)
+        return bool(len(first)) and int(first.min()) > until
+
+    def _take_due(self, until: int, over: int) -> pa.RecordBatch:
+        here, below = self.all(), empty(self._schema)
+        if self._below.all and (self._lowest is None or _at_most(self._lowest[0], until)):
+            below = self._between(begin_of(self._over + 1), end_of(until))
+            below = below.filter(pa.array(numbers(below, self.combiner.time) <= until))
         times = numbers(here, self.combiner.time)
         pieces = concat([below, here.filter(pa.array(times <= until))])
         pieces = pieces.take(pa.array(np.argsort(numbers(pieces, ORDER))))
@@ -274,7 +295,8 @@ class LargePieceStore(PieceStore):
         if is_over.any():
             self._gone.append(below.filter(pa.array(is_over)).select(self._names_of_gone))
         self._facts.set("over", over)
-        self._lowest = None
+        if self._lowest is not None and _at_most(self._lowest[0], over):
+            self._lowest = None
         floor = begin_of(over + 1)
         if self._told is not None:
             self._to_tell.append(self._told.release(floor))
@@ -288,3 +310,7 @@ class LargePieceStore(PieceStore):
     def _merged(self, run: Run, merging: Merging) -> None:
         if merging.has_combined:
             self._told, self._below.may_merge = Told(run, begin_of(self._over + 1)), False
+
+
+def _at_most(time: int | None, until: int) -> bool:
+    return time is not None and time <= until

@@ -142,8 +142,10 @@ class PieceStore:
 
     def earliest(self) -> int | None:
         """The earliest time of any piece."""
-        times = numbers(self.all(), self._combiner.time)
-        return int(times.min()) if len(times) else None
+        if self._is_restored:
+            self._settle()
+        times = [numbers(batch, self._combiner.time) for batch in self._batches if batch.num_rows]
+        return min((int(some.min()) for some in times), default=None)
 
     def remove(self, is_gone: Mask) -> None:
         """Remove some of the pieces of :meth:`all`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from clonos.state.runs import Rows
 from clonos.state.values import ValueStore
 
 
@@ -18,3 +20,12 @@ def oldest_first(original: Any) -> Any:
             self._below.all.reverse()
 
     return look_up
+
+
+def oldest_pieces(original: Any) -> Any:
+    """The same with pieces of windows."""
+
+    def newest(parts: Sequence[Rows], *how: Any) -> Any:
+        return original(parts[::-1], *how)
+
+    return newest
