@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from clonos.state.runs import Rows
+import pyarrow as pa
+
+from clonos.columns.batches import empty
+from clonos.state.large_pieces import LargePieceStore
 from clonos.state.values import ValueStore
 
 
@@ -22,10 +24,12 @@ def oldest_first(original: Any) -> Any:
     return look_up
 
 
-def oldest_pieces(original: Any) -> Any:
-    """The same with pieces of windows."""
+def nothing_there(original: Any) -> Any:
+    """Pieces of windows that are not in memory are forgotten."""
+    del original
 
-    def newest(parts: Sequence[Rows], *how: Any) -> Any:
-        return original(parts[::-1], *how)
+    def between(self: LargePieceStore, low: int, high: int) -> pa.RecordBatch:
+        del low, high
+        return empty(self.decode(pa.array([], pa.large_binary())).schema)
 
-    return newest
+    return between
