@@ -35,7 +35,7 @@ from clonos.state.piece_runs import (
     rows_of,
     write,
 )
-from clonos.state.pieces import ORDER, PieceStore, numbers
+from clonos.state.pieces import ORDER, PieceStore, numbers, take
 from clonos.state.runs import (
     WRITTEN_ROWS,
     Index,
@@ -60,7 +60,7 @@ class _Leaving:
     """Pieces that are being written as a level."""
 
     def __init__(self, pieces: pa.RecordBatch, places: UInt64, store: LargePieceStore) -> None:
-        order = np.argsort(places, kind="stable")
+        order = np.argsort(places)
         self._pieces, self.places = pieces.take(pa.array(order)), places[order]
         self._how = store.combiner, RowCodec(pieces.schema)
         self.index: Index | None = None
@@ -159,10 +159,12 @@ class LargePieceStore(PieceStore):
         to_tell, self._to_tell = self._to_tell, []
 
         def work_out() -> list[Rows]:
-            changed = [batch.take(pa.array(places)) for batch, places in fresh if len(places)]
-            parts = [rows_of(batch, self.combiner, None) for batch in gone]
-            parts += [rows_of(batch, self.combiner, self._codec) for batch in changed]
-            parts += [rows for some in to_tell for rows in some()]
+            changed = [take(batch, places) for batch, places in fresh if len(places)]
+            parts = [rows for some in to_tell for rows in some()]
+            if gone:
+                parts.append(rows_of(concat(gone), self.combiner, None))
+            if changed:
+                parts.append(rows_of(concat(changed), self.combiner, self._codec))
             return [in_order(parts)] if parts else []
 
         self._relieve()

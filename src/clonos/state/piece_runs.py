@@ -64,7 +64,7 @@ def places_of(pieces: pa.RecordBatch, combiner: Combiner) -> tuple[UInt64, Int64
 def rows_of(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec | None) -> Rows:
     """Pieces with their numbers, as rows of a run; without a codec: that they are deleted."""
     places, groups = places_of(pieces, combiner)
-    order = np.argsort(places, kind="stable")
+    order = np.argsort(places)
     pieces, count = pieces.take(pa.array(order)), pieces.num_rows
     values = codec.encode(pieces.columns) if codec else pa.nulls(count, pa.large_binary())
     return Rows(places[order], groups[order], addresses(numbers(pieces, ORDER)), values)

@@ -69,6 +69,13 @@ def numbers(batch: pa.RecordBatch, name: str) -> Int64:
     return values
 
 
+def take(batch: pa.RecordBatch, places: Int64) -> pa.RecordBatch:
+    """Rows of a batch; not copied if these are all its rows in order."""
+    if len(places) == batch.num_rows and (np.diff(places) == 1).all():
+        return batch
+    return batch.take(pa.array(places))
+
+
 class PieceStore:
     """All pieces of a task.
 
