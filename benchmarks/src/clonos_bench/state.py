@@ -139,6 +139,7 @@ def _measured(
             blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause)
             sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)
+            stopped_s = time.monotonic()  # the end releases what is left, which may take long
             schedule.stop.touch()
             ended = lambda: not started.is_running  # noqa: E731
             run.until(started, watch, ended, PATIENCE_S, "the job has ended")
@@ -147,7 +148,7 @@ def _measured(
     verdict = "; ".join(faults) or "every row delivered once, every key counted right"
     report.notes.append(f"{gigabytes:g} GB, {standbys} standbys: {verdict}")
     report.ok &= not faults
-    until_s = [kill.at_s for kill in kills[1:]] + [time.monotonic()]
+    until_s = [kill.at_s for kill in kills[1:]] + [stopped_s]
     gaps = [_gap(watch, *each) for each in zip(kills, until_s, strict=True)]
     return [gap for gap in gaps if gap is not None], sizes
 
