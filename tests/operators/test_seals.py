@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.columns.schema import parse_schema
-from clonos.state import pieces, row_store
+from clonos.simulator.processes.shelf import SlowShelf
+from clonos.state import levels, pieces, row_store, runs
 from clonos.state.deltas import merge_deltas
 from clonos.testing import Batches, End, StepHarness, Tick, Watermark
 
@@ -43,6 +45,12 @@ def windowed(window, rows, _):
     return rows.window(window).agg(n=clonos.count(), s=clonos.sum("x"), hi=clonos.max("x"))
 
 
+def counted(rows):
+    window = rows.window(clonos.sliding("12 ms", "8 ms", on="t"))
+    sums = {"n": clonos.count(), "s": clonos.sum("k"), "hi": clonos.max("x")}
+    return window.agg(**sums, pre_aggregate=False)
+
+
 def ranked(rows):
     return rows.window(clonos.tumbling("10 ms", on="t")).top(2, "x", ties=True)
 
@@ -50,6 +58,7 @@ def ranked(rows):
 KINDS: dict[str, Any] = {
     "tumbling": partial(windowed, clonos.tumbling("10 ms", on="t")),
     "sliding": partial(windowed, clonos.sliding("20 ms", "5 ms", on="t")),
+    "counts": lambda rows, _: counted(rows),
     "session": partial(windowed, clonos.session("4 ms", on="t")),
     "session in processing time": partial(windowed, clonos.session("12 ms")),
     "top": lambda rows, _: ranked(rows.filter(lambda row: True)),
@@ -133,6 +142,46 @@ def test_nobody_can_tell_when_layers_were_sealed_merged_or_restored(kind, script
         else:
             assert harness.feed(event).seen == reference.feed(event).seen
     assert [bytes(delta) for delta in deltas] == written, "a layer changes after its seal"
+
+
+def given_in_time(random):
+    """Rows for windows near and far, and watermarks."""
+    for ms in range(0, 48, 4):
+        rows = [
+            (random.randrange(7), random.choice([HUGE, -HUGE, 1.0, 0.1]), ms + random.randrange(40))
+            for _ in range(random.randrange(1, 9))
+        ]
+        yield batches(0, rows)
+        if random.random() < 0.5:
+            yield Watermark(0, ms)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1000, 4000])
+@pytest.mark.parametrize("kind", ["tumbling", "sliding", "counts", "top", "in_order", "session"])
+def test_windows_with_little_memory_go_on_after_any_step(kind, nbytes, monkeypatch):
+    monkeypatch.setattr(pieces, "_APPENDED_MIN", 8)
+    monkeypatch.setattr(runs, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(levels, "LEVELS_MAX", 2)
+    make = program_of(kind)
+    events = [*given_in_time(Random(nbytes)), End(0)]
+    reference = StepHarness(make())
+    outputs = [reference.feed(event).seen for event in events]
+
+    def run(harness, start, layers):
+        for number in range(start, len(events)):
+            assert harness.feed(events[number]).seen == outputs[number], number
+            layers.append(bytes(harness.program.delta()))
+            yield harness
+
+    small, layers = make(), []
+    small.use(SlowShelf(Random(1)), nbytes)
+    for number, before in enumerate(run(StepHarness(small), 0, layers), 1):
+        program = make()
+        program.use(SlowShelf(Random(number)), nbytes)
+        merged = number // 2
+        again = [merge_deltas(layers[:merged], is_base=True), *layers[merged:]]
+        for _ in run(restored(program, again, before), number, list(layers)):
+            pass
 
 
 def restored(program, layers, before):

@@ -26,6 +26,7 @@ _PIECE_ROWS: Final = 1024
 _NAP_S: Final = 0.01
 _NEVER_MS: Final = 4_000_000_000_000
 _MOMENT_MS: Final = 20
+_INSTANT: Final = pa.timestamp("us", "UTC")
 _LOOK_S: Final = 0.05
 """How often the source looks whether it shall stop."""
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -355,6 +356,65 @@ def reminded(source: SourceSpec, *, keys: int, value_bytes: int, job: clonos.Job
         rows.slot_group("state")
         .key_by("name")
         .process(Remind(keys), schema="key long, id long, seen long", name="state")
+    )
+    seen.start_new_chain().slot_group("sink").sink(clonos.sinks.callback(nothing), name="sink")
+
+
+class TwoWindows:
+    """Each row goes into a short window and, with all of its key, into one that does not end."""
+
+    schema = "name string, key long, id long, at timestamp, opens timestamp, closes timestamp"
+
+    def __init__(self, keys: int, value_bytes: int) -> None:
+        self._name = Name(keys, value_bytes)
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        named = self._name(batch)
+        ids = named.column("id").to_numpy()
+        begin = np.zeros_like(ids)
+        halves = [
+            [*named.columns, *(pa.array(ms * 1000, _INSTANT) for ms in (ids, opens, closes))]
+            for opens, closes in ((ids, ids + _MOMENT_MS), (begin, begin + _NEVER_MS))
+        ]
+        names = [*named.schema.names, "at", "opens", "closes"]
+        parts = [pa.RecordBatch.from_arrays(half, names) for half in halves]
+        return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+
+class CountedRight:
+    """The rows of short windows; of the one that does not end, all rows must have been counted."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen = batch.column("id").to_numpy() // self._keys + 1
+        is_long = batch.column("window_start").cast(pa.int64()).to_numpy() == 0
+        is_long &= batch.column("window_end").cast(pa.int64()).to_numpy() == _NEVER_MS * 1000
+        rows = batch.column("rows").to_numpy()
+        if (rows[is_long] != seen[is_long]).any():
+            raise ValueError("the rows of a key were counted wrongly")
+        columns = [batch.column("key"), batch.column("id"), pa.array(seen)]
+        counted = pa.RecordBatch.from_arrays(columns, ["key", "id", "seen"])
+        return counted.filter(pa.array(~is_long))
+
+
+def windowed(source: SourceSpec, *, keys: int, value_bytes: int, job: clonos.Job) -> None:
+    """Source -> map -> windows -> sink: every row delivered once."""
+    ids = job.source(source, name="source").start_new_chain()
+    rows = ids.slot_group("map").map_batches(
+        TwoWindows(keys, value_bytes), schema=TwoWindows.schema, name="map"
+    )
+    of_names = rows.with_watermark("at", "0 ms").slot_group("state").key_by("name")
+    counts = of_names.window(clonos.between("opens", "closes")).agg(
+        rows=clonos.count(),
+        key=clonos.max("key"),
+        id=clonos.max("id"),
+        name="state",
+        pre_aggregate=False,
+    )
+    seen = counts.map_batches(
+        CountedRight(keys), schema="key long, id long, seen long", name="seen"
     )
     seen.start_new_chain().slot_group("sink").sink(clonos.sinks.callback(nothing), name="sink")
 

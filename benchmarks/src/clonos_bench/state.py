@@ -2,7 +2,8 @@
 
 The job is that of ``clonos-bench failures``, with one partition; or, with ``--kind join``, one that
 joins rows with the first row of their key; or, with ``--kind timer``, one that has a timer for each
-key, and lets rows out by timers. Its state is filled first, and
+key, and lets rows out by timers; or, with ``--kind window``, one that counts the rows of each key
+in a window that does not end, and lets rows out by short ones. Its state is filled first, and
 stored; then rows come for random keys, and the process with the state is killed again and again.
 Every size has the same memory for it (``--state-memory``). Measured:
 
@@ -36,6 +37,12 @@ from clonos_bench.watch import Watch
 
 FLAT: Final = Aim(1.5)
 """Median gap, as a multiple of that of the smallest state."""
+_KINDS: Final = {
+    "values": "values",
+    "join": "rows of a join",
+    "timer": "timers",
+    "window": "pieces of a window",
+}
 _COLUMNS: Final = (
     "state",
     "standbys",
@@ -58,8 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--markdown", action="store_true", help="print tables as Markdown")
     add("--gb", type=float, nargs="+", default=[0.1, 1.0], help="sizes of the state")
     add("--standbys", type=int, nargs="+", default=[1, 0], help="copies of the task")
-    add("--kind", choices=("values", "join", "timer"), default="values", help="what the state is")
-    add("--value-bytes", type=int, default=1000, help="state per key; of a timer: its key")
+    add("--kind", choices=tuple(_KINDS), default="values", help="what the state is")
+    add(
+        "--value-bytes",
+        type=int,
+        default=1000,
+        help="state per key; of timers and windows: its key",
+    )
     add("--state-memory", default="64 MiB", help="memory for it, per slot")
     add("--rate", type=float, default=1000.0, help="rows per second, when the state is there")
     add("--kills", type=int, default=5, help="of each case")
@@ -69,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All sizes, with and without a copy."""
-    what = {"values": "values", "join": "rows of a join", "timer": "timers"}[arguments.kind]
+    what = _KINDS[arguments.kind]
     title = f"state: {arguments.state_memory} for {what}, {arguments.rate:,.0f} rows/s"
     report = Report("state", title, _COLUMNS)
     for standbys in arguments.standbys:
@@ -111,6 +123,8 @@ def _measured(
             jobs.joined(jobs.paced(schedule), **how)
         elif arguments.kind == "timer":
             jobs.reminded(jobs.paced(schedule), **how)
+        elif arguments.kind == "window":
+            jobs.windowed(jobs.paced(schedule), **how)
         else:
             jobs.stateful(jobs.paced(schedule), is_apart=True, **how)
         with (
@@ -125,6 +139,7 @@ def _measured(
             blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause)
             sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)
+            stopped_s = time.monotonic()  # the end releases what is left, which may take long
             schedule.stop.touch()
             ended = lambda: not started.is_running  # noqa: E731
             run.until(started, watch, ended, PATIENCE_S, "the job has ended")
@@ -133,7 +148,7 @@ def _measured(
     verdict = "; ".join(faults) or "every row delivered once, every key counted right"
     report.notes.append(f"{gigabytes:g} GB, {standbys} standbys: {verdict}")
     report.ok &= not faults
-    until_s = [kill.at_s for kill in kills[1:]] + [time.monotonic()]
+    until_s = [kill.at_s for kill in kills[1:]] + [stopped_s]
     gaps = [_gap(watch, *each) for each in zip(kills, until_s, strict=True)]
     return [gap for gap in gaps if gap is not None], sizes
 

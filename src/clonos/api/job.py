@@ -106,9 +106,9 @@ class Job:
         How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
         begins at once, whatever the interval; above all of it sources wait for checkpoints.
     state_memory
-        How much memory a slot gives to values by key and timers, and to rows of joins,
-        `deduplicate`, `last` and whole windows; 1 MiB or more. Beyond that, what has not been used
-        lately is on the local disk, or is read from the checkpoint.
+        How much memory a slot gives to values by key and timers, to rows of joins, `deduplicate`,
+        `last` and whole windows, and to open windows; 1 MiB or more. Beyond that, what has not been
+        used lately is on the local disk, or is read from the checkpoint.
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.

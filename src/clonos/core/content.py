@@ -96,7 +96,7 @@ class Shelf(Protocol):
 
 
 STATE_MEMORY: Final = 512 << 20
-"""How much of a slot's memory its values, timers and rows by key may take."""
+"""How much of a slot's memory its values, timers, rows by key and pieces of windows may take."""
 CHUNK: Final = 1 << 20
 """How much of content that is not in memory is read at once."""
 

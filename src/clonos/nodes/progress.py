@@ -160,9 +160,9 @@ class Chronicle:
         return (
             f"{self._names[sample.task]}: its process keeps {kept / 1e6:,.0f} MB of memory, and "
             f"{left / 1e6:,.0f} MB are left to it; without any, the system kills it. Values, "
-            "timers and rows by key move to the disk above state_memory=; windows and open calls "
-            "do not. Higher parallelism helps, more memory for executors "
-            "(spark.executor.memoryOverhead), or a shorter window or session"
+            "timers, rows by key and windows move to the disk above state_memory=; sessions, open "
+            "calls and a window that fires do not. Higher parallelism helps, more memory for "
+            "executors (spark.executor.memoryOverhead), or a shorter window or session"
         )
 
     def epoch_began(self, now_s: float) -> None:

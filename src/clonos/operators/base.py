@@ -210,15 +210,15 @@ class Operator:
         """The same for operators that keep columns."""
         self.restore(keys.to_pylist(), values.to_pylist())
 
-    has_values: ClassVar[bool] = False
-    """Whether it keeps values or rows by key, which need not be in memory."""
+    has_values: bool = False
+    """Whether it keeps values, rows by key or pieces of windows that need not be in memory."""
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Use about this much memory for them; the rest goes on the shelf."""
 
     def restore_values(self, run: Run) -> None:
         """Restore them from a delta."""
-        raise ProtocolError("this operator has no values or rows by key", where=self.info.where)
+        raise ProtocolError("this operator has no state in runs", where=self.info.where)
 
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with state of the operator's former tasks, after their number has changed.

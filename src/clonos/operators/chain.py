@@ -238,7 +238,7 @@ class ChainProgram:
         return Delta(self._names, self._changes())
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        """Use about this much memory for values, timers and rows; the rest goes on the shelf."""
+        """Use about this much memory for what need not fit into it; the rest goes on the shelf."""
         large = [operator for operator in self._operators if operator.has_values]
         for operator in large:
             operator.use(shelf, nbytes // len(large))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,18 @@ from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen
-from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, PieceStore, numbers
+from clonos.state.large_pieces import LargePieceStore
+from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers
+
+if TYPE_CHECKING:
+    from clonos.core.content import Shelf
+    from clonos.state.runs import Run
 
 
 class _Rows:
     """Pieces that are single rows, never combined."""
+
+    time, is_exact = START, True
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
         self.schema = pa.schema([*schema, *INTERVAL])
@@ -36,7 +43,8 @@ class InOrderOperator(Operator):
     Rows that arrive after the watermark has passed them, or have no time, are dropped and counted.
     """
 
-    joins: ClassVar = {"order": nothing, "combined": nothing}
+    joins: ClassVar = {"order": nothing, "combined": nothing, "over": nothing}
+    has_values = True
 
     def __init__(
         self, schema: pa.Schema, keys: Sequence[str], time: str, ties: Sequence[str]
@@ -45,7 +53,7 @@ class InOrderOperator(Operator):
         self.schema = schema
         self._time = time
         self._ties = tuple(ties)
-        self._store = PieceStore(_Rows(schema, keys), self.facts)
+        self._store = LargePieceStore(_Rows(schema, keys), self.facts)
         self._earliest: int | None = None  # unknown
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -71,13 +79,12 @@ class InOrderOperator(Operator):
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
         if self._earliest is None:
-            self._earliest = int(numbers(self._store.all(), START).min(initial=FOR_EVER))
+            earliest = self._store.earliest()
+            self._earliest = FOR_EVER if earliest is None else earliest
         if self._earliest > watermark_ms:
             return None
-        pieces = self._store.all()
-        is_due = numbers(pieces, START) <= watermark_ms
-        due = pieces.filter(pa.array(is_due))
-        self._store.remove(is_due)
+        pieces = self._store.take_due(watermark_ms, watermark_ms)
+        due = pieces.filter(pa.array(numbers(pieces, START) <= watermark_ms))
         self._earliest = None
         keys: list[Any] = [(name, "ascending") for name in (START, *self._ties, ORDER)]
         ranked = due.take(pc.sort_indices(due, sort_keys=keys))
@@ -91,6 +98,13 @@ class InOrderOperator(Operator):
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
+        self._earliest = None
+
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        self._store.use(shelf, nbytes)
+
+    def restore_values(self, run: Run) -> None:
+        self._store.restore_run(run)
         self._earliest = None
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:

@@ -20,8 +20,8 @@ from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.pieces import numbers, orders_of
-from clonos.state.row_store import DUE, Found, take
+from clonos.state.pieces import numbers, orders_of, take
+from clonos.state.row_store import DUE, Found
 
 Int64 = npt.NDArray[np.int64]
 

@@ -14,7 +14,8 @@ from clonos.operators.base import Operator
 from clonos.operators.identity import IdentityOperator
 from clonos.operators.shares import Share, highest, nothing
 from clonos.operators.watermark import IDLE
-from clonos.state.row_store import RowStore, take
+from clonos.state.pieces import take
+from clonos.state.row_store import RowStore
 
 VERSIONS: Final = pa.schema(
     [

@@ -19,8 +19,8 @@ from clonos.operators.join import Always, Bounds, JoinOperator, Keys, Schemas
 from clonos.operators.shares import Share, lowest, nothing
 from clonos.operators.watermark import IDLE
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.pieces import orders_of
-from clonos.state.row_store import DUE, Found, take
+from clonos.state.pieces import orders_of, take
+from clonos.state.row_store import DUE, Found
 
 _END: Final = int(np.iinfo(np.int64).max)
 _SHIFT: Final = 61

@@ -8,7 +8,7 @@ input all open windows fire. Output is ordered by window, then by first appearan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,12 @@ from clonos.operators.watermark import event_ms
 from clonos.operators.window_content import Content
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
 from clonos.state.deltas import Frozen
+from clonos.state.large_pieces import LargePieceStore
 from clonos.state.pieces import END, START, PieceStore, numbers
+
+if TYPE_CHECKING:
+    from clonos.core.content import Shelf
+    from clonos.state.runs import Run
 
 Int64 = npt.NDArray[np.int64]
 
@@ -77,15 +82,21 @@ class WindowOperator(_Windowing):
     ``is_final``: the input are pieces made by a :class:`PartialOperator`.
     """
 
-    joins: ClassVar = {"order": nothing, "combined": nothing, "done": highest}
+    joins: ClassVar = {"order": nothing, "combined": nothing, "done": highest, "over": nothing}
 
     def __init__(self, content: Content, window: Window, *, is_final: bool) -> None:
         super().__init__(content, window)
         self._is_final = is_final
         self._in_event_time = is_event_time(window)
-        self._store = PieceStore(content, self.facts)
+        self._store = self._store_of(content)
+        self.has_values = isinstance(self._store, LargePieceStore)
         self._next_end: int | None = None
         self._is_restored = False
+
+    def _store_of(self, content: Content) -> PieceStore:
+        """Sessions must be in memory, because later rows join them."""
+        is_session = isinstance(self._window, Session)
+        return (PieceStore if is_session else LargePieceStore)(content, self.facts)
 
     @property
     def schema(self) -> pa.Schema:
@@ -103,7 +114,7 @@ class WindowOperator(_Windowing):
             pieces = self._without_late(pieces, self.watermark_ms)
         if pieces.num_rows:
             self._store.append(pieces)
-            self._look_ahead(pieces)
+            self._look_ahead(int(numbers(pieces, self._window.time).min()))
         return None
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
@@ -128,6 +139,15 @@ class WindowOperator(_Windowing):
         self._store.restore(keys, values)
         self._is_restored = True
 
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        assert isinstance(self._store, LargePieceStore)
+        self._store.use(shelf, nbytes)
+
+    def restore_values(self, run: Run) -> None:
+        assert isinstance(self._store, LargePieceStore)
+        self._store.restore_run(run)
+        self._is_restored = True
+
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         self.adopt_pieces(shares, [share.values for share in shares], where)
 
@@ -137,10 +157,8 @@ class WindowOperator(_Windowing):
         for share, of_share in zip(shares, values, strict=True):
             before = share.facts.get("done", -FOR_EVER)
             if before < done:
-                pieces = self._store.decode(of_share)
-                starts, ends = numbers(pieces, START), numbers(pieces, END)
-                end = self._window.next_end(starts, ends, before)
-                if end is not None and end - 1 <= done:
+                times = numbers(self._store.decode(of_share), self._window.time)
+                if len(times) and self._window.next_end(int(times.min()), before) - 1 <= done:
                     raise CannotUpgrade(
                         "some of its tasks have released a window that others have not yet",
                         where=where,
@@ -170,15 +188,16 @@ class WindowOperator(_Windowing):
         self.facts.set("late_rows", self.facts.get("late_rows", 0) + late)
         return pieces.filter(pa.array(~is_late))
 
-    def _look_ahead(self, pieces: pa.RecordBatch) -> None:
-        """Note when the next window ends; a session may turn out to end later."""
+    def _look_ahead(self, earliest: int | None) -> None:
+        """Note when the next window ends, given the earliest time of new pieces; a session may turn
+        out to end later."""
         self._look_again()
         if isinstance(self._window, Session) and not self._in_event_time:
             # Timers are logged, so they must not depend on when pieces are combined.
-            pieces, self._next_end = self._store.combine(), None
-        done = self.facts.get("done", -FOR_EVER)
-        end = self._window.next_end(numbers(pieces, START), numbers(pieces, END), done)
-        if end is not None:
+            self._store.combine()
+            earliest, self._next_end = self._store.earliest(), None
+        if earliest is not None:
+            end = self._window.next_end(earliest, self.facts.get("done", -FOR_EVER))
             self._next_end = end if self._next_end is None else min(end, self._next_end)
 
     def _look_again(self) -> None:
@@ -186,7 +205,7 @@ class WindowOperator(_Windowing):
         if self._is_restored:
             self._is_restored = False
             self._next_end = None
-            self._look_ahead(self._store.all())
+            self._look_ahead(self._store.earliest())
 
     def _fire(self, mark: int) -> pa.RecordBatch | None:
         """Release the windows that are over at `mark`."""
@@ -196,7 +215,7 @@ class WindowOperator(_Windowing):
             self.facts.set("done", mark)
         if self._next_end is None or self._next_end - 1 > mark:
             return None
-        pieces = self._store.combine()
+        pieces = self._store.take_due(*self._window.reach(mark))
         starts, ends = numbers(pieces, START), numbers(pieces, END)
         due = self._window.due(starts, ends, mark, done)
         result = None
@@ -210,10 +229,8 @@ class WindowOperator(_Windowing):
                 fired = pa.RecordBatch.from_arrays(columns, schema=fired.schema)
                 fired = self._content.combine(fired).pieces
             result = self._result(fired)
-        if due.is_over.any():
-            self._store.remove(due.is_over)
         self._next_end = None
-        self._look_ahead(self._store.all())
+        self._look_ahead(self._store.earliest())
         return result
 
 

@@ -33,9 +33,12 @@ class Content:
     schema: pa.Schema
     output: pa.Schema
     keys: Sequence[str]
+    is_exact = True
+    """Whether it does not matter which neighbouring pieces are combined first."""
 
     def __init__(self, keys: Sequence[str], window: Window) -> None:
         self.keys = tuple(keys)
+        self.time = window.time
         self._window = window
 
     def start(self, batch: pa.RecordBatch, starts: Int64, ends: Int64) -> pa.RecordBatch:

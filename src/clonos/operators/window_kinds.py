@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from clonos.state.pieces import END, START
+
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -23,13 +25,12 @@ class Due(NamedTuple):
     """Pieces of windows that are complete.
 
     ``pieces``: their numbers, each piece once for each of its windows; ``starts``, ``ends``: of
-    these windows; ``is_over``: which pieces belong to no later window.
+    these windows.
     """
 
     pieces: Int64
     starts: Int64
     ends: Int64
-    is_over: Mask
 
 
 class Fixed(NamedTuple):
@@ -46,6 +47,11 @@ class Fixed(NamedTuple):
     def is_tumbling(self) -> bool:
         """Every row is in one window."""
         return self.size_ms == self.slide_ms
+
+    @property
+    def time(self) -> str:
+        """The column of pieces in whose order they are due."""
+        return START
 
     def intervals(self, times: Int64) -> tuple[Int64, Int64]:
         """For each row, the start of its pane, and the end of its last window."""
@@ -64,20 +70,23 @@ class Fixed(NamedTuple):
         chosen, begin = np.concatenate(pieces), np.concatenate(window_starts)
         by_window = np.lexsort((chosen, begin))
         begin = begin[by_window]
-        return Due(chosen[by_window], begin, begin + self.size_ms, self.is_over(ends, mark))
+        return Due(chosen[by_window], begin, begin + self.size_ms)
+
+    def reach(self, mark: int) -> tuple[int, int]:
+        """Up to which time pieces may belong to windows that are over at `mark`, and up to which
+        they belong to no later ones."""
+        over = ((mark + 1 - self.size_ms) // self.slide_ms + 1) * self.slide_ms - 1
+        return over if self.is_tumbling else mark, over
 
     def is_over(self, ends: Int64, mark: int) -> Mask:
         """Whether windows with these ends are over at `mark`."""
         return ends - 1 <= mark
 
-    def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
-        """The time plus 1 at which the next window of any of the pieces is over."""
-        if not len(starts):
-            return None
+    def next_end(self, earliest: int, done: int) -> int:
+        """The time plus 1 at which the next window is over, given the earliest time of a piece."""
         # The first window that contains the pane and is not over at `done`.
-        earliest = np.maximum(starts - self.size_ms, done - self.size_ms + 1)
-        first = (earliest // self.slide_ms + 1) * self.slide_ms
-        return int(np.min(first)) + self.size_ms
+        before = max(earliest - self.size_ms, done - self.size_ms + 1)
+        return (before // self.slide_ms + 1) * self.slide_ms + self.size_ms
 
 
 class Session(NamedTuple):
@@ -90,6 +99,11 @@ class Session(NamedTuple):
     def is_tumbling(self) -> bool:
         """See :attr:`Fixed.is_tumbling`."""
         return True
+
+    @property
+    def time(self) -> str:
+        """See :attr:`Fixed.time`."""
+        return END
 
     def intervals(self, times: Int64) -> tuple[Int64, Int64]:
         """The session that each row makes alone."""
@@ -104,10 +118,14 @@ class Session(NamedTuple):
         """See :meth:`Fixed.is_over`."""
         return ends <= mark
 
-    def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
+    def reach(self, mark: int) -> tuple[int, int]:
+        """See :meth:`Fixed.reach`."""
+        return mark, mark
+
+    def next_end(self, earliest: int, done: int) -> int:
         """See :meth:`Fixed.next_end`; later rows may extend a session."""
-        del starts, done
-        return int(ends.min()) + 1 if len(ends) else None
+        del done
+        return earliest + 1
 
 
 class Given(NamedTuple):
@@ -121,6 +139,11 @@ class Given(NamedTuple):
         """See :attr:`Fixed.is_tumbling`."""
         return True
 
+    @property
+    def time(self) -> str:
+        """See :attr:`Fixed.time`."""
+        return END
+
     def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
         """See :meth:`Fixed.due`."""
         del done
@@ -130,10 +153,14 @@ class Given(NamedTuple):
         """See :meth:`Fixed.is_over`."""
         return ends - 1 <= mark
 
-    def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
+    def reach(self, mark: int) -> tuple[int, int]:
+        """See :meth:`Fixed.reach`."""
+        return mark + 1, mark + 1
+
+    def next_end(self, earliest: int, done: int) -> int:
         """See :meth:`Fixed.next_end`."""
-        del starts, done
-        return int(ends.min()) if len(ends) else None
+        del done
+        return earliest
 
 
 Window = Fixed | Session | Given
@@ -170,4 +197,4 @@ def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
 def _due(starts: Int64, ends: Int64, is_over: Mask) -> Due:
     pieces = np.flatnonzero(is_over)
     pieces = pieces[np.lexsort((pieces, ends[pieces], starts[pieces]))]
-    return Due(pieces, starts[pieces], ends[pieces], is_over)
+    return Due(pieces, starts[pieces], ends[pieces])

@@ -13,11 +13,11 @@ from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window import WindowOperator
-from clonos.operators.window_content import BOUNDS, Folded, instants
+from clonos.operators.window_content import BOUNDS, Content, Folded, instants
 from clonos.operators.window_kinds import Fixed, Session
 from clonos.state.deltas import Frozen, both
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.pieces import END, START, numbers, orders_of
+from clonos.state.pieces import END, START, PieceStore, numbers, orders_of
 
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62
@@ -31,11 +31,15 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str], window: Fixed | Session) -> None:
         super().__init__(Folded(schema, keys, window, {}), window, is_final=False)
+        self.has_values = True
         self._keys = tuple(keys)
         self._names = schema.names
         whole = schema.append(pa.field(_TIME, pa.int64()))
         self._rows = LargeRowStore(whole, keys, orders=range(_FIRST_ORDER, 1 << 63))
         self._output = pa.schema([*schema, *BOUNDS])
+
+    def _store_of(self, content: Content) -> PieceStore:
+        return PieceStore(content, self.facts)
 
     @property
     def schema(self) -> pa.Schema:

@@ -55,7 +55,7 @@ class Shipment:
     log_bytes
         How many bytes of logs it may hold.
     state_memory
-        How much memory its values, timers and rows by key may take.
+        How much memory its values, timers, rows by key and pieces of windows may take.
     local_dir
         The folder on its disk for layers, if it keeps any; by default among temporary files.
     levels, late_s, quiet_s

@@ -4,9 +4,9 @@ A delta is an Arrow table ``(key_group, operator, key, value)``: the present val
 key, or null if it has none any more. Applying deltas in order keeps the last row per key;
 :func:`merge_deltas` does this without knowing what the values mean.
 
-Values and rows by key may not fit into memory, so they are not in the table. They follow it as
-*runs* (:mod:`clonos.state.runs`), which are used in place. Then a delta has this layout,
-little-endian::
+Values, rows by key and most pieces may not fit into memory, so they are not in the table. They
+follow it as *runs* (:mod:`clonos.state.runs`), which are used in place. Then a delta has this
+layout, little-endian::
 
     magic "SELFCHCK" | bytes up to the blocks u64 | bytes of table u64, of heads u32
     | heads: names, and per run operator and bytes of its index | table | indexes | blocks

@@ -180,7 +180,7 @@ class LargeRowStore(RowStore):
         self.keys, self.times = self._keys, tuple(times)
         self._told = [*dict.fromkeys([*keys, *times, ORDER])]
         self._orders = orders
-        self._below = Levels[_Leaving](lambda rows: found_in(rows).are_in(orders))
+        self._below = Levels[_Leaving](lambda _: self._mine)
         self._limit = 0
         self._dead = _Dead(len(times))  # deleted rows in levels
         self._leaving: _Leaving | None = None
@@ -252,6 +252,9 @@ class LargeRowStore(RowStore):
             for ahead in self._ahead.values():
                 ahead.reset(0)
         self._relieve()
+
+    def _mine(self, rows: Rows) -> Rows:
+        return rows.chosen(found_in(rows).are_in(self._orders))
 
     # --- memory -----------------------------------------------------------------------------------
 

@@ -37,29 +37,29 @@ _Level = TypeVar("_Level", bound=Unwritten)
 class _Merge:
     """A merge of runs into one."""
 
-    def __init__(self, runs: Sequence[Run], chosen: Choice | None, *, is_base: bool) -> None:
-        self.runs, self._chosen, self._is_base = runs, chosen, is_base
+    def __init__(self, runs: Sequence[Run], change: Change | None, *, is_base: bool) -> None:
+        self.runs, self.change, self._is_base = runs, change, is_base
         self.index: Index | None = None
 
     def fill(self, file: Writable) -> None:
         writer = RunWriter(sum(map(len, self.runs)), file.write)
-        target = writer if self._chosen is None else _Only(writer, self._chosen)
+        target = writer if self.change is None else _Changed(writer, self.change)
         merge_runs(self.runs, target, is_base=self._is_base)
         self.index = writer.index()
 
 
-Choice = Callable[[Rows], Any]
-"""Returns a mask of the rows that are wanted."""
+Change = Callable[[Rows], Rows]
+"""Changes rows while they are merged, in another thread. Their order stays."""
 
 
-class _Only:
-    """Writes only the rows that are wanted."""
+class _Changed:
+    """Writes rows as they are after a change."""
 
-    def __init__(self, writer: RunWriter, choice: Choice) -> None:
-        self._writer, self._choice = writer, choice
+    def __init__(self, writer: RunWriter, change: Change) -> None:
+        self._writer, self._change = writer, change
 
     def add(self, rows: Rows) -> None:
-        self._writer.add(rows.chosen(self._choice(rows)))
+        self._writer.add(self._change(rows))
 
 
 class Levels(Generic[_Level]):
@@ -67,8 +67,9 @@ class Levels(Generic[_Level]):
 
     Parameters
     ----------
-    choice
-        Chooses the store's rows of a run; None: all of them.
+    changing
+        Called when a merge begins, with whether it has the oldest level. Returns what changes its
+        rows.
 
     Attributes
     ----------
@@ -76,12 +77,18 @@ class Levels(Generic[_Level]):
         All levels, oldest first.
     shelf
         Where levels are written; without a shelf there are none.
+    when_merged
+        Told of a run that was merged, and what has changed its rows.
+    may_merge
+        Whether merges may begin.
     """
 
-    def __init__(self, choice: Choice | None = None) -> None:
+    def __init__(self, changing: Callable[[bool], Change] | None = None) -> None:
         self.all: list[Run | _Level] = []
         self.shelf: Shelf | None = None
-        self._choice = choice
+        self._changing = changing
+        self.when_merged: Callable[[Run, Any], object] | None = None
+        self.may_merge = True
         self._flushing: tuple[_Level, Shelved] | None = None
         self._merging: tuple[_Merge, Shelved] | None = None
 
@@ -123,12 +130,22 @@ class Levels(Generic[_Level]):
             if shelved.content is not None:
                 assert merge.index is not None
                 start = self.all.index(merge.runs[0])
-                self.all[start : start + len(merge.runs)] = [Run(merge.index, shelved.content)]
+                run = Run(merge.index, shelved.content)
+                self.all[start : start + len(merge.runs)] = [run]
+                if self.when_merged is not None:
+                    self.when_merged(run, merge.change)
             if shelved.content is not None or shelved.failed:
                 self._merging = None
-        if self._merging is None:
+        if self._merging is None and self.may_merge:
             self._merge()
         return written
+
+    def drop_below(self, place: int) -> None:
+        """Drop runs that have nothing from a place on, unless they are being merged."""
+        if self._merging is None:
+            self.all = [
+                one for one in self.all if not isinstance(one, Run) or one.last_place >= place
+            ]
 
     def _merge(self) -> None:
         """If there are many runs, start merging the newest ones."""
@@ -137,7 +154,9 @@ class Levels(Generic[_Level]):
         runs = [level for level in levels if isinstance(level, Run)]
         if len(runs) > LEVELS_MAX:
             chosen = runs[_first_to_merge([run.nbytes for run in runs]) :]
-            merge = _Merge(chosen, self._choice, is_base=chosen[0] is self.all[0])
+            is_base = chosen[0] is self.all[0]
+            change = None if self._changing is None else self._changing(is_base)
+            merge = _Merge(chosen, change, is_base=is_base)
             self._merging = merge, self.shelf.write(merge.fill, is_long=True)
 
 

@@ -55,6 +55,10 @@ class Combiner(Protocol):
     def keys(self) -> Sequence[str]:
         """The columns of the key."""
 
+    @property
+    def time(self) -> str:
+        """The column, in ms, in whose order pieces are due."""
+
     def combine(self, pieces: pa.RecordBatch) -> Combined:
         """Combine pieces, given in order, as far as possible; the new ones are in order, too."""
 
@@ -63,6 +67,13 @@ def numbers(batch: pa.RecordBatch, name: str) -> Int64:
     """A column of integers that are not null."""
     values: Int64 = batch.column(name).to_numpy()
     return values
+
+
+def take(batch: pa.RecordBatch, places: Int64) -> pa.RecordBatch:
+    """Rows of a batch; not copied if these are all its rows in order."""
+    if len(places) == batch.num_rows and (np.diff(places) == 1).all():
+        return batch
+    return batch.take(pa.array(places))
 
 
 class PieceStore:
@@ -79,6 +90,9 @@ class PieceStore:
         self._facts = facts
         self._schema = combiner.schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self._schema)
+        self._names_of_gone = [
+            *dict.fromkeys([*combiner.keys, combiner.time, ORDER])
+        ]  # of a deleted piece
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._appended = 0  # number of last pieces that are not combined
@@ -120,8 +134,25 @@ class PieceStore:
             if len(combined.firsts) < self._rows:
                 self._replace(old, combined)
             self._appended = 0
-            self._facts.set("combined", self._facts.get("order"))
+            self._note_combined()
         return self._batches[0]
+
+    def take_due(self, until: int, over: int) -> pa.RecordBatch:
+        """Combined pieces, in order: all with a time of at most `until`, and perhaps others. Those
+        with a time of at most `over` are removed."""
+        del until
+        pieces = self.combine()
+        is_over = numbers(pieces, self._combiner.time) <= over
+        if is_over.any():
+            self.remove(is_over)
+        return pieces
+
+    def earliest(self) -> int | None:
+        """The earliest time of any piece."""
+        if self._is_restored:
+            self._settle()
+        times = [numbers(batch, self._combiner.time) for batch in self._batches if batch.num_rows]
+        return min((int(some.min()) for some in times), default=None)
 
     def remove(self, is_gone: Mask) -> None:
         """Remove some of the pieces of :meth:`all`."""
@@ -138,8 +169,13 @@ class PieceStore:
         A few new pieces beside many old ones are not combined for a layer, because the cost would
         be proportional to all pieces.
         """
-        if self._is_restored:
+        if self._is_restored:  # nothing has changed yet
             self._settle()
+            return list
+        return changed_rows(*self._changed(), self._combiner.keys, self._codec)
+
+    def _changed(self) -> tuple[list[pa.RecordBatch], list[tuple[pa.RecordBatch, Int64]]]:
+        """The deleted pieces; and batches with the places of new or changed pieces."""
         self._combine_many()
         fresh = []
         for batch in reversed(self._batches):
@@ -151,7 +187,7 @@ class PieceStore:
         gone, self._gone = self._gone, []
         self._rewritten = np.empty(0, np.int64)
         self._sealed = self._facts.get("order", 0)
-        return changed_rows(gone, fresh, self._combiner.keys, self._codec)
+        return gone, fresh
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
         """Restore pieces from a delta, lazily: when there are many, or when they are needed."""
@@ -177,6 +213,9 @@ class PieceStore:
         if 2 * self._appended > self._rows:
             self.combine()
 
+    def _note_combined(self) -> None:
+        self._facts.set("combined", self._facts.get("order"))
+
     def _replace(self, old: pa.RecordBatch, combined: Combined) -> None:
         """Replace pieces by the combined ones made from them."""
         is_gone = np.ones(self._rows, bool)
@@ -199,21 +238,21 @@ class PieceStore:
         stored = numbers(old, ORDER).searchsorted(self._sealed)
         (chosen,) = is_gone[:stored].nonzero()
         if len(chosen):
-            names = dict.fromkeys([*self._combiner.keys, ORDER])
-            self._gone.append(old.select(list(names)).take(pa.array(chosen)))
+            self._gone.append(old.select(self._names_of_gone).take(pa.array(chosen)))
 
     def _settle(self) -> None:
         """Finish restoring; only now are the facts final."""
         self._is_restored = False
-        if self._layers:
-            self._take_in()
-        orders = numbers(self._batches[0], ORDER)
+        self._take_in()
+        orders = numbers(self.all(), ORDER)
         self._sealed = self._facts.get("order", 0)
         combined = self._facts.get("combined", 0)
         self._appended = self._rows - int(orders.searchsorted(combined))
 
     def _take_in(self) -> None:
         """Apply the restored layers, with the newest value of each piece."""
+        if not self._layers:
+            return
         keys, values = (pa.concat_arrays(parts) for parts in zip(*self._layers, strict=True))
         self._layers, self._waiting = [], 0
         orders = orders_of(keys)

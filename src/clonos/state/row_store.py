@@ -23,7 +23,7 @@ from clonos.columns.keys import factorise, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.core.canonical import encode
 from clonos.state.deltas import Frozen
-from clonos.state.pieces import ORDER, changed_rows, in_one_order, numbers, orders_of
+from clonos.state.pieces import ORDER, changed_rows, in_one_order, numbers, orders_of, take
 
 DUE: Final = "~due"
 
@@ -391,13 +391,6 @@ class RowStore:
             same = is_same if same is None else pc.and_(same, is_same)
         result: Mask = same.to_numpy(zero_copy_only=False)
         return result
-
-
-def take(batch: pa.RecordBatch, places: Int64) -> pa.RecordBatch:
-    """Rows of a batch; not copied if these are all its rows in order."""
-    if len(places) == batch.num_rows and (np.diff(places) == 1).all():
-        return batch
-    return batch.take(pa.array(places))
 
 
 def _by_hash(hashes: UInt64, orders: Int64) -> tuple[UInt64, Int64]:

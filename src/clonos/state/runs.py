@@ -104,6 +104,7 @@ class Run:
 
     def __init__(self, index: Index, blocks: Content) -> None:
         self.index, self.blocks = index, blocks
+        self._last: int | None = None
 
     def __len__(self) -> int:
         return self.index.rows
@@ -112,6 +113,14 @@ class Run:
     def nbytes(self) -> int:
         """Of the blocks."""
         return self.index.nbytes
+
+    @property
+    def last_place(self) -> int:
+        """The highest hash, or what stands for it."""
+        if self._last is None:
+            blocks = len(self.index.firsts)
+            self._last = int(_rows_of(self._block(blocks - 1)).hashes[-1]) if blocks else -1
+        return self._last
 
     def find(self, hashes: UInt64, keys: Sequence[bytes]) -> dict[int, bytes | None]:
         """The values (None: deleted) of those keys that the run has, by index of the key.

@@ -97,6 +97,7 @@ from clonos.simulator.mistakes.protocol import constant
 from clonos.simulator.mistakes.reach import WRONG_REACH
 from clonos.simulator.mistakes.rewinds import WRONG_REWINDS
 from clonos.simulator.world.disk import SimulatedFiles, Tail
+from clonos.state.large_pieces import LargePieceStore
 from clonos.state.stores import KeyedStore
 from clonos.state.values import ValueStore
 from clonos.storage import journal as journal_module
@@ -557,6 +558,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "an older level hides what newer ones say of a key": mutation(
         "equivalence", (ValueStore, "_look_up", values.oldest_first), kind=ARROW
+    ),
+    "windows fire without what is on the disk": mutation(
+        "equivalence", (LargePieceStore, "_between", values.nothing_there), kind=ARROW
     ),
     **wire.MUTATIONS,
     **WRONG_CANARIES,

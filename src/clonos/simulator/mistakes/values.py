@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
+from clonos.columns.batches import empty
+from clonos.state.large_pieces import LargePieceStore
 from clonos.state.values import ValueStore
 
 
@@ -18,3 +22,14 @@ def oldest_first(original: Any) -> Any:
             self._below.all.reverse()
 
     return look_up
+
+
+def nothing_there(original: Any) -> Any:
+    """Pieces of windows that are not in memory are forgotten."""
+    del original
+
+    def between(self: LargePieceStore, low: int, high: int) -> pa.RecordBatch:
+        del low, high
+        return empty(self.decode(pa.array([], pa.large_binary())).schema)
+
+    return between

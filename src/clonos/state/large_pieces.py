@@ -1,0 +1,318 @@
+"""Pieces of windows that need not fit into memory.
+
+New pieces are in memory, as in any :class:`~clonos.state.pieces.PieceStore`, and are combined with
+each other there. All others are in *levels* (:mod:`clonos.state.levels`), by the time at which they
+are due. Pieces of one key and window may be in several places. They are combined when the window
+fires, and when levels are merged. So where a piece is makes no difference to the result.
+
+A number is in memory or in levels, never in both. Of levels with the same number the newest counts.
+What is due is removed from the levels as a whole: nothing below the *floor* exists any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.columns.batches import concat, empty
+from clonos.columns.row_codec import RowCodec
+from clonos.core.content import Held, Shelf, Writable
+from clonos.state.deltas import Frozen
+from clonos.state.levels import LOADED_BYTES, Levels
+from clonos.state.piece_runs import (
+    FAR,
+    PLACES_END,
+    LargeCombiner,
+    Merging,
+    Told,
+    begin_of,
+    end_of,
+    newest,
+    places_of,
+    rows_of,
+    write,
+)
+from clonos.state.pieces import ORDER, PieceStore, numbers, take
+from clonos.state.runs import (
+    WRITTEN_ROWS,
+    Index,
+    Rows,
+    Run,
+    RunWriter,
+    UInt64,
+    in_order,
+    merge_runs,
+)
+from clonos.state.stores import Facts
+
+TOLD_BYTES: Final = 16 * 1024 * 1024
+"""A layer says what was combined in so much of a merged run."""
+_READ_BLOCKS: Final = 4
+"""So many blocks of each run, about, are read to find the earliest piece."""
+_BEFORE_ALL: Final = -(1 << 62)
+_NONE: Final = np.empty(0, np.int64)
+
+
+class _Leaving:
+    """Pieces that are being written as a level."""
+
+    def __init__(self, pieces: pa.RecordBatch, places: UInt64, store: LargePieceStore) -> None:
+        order = np.argsort(places)
+        self._pieces, self.places = pieces.take(pa.array(order)), places[order]
+        self._how = store.combiner, RowCodec(pieces.schema)
+        self.index: Index | None = None
+
+    def fill(self, file: Writable) -> None:
+        writer = RunWriter(len(self.places), file.write)
+        write(self._pieces, *self._how, writer)
+        self.index = writer.index()
+
+    def parts(self, low: int, high: int) -> Iterator[Rows]:
+        """Like those of a run."""
+        start = int(np.searchsorted(self.places, np.uint64(low)))
+        end = len(self.places)
+        if high < PLACES_END:
+            end = int(np.searchsorted(self.places, np.uint64(high)))
+        if start < end:
+            yield rows_of(self._pieces.slice(start, end - start), *self._how)
+
+
+class LargePieceStore(PieceStore):
+    """All pieces of a task, in memory and in levels.
+
+    ``over``, another fact: up to which time pieces have been removed.
+    """
+
+    def __init__(self, combiner: LargeCombiner, facts: Facts) -> None:
+        super().__init__(combiner, facts)
+        self.combiner = combiner
+        self._below = Levels[_Leaving](self._merging)
+        self._below.when_merged = self._merged
+        self._limit = 0
+        self._loaded = 0  # bytes restored into memory, about
+        self._newer: list[Run] = []  # small runs restored above others, not yet put together
+        self._told: Told | None = None
+        self._to_tell: list[Callable[[], Iterable[Rows]]] = []
+        self._lowest: tuple[int | None] | None = None  # the earliest time below, if it is known
+
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        """Use about this much memory; the rest goes on the shelf."""
+        self._below.shelf, self._limit = shelf, nbytes
+
+    def take_due(self, until: int, over: int) -> pa.RecordBatch:
+        if self._is_restored:
+            self._settle()
+        if self._far(until):
+            later, rewritten, self._rewritten = self._batches[0], self._rewritten, _NONE
+            self._batches, self._rows = self._batches[1:], self._rows - later.num_rows
+            due = self._take_due(until, over)
+            self._batches, self._rows = [later, *self._batches], self._rows + later.num_rows
+            self._rewritten = rewritten
+            return due
+        times = [numbers(batch, self.combiner.time) for batch in self._batches]
+        if self._below.all or 2 * sum(int((some <= until).sum()) for some in times) < self._rows:
+            return self._take_due(until, over)
+        self._facts.set("over", over)
+        return super().take_due(until, over)
+
+    def _far(self, until: int) -> bool:
+        """Whether none of the pieces that were combined is due, so that they can be left alone."""
+        if len(self._batches) < 2 or self._rows - self._appended < self._batches[0].num_rows:
+            return False
+        first = numbers(self._batches[0], self.combiner.time)
+        return bool(len(first)) and int(first.min()) > until
+
+    def _take_due(self, until: int, over: int) -> pa.RecordBatch:
+        here, below = self.all(), empty(self._schema)
+        if self._below.all and (self._lowest is None or _at_most(self._lowest[0], until)):
+            below = self._between(begin_of(self._over + 1), end_of(until))
+            below = below.filter(pa.array(numbers(below, self.combiner.time) <= until))
+        times = numbers(here, self.combiner.time)
+        pieces = concat([below, here.filter(pa.array(times <= until))])
+        pieces = pieces.take(pa.array(np.argsort(numbers(pieces, ORDER))))
+        self.remove(times <= over)
+        self._release(below, over)
+        combined = self.combiner.combine(pieces.select(self.combiner.schema.names))
+        orders = pa.array(numbers(pieces, ORDER)[combined.firsts])
+        columns = [*combined.pieces.columns, orders]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def earliest(self) -> int | None:
+        here = super().earliest()
+        if self._below.all and self._lowest is None:
+            self._lowest = (self._earliest_below(),)
+        below = self._lowest[0] if self._below.all and self._lowest else None
+        return min((time for time in (here, below) if time is not None), default=None)
+
+    def changes(self) -> Frozen:
+        if self._is_restored:  # nothing has changed yet
+            self._settle()
+            return list
+        gone, fresh = self._changed()
+        if self._told is not None:
+            self._to_tell.append(self._told.next(TOLD_BYTES))
+            if self._told.is_over:
+                self._told, self._below.may_merge = None, True
+        to_tell, self._to_tell = self._to_tell, []
+
+        def work_out() -> list[Rows]:
+            changed = [take(batch, places) for batch, places in fresh if len(places)]
+            parts = [rows for some in to_tell for rows in some()]
+            if gone:
+                parts.append(rows_of(concat(gone), self.combiner, None))
+            if changed:
+                parts.append(rows_of(concat(changed), self.combiner, self._codec))
+            return [in_order(parts)] if parts else []
+
+        self._relieve()
+        return work_out
+
+    def restore_run(self, run: Run) -> None:
+        """Restore pieces from a delta. A large run is used in place, without being read."""
+        shelf, least = self._below.shelf, min(LOADED_BYTES, self._limit // 4)
+        self._is_restored, self._lowest = True, None
+        is_small = shelf is None or run.nbytes <= least
+        if is_small and not self._below.all:
+            parts = list(run.parts())
+            keys, values = (pa.concat_arrays([p[n] for p in parts]) for n in (2, 3))
+            self.restore(keys, values)
+            self._loaded += run.nbytes
+            if shelf is not None and self._loaded > self._limit:
+                self._take_in()
+                nbytes = sum(batch.nbytes for batch in self._batches)
+                self._loaded = nbytes // 2
+                if nbytes > self._limit:
+                    self._sink()
+            return
+        self._sink()
+        if is_small:
+            self._newer.append(run)
+        if not is_small or sum(newer.nbytes for newer in self._newer) > least:
+            self._gather()
+        if not is_small:
+            self._below.all.append(run)
+        self._below.settle()
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    @property
+    def _over(self) -> int:
+        over: int = self._facts.get("over", _BEFORE_ALL)
+        return over
+
+    def _combine_many(self) -> None:
+        # Pieces in levels come first. If sums of floats are made in another order, it shows.
+        if self.combiner.is_exact or not self._below.all:
+            super()._combine_many()
+
+    def _note_combined(self) -> None:
+        """Pieces in levels are not combined with those in memory."""
+        self._facts.set("combined", 0 if self._below.all else self._facts.get("order"))
+
+    def _settle(self) -> None:
+        self._gather()
+        super()._settle()
+
+    def _sink(self) -> None:
+        """Make a run of the pieces in memory, because newer ones may change them."""
+        self._take_in()
+        if self._rows:
+            pieces, blocks = self._batches[0], list[bytes]()
+            writer = RunWriter(self._rows, blocks.append)
+            writer.add(rows_of(pieces, self.combiner, self._codec))
+            self._below.all.append(Run(writer.index(), Held(b"".join(blocks))))
+        self._keep(empty(self._schema))
+
+    def _gather(self) -> None:
+        """Make a level of small runs."""
+        runs, self._newer = self._newer, []
+        if runs:
+            blocks = list[bytes]()
+            writer = RunWriter(sum(map(len, runs)), blocks.append)
+            merge_runs(runs, writer, is_base=False)
+            self._below.all.append(Run(writer.index(), Held(b"".join(blocks))))
+
+    def _relieve(self) -> None:
+        """Make room, if necessary. Only after a seal, when the pieces that leave are in a layer."""
+        if self._below.shelf is None:
+            return
+        self._below.settle()
+        if len(self._below.runs) < len(self._below.all):
+            self._below.write()
+            return
+        nbytes = sum(batch.nbytes for batch in self._batches)
+        if nbytes <= self._limit or not self._rows:
+            return
+        pieces = self.all()
+        places, _ = places_of(pieces, self.combiner)
+        # What is due last goes first.
+        kept = self._rows * (self._limit // 2) // nbytes
+        leaves = places >= np.partition(places, kept)[kept]
+        level = _Leaving(pieces.filter(pa.array(leaves)), places[leaves], self)
+        self._appended -= int(leaves[self._rows - self._appended :].sum())
+        self._keep(pieces.filter(pa.array(~leaves)))
+        self._below.all.append(level)
+        self._below.write()
+        self._note_combined()
+        if self._lowest is not None:
+            times = numbers(pieces, self.combiner.time)[leaves]
+            known = [int(times.min()), *(time for time in self._lowest if time is not None)]
+            self._lowest = (min(known),)
+
+    # --- levels -----------------------------------------------------------------------------------
+
+    def _between(self, low: int, high: int) -> pa.RecordBatch:
+        """The pieces below that lie between two places, by number."""
+        levels = self._below.all
+        parts = [rows for level in levels for rows in level.parts(low, high)]
+        if not parts:
+            return empty(self._schema)
+        pieces = newest(parts, self._codec, self._schema)
+        return pieces.filter(pa.array(numbers(pieces, self.combiner.time) > self._over))
+
+    def _earliest_below(self) -> int | None:
+        low = begin_of(self._over + 1)
+        firsts = [
+            level.index.firsts if isinstance(level, Run) else level.places[::WRITTEN_ROWS]
+            for level in self._below.all
+        ]
+        while low < PLACES_END:
+            at = [int(np.searchsorted(some, np.uint64(low), "right")) for some in firsts]
+            ahead = [some[i:][:_READ_BLOCKS][-1:] for some, i in zip(firsts, at, strict=True)]
+            high = min(map(int, np.concatenate(ahead)), default=PLACES_END)
+            if high > FAR:
+                high = PLACES_END
+            pieces = self._between(low, high)
+            if pieces.num_rows:
+                return int(numbers(pieces, self.combiner.time).min())
+            low = high
+        return None
+
+    def _release(self, below: pa.RecordBatch, over: int) -> None:
+        """Pieces below, up to a time, exist no more."""
+        is_over = numbers(below, self.combiner.time) <= over
+        if is_over.any():
+            self._gone.append(below.filter(pa.array(is_over)).select(self._names_of_gone))
+        self._facts.set("over", over)
+        if self._lowest is not None and _at_most(self._lowest[0], over):
+            self._lowest = None
+        floor = begin_of(over + 1)
+        if self._told is not None:
+            self._to_tell.append(self._told.release(floor))
+        self._below.drop_below(floor)
+
+    def _merging(self, is_base: bool) -> Merging:
+        combines = not self._is_restored and (self.combiner.is_exact or is_base)
+        floor = begin_of(self._over + 1)
+        return Merging(self.combiner, self._schema, floor, combines=combines)
+
+    def _merged(self, run: Run, merging: Merging) -> None:
+        if merging.has_combined:
+            self._told, self._below.may_merge = Told(run, begin_of(self._over + 1)), False
+
+
+def _at_most(time: int | None, until: int) -> bool:
+    return time is not None and time <= until

@@ -1,0 +1,186 @@
+"""Pieces of windows in *runs* (:mod:`clonos.state.runs`), and how they are combined there.
+
+The place of a piece is not the hash of its key. It begins with the time at which it is due, so
+windows that fire next lie together::
+
+    0 | due 47 bits | hash of the key 16 bits
+
+Its own key is its number, as everywhere. A merge of runs combines pieces. What it has changed, the
+next layers must say; the run has it marked, by key groups below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
+from clonos.columns.row_codec import RowCodec
+from clonos.errors import ExpressionFailed
+from clonos.state.pieces import ORDER, Combiner, Int64, addresses, numbers, orders_of
+from clonos.state.runs import WRITTEN_ROWS, Rows, Run, TakesRows, UInt64
+
+_LATEST: Final = 1 << 46
+"""Times beyond this many ms (over 2000 years) before or after 1970 share one place."""
+_HASH_BITS: Final = 16
+PLACES_END: Final = 1 << 64
+FAR: Final = 2 * _LATEST << _HASH_BITS
+"""The place of times so late that they share one."""
+
+
+class LargeCombiner(Combiner, Protocol):
+    """Combines pieces that need not be in memory."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it does not matter which neighbouring pieces are combined first."""
+
+
+def begin_of(time: int) -> int:
+    """The first place of pieces that are due at this time."""
+    return min(max(time, -_LATEST), _LATEST) + _LATEST << _HASH_BITS
+
+
+def end_of(time: int) -> int:
+    """The end of the places of pieces that are due by this time."""
+    return PLACES_END if time >= _LATEST else begin_of(time + 1)
+
+
+def places_of(pieces: pa.RecordBatch, combiner: Combiner) -> tuple[UInt64, Int64]:
+    """Where pieces lie, and their key groups."""
+    hashes = np.zeros(pieces.num_rows, np.uint64)
+    if combiner.keys:
+        hashes = hash_columns(key_columns(pieces, combiner.keys))
+    times = np.clip(numbers(pieces, combiner.time), -_LATEST, _LATEST) + _LATEST
+    slots = times.astype(np.uint64) << np.uint64(_HASH_BITS)
+    places = slots | hashes >> np.uint64(64 - _HASH_BITS)
+    return places, (hashes % np.uint64(KEY_GROUPS)).astype(np.int64)
+
+
+def rows_of(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec | None) -> Rows:
+    """Pieces with their numbers, as rows of a run; without a codec: that they are deleted."""
+    places, groups = places_of(pieces, combiner)
+    order = np.argsort(places)
+    pieces, count = pieces.take(pa.array(order)), pieces.num_rows
+    values = codec.encode(pieces.columns) if codec else pa.nulls(count, pa.large_binary())
+    return Rows(places[order], groups[order], addresses(numbers(pieces, ORDER)), values)
+
+
+def write(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec, target: TakesRows) -> None:
+    """Write pieces that are in the order of places, a few at a time."""
+    places, _ = places_of(pieces, combiner)
+    start = 0
+    while start < len(places):
+        end = min(start + WRITTEN_ROWS, len(places))
+        end = int(np.searchsorted(places, places[end - 1], "right"))
+        target.add(rows_of(pieces.slice(start, end - start), combiner, codec))
+        start = end
+
+
+def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> pa.RecordBatch:
+    """The pieces that are in rows, by number; of several versions, the last one."""
+    orders = np.concatenate([orders_of(rows.keys) for rows in parts])
+    _, last = np.unique(orders[::-1], return_index=True)
+    values = pa.concat_arrays([rows.values for rows in parts])
+    values = values.take(pa.array(len(orders) - 1 - last)).drop_null()
+    return pa.RecordBatch.from_arrays(codec.decode(values), schema=schema)
+
+
+class Merging:
+    """Combines the pieces of runs while these are merged.
+
+    Parameters
+    ----------
+    floor
+        What lies below is dropped.
+    combines
+        Whether anything may be combined.
+    """
+
+    def __init__(
+        self, combiner: Combiner, schema: pa.Schema, floor: int, *, combines: bool
+    ) -> None:
+        self._combiner, self._schema, self._codec = combiner, schema, RowCodec(schema)
+        self.floor, self._combines = floor, combines
+        self.has_combined = False
+
+    def __call__(self, rows: Rows) -> Rows:
+        if len(rows.hashes) and int(rows.hashes[0]) < self.floor:
+            rows = rows.chosen(rows.hashes >= np.uint64(self.floor))
+        groups = np.where(rows.groups < 0, ~rows.groups, rows.groups)  # layers say it by now
+        return self._combined(rows._replace(groups=groups))
+
+    def _combined(self, rows: Rows) -> Rows:
+        # Far away, pieces that are due and others may have the same place.
+        is_alive = rows.values.is_valid().to_numpy(zero_copy_only=False)
+        alive = (is_alive & (rows.hashes < np.uint64(FAR))).nonzero()[0]
+        if not self._combines or len(alive) < 2:
+            return rows
+        alive = alive[np.argsort(orders_of(rows.keys)[alive])]
+        columns = self._codec.decode(rows.values.take(pa.array(alive)))
+        pieces = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        try:
+            combined = self._combiner.combine(pieces.select(self._combiner.schema.names))
+        except ExpressionFailed:  # a sum is too large; that is told when it comes out
+            return rows
+        if len(combined.firsts) == len(alive):
+            return rows
+        self.has_combined = True
+        is_gone = np.ones(len(alive), np.bool_)
+        is_gone[combined.firsts] = False
+        is_new = np.bincount(combined.codes[combined.codes >= 0]) > 1
+        orders = pa.array(numbers(pieces, ORDER)[combined.firsts])
+        fresh = pa.RecordBatch.from_arrays([*combined.pieces.columns, orders], schema=self._schema)
+        fresh = fresh.filter(pa.array(is_new))
+        gone, changed = alive[is_gone], alive[combined.firsts[is_new]]
+        groups, at = rows.groups, np.arange(len(rows.groups))
+        groups[gone], groups[changed] = ~groups[gone], ~groups[changed]
+        at[changed], at[gone] = len(at) + np.arange(len(changed)), len(at) + len(changed)
+        parts = [rows.values, self._codec.encode(fresh.columns), pa.nulls(1, pa.large_binary())]
+        return rows._replace(groups=groups, values=pa.concat_arrays(parts).take(pa.array(at)))
+
+
+class Told:
+    """What the next layers must say of a run whose pieces were combined.
+
+    It is said from the lowest place to the highest, so what has been released is over first.
+    """
+
+    def __init__(self, run: Run, start: int) -> None:
+        self._run, self._at = run, start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was said."""
+        return self._at >= PLACES_END
+
+    def next(self, nbytes: int) -> Callable[[], Iterator[Rows]]:
+        """The next so many bytes of the run."""
+        index = self._run.index
+        block = int(np.searchsorted(index.firsts, np.uint64(self._at), "right"))
+        before = np.uint64(index.ends[block - 1] if block else 0)
+        last = int(np.searchsorted(index.ends, before + np.uint64(nbytes)))
+        start, self._at = self._at, PLACES_END
+        if max(block, last) < len(index.firsts):
+            self._at = int(index.firsts[max(block, last)])
+        return partial(self._marked, start, self._at, only_gone=False)
+
+    def release(self, end: int) -> Callable[[], Iterator[Rows]]:
+        """What lies up to there was released: only what is gone is left to be said."""
+        start, self._at = self._at, max(self._at, end)
+        return partial(self._marked, start, self._at, only_gone=True)
+
+    def _marked(self, low: int, high: int, *, only_gone: bool) -> Iterator[Rows]:
+        if low >= high:
+            return
+        for rows in self._run.parts(low, high):
+            is_told = rows.groups < 0
+            if only_gone:
+                is_told &= rows.values.is_null().to_numpy(zero_copy_only=False)
+            if is_told.any():
+                told = rows.chosen(is_told)
+                yield told._replace(groups=~told.groups)
