@@ -108,6 +108,7 @@ def _second_name():
         (lambda: clonos.Job(NOT), WrongType, "name=5"),
         (lambda: clonos.Job(checkpoint_dir=""), WrongType, "checkpoint_dir=''"),
         (lambda: clonos.Job(local_dir=NOT), WrongType, "local_dir=5"),
+        (lambda: clonos.Job(bundle_redact=NOT), WrongType, "bundle_redact=5"),
         (lambda: clonos.Job(speculation=NOT), WrongType, "speculation=5"),
         (lambda: clonos.Job(guarantee=NOT), WrongType, "guarantee"),
         (lambda: clonos.Job(checkpoints=NOT), WrongType, "checkpoints"),

@@ -30,6 +30,7 @@ from clonos.errors import WrongType
         ({"tls": 1}, "tls=1. To do: give True or False"),
         ({"journal": 3}, "journal=3. To do: give a folder or a URI"),
         ({"drop_state": "totals"}, "drop_state='totals'. To do: give a list of operators' names"),
+        ({"drop_state": ["totals"]}, "state is dropped by upgrades: add upgrade=True"),
         ({"listeners": clonos.Listener()}, "To do: give a list of clonos.Listener objects"),
         ({"listeners": [3]}, r"listeners=\[3\]"),
     ],

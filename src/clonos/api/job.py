@@ -19,6 +19,7 @@ from clonos.api.settings import (
     name_of,
     number_of,
     one_of,
+    redaction_of,
     require_bounded,
     require_level,
     require_logs_of,
@@ -106,9 +107,8 @@ class Job:
         How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
         begins at once, whatever the interval; above all of it sources wait for checkpoints.
     state_memory
-        How much memory a slot gives to values by key and timers, to rows of joins, `deduplicate`,
-        `last` and whole windows, and to open windows; 1 MiB or more. Beyond that, what has not been
-        used lately is on the local disk, or is read from the checkpoint.
+        How much memory a slot gives to values and rows by key, timers and open windows; 1 MiB or
+        more. Beyond that, what was not used lately is on the local disk or in the checkpoint.
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.
@@ -202,7 +202,7 @@ class Job:
                 log=log,
                 state_memory=size_of("state_memory", state_memory, MORE_ROOM),
                 bundle_bytes=limit_of("bundle_bytes", bundle_bytes),
-                bundle_redact=bundle_redact,
+                bundle_redact=redaction_of("bundle_redact", bundle_redact),
                 persistence=persistence,
                 local_dir=folder_of("local_dir", local_dir),
             ),

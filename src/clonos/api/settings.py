@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -156,6 +157,15 @@ def folder_of(name: str, value: Any) -> str | None:
     if not (isinstance(value, str | Path) and str(value)):
         raise WrongType(f"{name}={value!r}", remedy="give a folder or a URI, or leave it out")
     return str(value)
+
+
+def redaction_of(name: str, value: Any) -> Any:
+    """What is hidden in bundles: a name, several, a function, or nothing."""
+    names = [value] if isinstance(value, str) else value
+    is_list = isinstance(names, Collection) and all(isinstance(one, str) for one in names)
+    if not (value is None or callable(value) or is_list):
+        raise WrongType(f"{name}={value!r}", remedy="give names of columns, or a function")
+    return value
 
 
 def flag_of(name: str, value: Any) -> bool:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class StartOptions(TypedDict, total=False):
-    """How a job runs this time; what it is, its definition says.
+    """How a job runs this time. What the job is, its definition says.
 
-    :class:`~clonos.cluster.driver.RunningJob` says what each means, and the defaults. The last two
-    are for ``execution="spark"``, and all that it takes.
+    :class:`~clonos.cluster.driver.RunningJob` describes each option and its default. The last two
+    apply to ``execution="spark"``, which takes no others.
 
     Examples
     --------
@@ -48,19 +48,20 @@ class StartOptions(TypedDict, total=False):
 
 
 TRIGGERS: Final = ("processing_time", "available_now")
-"""Of streaming queries."""
+"""Options of streaming queries."""
 FLAGS: Final = ("standby", "sole_driver", "upgrade")
 DURABILITIES: Final = ("fsync", "process")
 PORT_MAX: Final = 65_535
 
 
 def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str, Any]:
-    """What tasks are started with.
+    """Check the options for tasks, and return them.
 
     Raises
     ------
     WrongType
-        There is no such option, only Spark's queries have it, or it has a wrong value.
+        There is no such option, it is only for Spark's queries, it has a wrong value, or it needs
+        another one.
     """
     _require_known(options)
     given = _require(
@@ -70,18 +71,21 @@ def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str
         _require_value(name, value)
     if timeout_s is not None:
         _require_seconds("timeout_s", timeout_s, above=False)
+    dropped = given.get("drop_state")
+    is_known = not dropped or bool(given.get("upgrade"))
+    _require_that(is_known, "drop_state", dropped, "state is dropped by upgrades: add upgrade=True")
     return given
 
 
 def for_queries(options: StartOptions) -> dict[str, Any]:
-    """Raise `WrongType` if there is one that is unknown, or that only tasks have."""
+    """Raise `WrongType` if an option is unknown, or only for tasks."""
     _require_known(options)
     others = [name for name in options if name not in TRIGGERS]
     return _require(options, others, 'leave it out: with execution="spark" Spark runs the job')
 
 
 def require_no_options(options: StartOptions, timeout_s: float | None) -> None:
-    """Raise `WrongType`, unless there are none: a batch plan takes none."""
+    """Raise `WrongType` if there is any: a batch plan takes none."""
     _require_known(options)
     wrong = [*options, *(["timeout_s"] if timeout_s is not None else [])]
     _require(options, wrong, 'leave it out: with execution="spark" Spark runs the job')
@@ -105,7 +109,7 @@ def _require_known(options: StartOptions) -> None:
 
 
 def _require_value(name: str, value: Any) -> None:
-    """See that an option of tasks may have this value."""
+    """Raise `WrongType` unless an option of tasks may have this value."""
     if name == "batch_rows_max":
         number_of(name, value, 1)
     elif name == "standby_slots" and value is not None:
