@@ -166,3 +166,28 @@ def test_nobody_can_tell_where_a_piece_is(name, nbytes, script, seed):
     assert not len(left), "a piece stays in layers for ever"
     again = [bytes(delta) for delta in small.deltas]
     assert again == small.layers[-len(again) :], "a layer changes after its seal"
+
+
+def test_what_was_combined_before_an_earlier_window_fired_is_in_the_next_layer():
+    plain, large = (Sealed("tumbling", nbytes, Random(0)) for nbytes in (None, 1 << 20))
+    for each in (plain, large):
+        each.append([(key, 1.0, 1, 50) for key in range(8)], -1)
+        each.append([(1, 1.0, 1, 5)], -1)
+        assert each.fire(20, -1)[0].num_rows == 1
+    large.seal()
+    large = large.restored(0)
+    assert plain.fire(60, 20)[0].equals(large.fire(60, 20)[0])
+
+
+def test_times_before_all_places_fire_in_order():
+    plain, small = (Sealed("tumbling", nbytes, Random(0)) for nbytes in (None, 0))
+    for each in (plain, small):
+        each.append([(1, 1.0, 1, time) for time in (-FAR_AWAY, 30 - FAR_AWAY, 5)], -FOR_EVER)
+    for _ in range(9):
+        small.seal()
+    done = -FOR_EVER
+    for mark in (20 - FAR_AWAY, 50 - FAR_AWAY, 50):
+        one, other = (each.fire(mark, done) for each in (plain, small))
+        assert one[0].equals(other[0])
+        assert one[1] == other[1]
+        done = mark

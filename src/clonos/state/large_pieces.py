@@ -5,8 +5,8 @@ each other there. All others are in *levels* (:mod:`clonos.state.levels`), by th
 are due. Pieces of one key and window may be in several places. They are combined when the window
 fires, and when levels are merged. So where a piece is makes no difference to the result.
 
-A number is in memory or in levels, never in both. Of levels with the same number the newest counts.
-What is due is removed from the levels as a whole: nothing below the *floor* exists any more.
+A piece's number is either in memory or in levels, never in both. If several levels have it, the
+newest counts. Pieces that are over leave the levels together: nothing below the *floor* exists.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from clonos.state.runs import (
 from clonos.state.stores import Facts
 
 TOLD_BYTES: Final = 16 * 1024 * 1024
-"""A layer says what was combined in so much of a merged run."""
+"""Of a merged run, each layer reports the changes within about this many bytes."""
 _READ_BLOCKS: Final = 4
-"""So many blocks of each run, about, are read to find the earliest piece."""
+"""About how many blocks of each run are read at a time to find the earliest piece."""
 _BEFORE_ALL: Final = -(1 << 62)
 _NONE: Final = np.empty(0, np.int64)
 
@@ -83,7 +83,7 @@ class _Leaving:
 class LargePieceStore(PieceStore):
     """All pieces of a task, in memory and in levels.
 
-    ``over``, another fact: up to which time pieces have been removed.
+    It has another fact, ``over``: up to which time pieces have been removed.
     """
 
     def __init__(self, combiner: LargeCombiner, facts: Facts) -> None:

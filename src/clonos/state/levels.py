@@ -68,8 +68,8 @@ class Levels(Generic[_Level]):
     Parameters
     ----------
     changing
-        Called when a merge begins, with whether it has the oldest level. Returns what changes its
-        rows.
+        Called when a merge begins, and told whether it includes the oldest level. Returns the
+        change to make to its rows.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Levels(Generic[_Level]):
     shelf
         Where levels are written; without a shelf there are none.
     when_merged
-        Told of a run that was merged, and what has changed its rows.
+        Called with each merged run, and with the change that was made to its rows.
     may_merge
         Whether merges may begin.
     """

@@ -5,8 +5,8 @@ windows that fire next lie together::
 
     0 | due 47 bits | hash of the key 16 bits
 
-Its own key is its number, as everywhere. A merge of runs combines pieces. What it has changed, the
-next layers must say; the run has it marked, by key groups below zero.
+Its own key is its number, as everywhere. A merge of runs combines pieces. The next layers must
+report what it has changed; the run marks these rows by key groups below zero.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _HASH_BITS: Final = 16
 PLACES_END: Final = 1 << 64
 FAR: Final = 2 * _LATEST << _HASH_BITS
 """The place of times so late that they share one."""
+_NEAR: Final = 1 << _HASH_BITS
+"""The first place above those of times so early that they share one."""
 
 
 class LargeCombiner(Combiner, Protocol):
@@ -47,7 +49,7 @@ def begin_of(time: int) -> int:
 
 def end_of(time: int) -> int:
     """The end of the places of pieces that are due by this time."""
-    return PLACES_END if time >= _LATEST else begin_of(time + 1)
+    return PLACES_END if time >= _LATEST else begin_of(max(time, -_LATEST) + 1)
 
 
 def places_of(pieces: pa.RecordBatch, combiner: Combiner) -> tuple[UInt64, Int64]:
@@ -111,13 +113,14 @@ class Merging:
     def __call__(self, rows: Rows) -> Rows:
         if len(rows.hashes) and int(rows.hashes[0]) < self.floor:
             rows = rows.chosen(rows.hashes >= np.uint64(self.floor))
-        groups = np.where(rows.groups < 0, ~rows.groups, rows.groups)  # layers say it by now
+        groups = np.where(rows.groups < 0, ~rows.groups, rows.groups)  # reported by now
         return self._combined(rows._replace(groups=groups))
 
     def _combined(self, rows: Rows) -> Rows:
         # Far away, pieces that are due and others may have the same place.
         is_alive = rows.values.is_valid().to_numpy(zero_copy_only=False)
-        alive = (is_alive & (rows.hashes < np.uint64(FAR))).nonzero()[0]
+        is_near = (rows.hashes >= np.uint64(_NEAR)) & (rows.hashes < np.uint64(FAR))
+        alive = (is_alive & is_near).nonzero()[0]
         if not self._combines or len(alive) < 2:
             return rows
         alive = alive[np.argsort(orders_of(rows.keys)[alive])]
@@ -145,9 +148,9 @@ class Merging:
 
 
 class Told:
-    """What the next layers must say of a run whose pieces were combined.
+    """What the next layers must report of a run whose pieces were combined.
 
-    It is said from the lowest place to the highest, so what has been released is over first.
+    It is reported from the lowest place to the highest, because windows fire in this order, too.
     """
 
     def __init__(self, run: Run, start: int) -> None:
@@ -155,11 +158,11 @@ class Told:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was said."""
+        """Whether everything was reported."""
         return self._at >= PLACES_END
 
     def next(self, nbytes: int) -> Callable[[], Iterator[Rows]]:
-        """The next so many bytes of the run."""
+        """What is to be reported within the next `nbytes` of the run."""
         index = self._run.index
         block = int(np.searchsorted(index.firsts, np.uint64(self._at), "right"))
         before = np.uint64(index.ends[block - 1] if block else 0)
@@ -170,7 +173,7 @@ class Told:
         return partial(self._marked, start, self._at, only_gone=False)
 
     def release(self, end: int) -> Callable[[], Iterator[Rows]]:
-        """What lies up to there was released: only what is gone is left to be said."""
+        """Everything up to there was released: of it, only deletions are left to be reported."""
         start, self._at = self._at, max(self._at, end)
         return partial(self._marked, start, self._at, only_gone=True)
 

@@ -90,9 +90,8 @@ class PieceStore:
         self._facts = facts
         self._schema = combiner.schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self._schema)
-        self._names_of_gone = [
-            *dict.fromkeys([*combiner.keys, combiner.time, ORDER])
-        ]  # of a deleted piece
+        # What is noted of a deleted piece.
+        self._names_of_gone = [*dict.fromkeys([*combiner.keys, combiner.time, ORDER])]
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._appended = 0  # number of last pieces that are not combined
@@ -180,9 +179,9 @@ class PieceStore:
         fresh = []
         for batch in reversed(self._batches):
             start = int(numbers(batch, ORDER).searchsorted(self._sealed))
-            if start == batch.num_rows:
-                break
             fresh.append((batch, np.arange(start, batch.num_rows)))
+            if start:
+                break
         fresh += [(batch, self._rewritten) for batch in self._batches[:1]]
         gone, self._gone = self._gone, []
         self._rewritten = np.empty(0, np.int64)
