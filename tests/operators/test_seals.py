@@ -173,7 +173,8 @@ def test_windows_with_little_memory_go_on_after_any_step(kind, nbytes, monkeypat
             layers.append(bytes(harness.program.delta()))
             yield harness
 
-    small, layers = make(), []
+    layers: list[bytes] = []
+    small = make()
     small.use(SlowShelf(Random(1)), nbytes)
     for number, before in enumerate(run(StepHarness(small), 0, layers), 1):
         program = make()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines
+from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines, Task
 
 pytestmark = pytest.mark.skipif(not CAN_UNCANCEL, reason="tasks do not count cancellations")
 
@@ -63,7 +63,7 @@ def test_who_is_cancelled_by_others_is_not_late():
         await asyncio.sleep(0)
         task.cancel()
         assert await task == "cancelled"
-        both = asyncio.create_task(waiting(deadlines, LONG_S))
+        both: Task = asyncio.create_task(waiting(deadlines, LONG_S))
         await asyncio.sleep(0)
         deadlines._ring()  # too early: nothing is due
         assert not both.cancelling()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
+from clonos.core.content import Held
 from clonos.operators.window_content import Folded, Ranking, Top
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Window
 from clonos.simulator.processes.shelf import SlowShelf
@@ -19,7 +20,9 @@ from clonos.state import large_pieces, levels, piece_runs, pieces, runs
 from clonos.state.deltas import Delta, decode_delta, merge_deltas, open_delta
 from clonos.state.kept import kept_of
 from clonos.state.large_pieces import LargePieceStore
+from clonos.state.piece_runs import Told
 from clonos.state.pieces import END, START, PieceStore, numbers
+from clonos.state.runs import Run, write_values
 from clonos.state.stores import Facts
 
 SCHEMA = pa.schema([("key", pa.int64()), ("x", pa.float64()), ("n", pa.int64())])
@@ -104,7 +107,9 @@ class Sealed:
         arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         at = np.array(times)
-        starts, ends = (at, at + 7) if self.window is GIVEN else self.window.intervals(at)
+        starts, ends = at, at + 7
+        if not isinstance(self.window, Given):
+            starts, ends = self.window.intervals(at)
         self.store.append(self.content.start(batch, starts, ends))
 
     def fire(self, mark: int, done: int) -> tuple[pa.RecordBatch, int | None]:
@@ -130,6 +135,7 @@ class Sealed:
             for _, _, keys, values in decode_delta(["x"], opened):
                 other.facts.restore(keys.to_pylist(), values.to_pylist())
             for _, run in opened.runs:
+                assert isinstance(other.store, LargePieceStore)
                 other.store.restore_run(run)
         other.layers = list(self.layers)
         assert other.store.changes()() == []
@@ -191,3 +197,15 @@ def test_times_before_all_places_fire_in_order():
         assert one[0].equals(other[0])
         assert one[1] == other[1]
         done = mark
+
+
+def test_a_large_run_is_reported_by_a_few_layers():
+    blocks: list[bytes] = []
+    values: dict[bytes, bytes | None] = {b"%d" % n: b"x" * 50 for n in range(2_000)}
+    run = Run(write_values(values, [n % 128 for n in range(2_000)], blocks.append), Held(b""))
+    told, layers = Told(run, 0), 0
+    while not told.is_over:
+        told.next(1)
+        layers += 1
+    assert len(run.index.firsts) > 100
+    assert layers <= 10

@@ -28,9 +28,11 @@ class Order:
             file = ScratchFile()
             fill(file)
             file.finish()
-        except (OSError, MemoryError, UnreadableLayer) as error:
+        except Exception as error:  # noqa: BLE001 - else the order would seem to be under way
             # The state stays in memory, or in several files, and is written when it has grown.
-            _LOG.warning("state cannot be written to the local disk: %s", error)
+            is_known = isinstance(error, (OSError, MemoryError, UnreadableLayer))
+            said = "state cannot be written to the local disk: %s"
+            _LOG.warning(said, error, exc_info=not is_known)
             self.failed = True
         else:
             self.content = file

@@ -21,6 +21,7 @@ import pyarrow as pa
 from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.errors import ExpressionFailed
+from clonos.state.levels import LEVELS_MAX
 from clonos.state.pieces import ORDER, Combiner, Int64, addresses, numbers, orders_of
 from clonos.state.runs import WRITTEN_ROWS, Rows, Run, TakesRows, UInt64
 
@@ -162,8 +163,10 @@ class Told:
         return self._at >= PLACES_END
 
     def next(self, nbytes: int) -> Callable[[], Iterator[Rows]]:
-        """What is to be reported within the next `nbytes` of the run."""
+        """What is to be reported within the next `nbytes` of the run, or a larger part of a large
+        one: until all of it is reported no other merge begins, and levels pile up."""
         index = self._run.index
+        nbytes = max(nbytes, index.nbytes // LEVELS_MAX)
         block = int(np.searchsorted(index.firsts, np.uint64(self._at), "right"))
         before = np.uint64(index.ends[block - 1] if block else 0)
         last = int(np.searchsorted(index.ends, before + np.uint64(nbytes)))
