@@ -16,7 +16,7 @@ from clonos.core.content import Held
 from clonos.operators.window_content import Folded, Ranking, Top
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Window
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import large_pieces, levels, piece_runs, pieces, runs
+from clonos.state import large_pieces, levels, pieces, runs
 from clonos.state.deltas import Delta, decode_delta, merge_deltas, open_delta
 from clonos.state.kept import kept_of
 from clonos.state.large_pieces import LargePieceStore
@@ -77,7 +77,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_APPENDED_MIN", 4)
     monkeypatch.setattr(runs, "BLOCK_BYTES", 200)
     monkeypatch.setattr(runs, "MERGED_BYTES", 600)
-    monkeypatch.setattr(piece_runs, "WRITTEN_ROWS", 3)
+    monkeypatch.setattr(runs, "WRITTEN_ROWS", 3)
     monkeypatch.setattr(large_pieces, "WRITTEN_ROWS", 3)
     monkeypatch.setattr(large_pieces, "TOLD_BYTES", 300)
     monkeypatch.setattr(levels, "LEVELS_MAX", 2)

@@ -70,7 +70,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_store, "_INDEX_SLACK", 0)
     monkeypatch.setattr(runs, "BLOCK_BYTES", 150)
     monkeypatch.setattr(runs, "MERGED_BYTES", 400)
-    monkeypatch.setattr(placed, "WRITTEN_ROWS", 5)
+    monkeypatch.setattr(runs, "WRITTEN_ROWS", 5)
     monkeypatch.setattr(levels, "LEVELS_MAX", 3)
 
 
@@ -322,7 +322,7 @@ def test_what_is_late_and_leaves_memory_is_dropped_all_the_same():
 def test_what_a_row_takes_beside_its_content(times, nbytes, monkeypatch):
     """As docs/state.md has it, in blocks of the usual size."""
     monkeypatch.setattr(runs, "BLOCK_BYTES", 16 * 1024)
-    monkeypatch.setattr(placed, "WRITTEN_ROWS", 1024)
+    monkeypatch.setattr(runs, "WRITTEN_ROWS", 1024)
     store, count = LargeRowStore(SCHEMA, ["key"], times), 5_000
     store.append(batch_of([(n, "a", n, n) for n in range(count)]), 0)
     (run,) = (run for _, run in open_delta(encode_delta(["rows"], [(0, store.changes())])).runs)

@@ -12,6 +12,7 @@ newest counts. Pieces that are over leave the levels together: nothing below the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat, empty
 from clonos.columns.row_codec import RowCodec
-from clonos.core.content import Held, Shelf, Writable
+from clonos.core.content import Shelf, Writable
 from clonos.state.deltas import Frozen
 from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.piece_runs import (
@@ -33,9 +34,8 @@ from clonos.state.piece_runs import (
     newest,
     places_of,
     rows_of,
-    write,
 )
-from clonos.state.pieces import ORDER, PieceStore, numbers, take
+from clonos.state.pieces import ORDER, Int64, PieceStore, addresses, numbers, take
 from clonos.state.runs import (
     WRITTEN_ROWS,
     Index,
@@ -43,8 +43,10 @@ from clonos.state.runs import (
     Run,
     RunWriter,
     UInt64,
+    in_memory,
     in_order,
     merge_runs,
+    spans,
 )
 from clonos.state.stores import Facts
 
@@ -59,15 +61,16 @@ _NONE: Final = np.empty(0, np.int64)
 class _Leaving:
     """Pieces that are being written as a level."""
 
-    def __init__(self, pieces: pa.RecordBatch, places: UInt64, store: LargePieceStore) -> None:
+    def __init__(self, pieces: pa.RecordBatch, places: UInt64, groups: Int64) -> None:
         order = np.argsort(places)
         self._pieces, self.places = pieces.take(pa.array(order)), places[order]
-        self._how = store.combiner, RowCodec(pieces.schema)
+        self._groups, self._codec = groups[order], RowCodec(pieces.schema)
         self.index: Index | None = None
 
     def fill(self, file: Writable) -> None:
         writer = RunWriter(len(self.places), file.write)
-        write(self._pieces, *self._how, writer)
+        for start, end in spans(self.places):
+            writer.add(self._rows(start, end))
         self.index = writer.index()
 
     def parts(self, low: int, high: int) -> Iterator[Rows]:
@@ -77,7 +80,12 @@ class _Leaving:
         if high < PLACES_END:
             end = int(np.searchsorted(self.places, np.uint64(high)))
         if start < end:
-            yield rows_of(self._pieces.slice(start, end - start), *self._how)
+            yield self._rows(start, end)
+
+    def _rows(self, start: int, end: int) -> Rows:
+        pieces, values = self._pieces.slice(start, end - start), self._codec.encode
+        keys = addresses(numbers(pieces, ORDER))
+        return Rows(self.places[start:end], self._groups[start:end], keys, values(pieces.columns))
 
 
 class LargePieceStore(PieceStore):
@@ -220,20 +228,16 @@ class LargePieceStore(PieceStore):
         """Make a run of the pieces in memory, because newer ones may change them."""
         self._take_in()
         if self._rows:
-            pieces, blocks = self._batches[0], list[bytes]()
-            writer = RunWriter(self._rows, blocks.append)
-            writer.add(rows_of(pieces, self.combiner, self._codec))
-            self._below.all.append(Run(writer.index(), Held(b"".join(blocks))))
+            rows = rows_of(self._batches[0], self.combiner, self._codec)
+            self._below.all.append(in_memory(self._rows, lambda writer: writer.add(rows)))
         self._keep(empty(self._schema))
 
     def _gather(self) -> None:
         """Make a level of small runs."""
         runs, self._newer = self._newer, []
         if runs:
-            blocks = list[bytes]()
-            writer = RunWriter(sum(map(len, runs)), blocks.append)
-            merge_runs(runs, writer, is_base=False)
-            self._below.all.append(Run(writer.index(), Held(b"".join(blocks))))
+            merge = partial(merge_runs, runs, is_base=False)
+            self._below.all.append(in_memory(sum(map(len, runs)), merge))
 
     def _relieve(self) -> None:
         """Make room, if necessary. Only after a seal, when the pieces that leave are in a layer."""
@@ -247,11 +251,11 @@ class LargePieceStore(PieceStore):
         if nbytes <= self._limit or not self._rows:
             return
         pieces = self.all()
-        places, _ = places_of(pieces, self.combiner)
+        places, groups = places_of(pieces, self.combiner)
         # What is due last goes first.
         kept = self._rows * (self._limit // 2) // nbytes
         leaves = places >= np.partition(places, kept)[kept]
-        level = _Leaving(pieces.filter(pa.array(leaves)), places[leaves], self)
+        level = _Leaving(pieces.filter(pa.array(leaves)), places[leaves], groups[leaves])
         self._appended -= int(leaves[self._rows - self._appended :].sum())
         self._keep(pieces.filter(pa.array(~leaves)))
         self._below.all.append(level)

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat, empty
 from clonos.columns.row_codec import RowCodec
-from clonos.core.content import Held, Shelf, Writable
+from clonos.core.content import Shelf, Writable
 from clonos.state.deltas import Frozen
 from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.pieces import ORDER, numbers
 from clonos.state.placed import (
-    PLACES_END,
+    TIMES_END,
     Entries,
     Found,
     entries_of,
@@ -35,7 +35,7 @@ from clonos.state.placed import (
     write,
 )
 from clonos.state.row_store import DUE, Chunk, Int64, RowStore, UInt64
-from clonos.state.runs import Index, Rows, Run, RunWriter
+from clonos.state.runs import Index, Rows, Run, RunWriter, in_memory
 
 _ROW_BYTES: Final = 40
 """Approximate overhead of a row in memory: its number, its liveness, the index."""
@@ -132,7 +132,7 @@ class _Ahead:
 
     def read(self, runs: Sequence[Run], orders: range) -> None:
         """Read on, up to the beginning of a block."""
-        low, high = self.until, PLACES_END
+        low, high = self.until, TIMES_END
         for run in runs:
             firsts = run.index.firsts
             number = int(np.searchsorted(firsts, np.uint64(low), "right"))
@@ -338,10 +338,12 @@ class LargeRowStore(RowStore):
         chunks, self._chunks = [chunk for chunk in self._chunks if chunk.alive], []
         if chunks:
             rows = concat([chunk.cleaned() for chunk in chunks])
-            fresh, blocks = entries_of(rows, self._keys, self.times), list[bytes]()
-            writer = RunWriter((1 + len(self.times)) * rows.num_rows, blocks.append)
-            write(rows, fresh, no_entries(len(self.times)), self._codec, writer.add)
-            self._below.all.append(Run(writer.index(), Held(b"".join(blocks))))
+            fresh, gone = entries_of(rows, self._keys, self.times), no_entries(len(self.times))
+
+            def fill(writer: RunWriter) -> None:
+                write(rows, fresh, gone, self._codec, writer.add)
+
+            self._below.all.append(in_memory((1 + len(self.times)) * rows.num_rows, fill))
 
     def _decoded(self, values: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(self._codec.decode(values), schema=self.schema)
@@ -395,7 +397,7 @@ class LargeRowStore(RowStore):
 
     def _due_below(self, mark: int) -> Entries:
         ahead, end = self._ahead[DUE], place_of(mark)
-        while ahead.until <= end and ahead.until < PLACES_END:
+        while ahead.until <= end and ahead.until < TIMES_END:
             ahead.read(self._below.runs, self._orders)
         due = ahead.take(int(np.searchsorted(ahead.times, mark, "right")))
         ahead.low = max(ahead.low, min(end, ahead.until))
@@ -413,7 +415,7 @@ class LargeRowStore(RowStore):
                 ahead.take(count)
                 return int(ahead.times[0])
             ahead.take(len(orders))
-            if ahead.until >= PLACES_END:
+            if ahead.until >= TIMES_END:
                 return None
             ahead.low = ahead.until
             ahead.read(runs, self._orders)

@@ -23,13 +23,12 @@ from clonos.columns.row_codec import RowCodec
 from clonos.errors import ExpressionFailed
 from clonos.state.levels import LEVELS_MAX
 from clonos.state.pieces import ORDER, Combiner, Int64, addresses, numbers, orders_of
-from clonos.state.runs import WRITTEN_ROWS, Rows, Run, TakesRows, UInt64
+from clonos.state.placed import TIMES_END, place_of, places_at
+from clonos.state.runs import Rows, Run, UInt64
 
-_LATEST: Final = 1 << 46
-"""Times beyond this many ms (over 2000 years) before or after 1970 share one place."""
 _HASH_BITS: Final = 16
 PLACES_END: Final = 1 << 64
-FAR: Final = 2 * _LATEST << _HASH_BITS
+FAR: Final = TIMES_END - 1 << _HASH_BITS
 """The place of times so late that they share one."""
 _NEAR: Final = 1 << _HASH_BITS
 """The first place above those of times so early that they share one."""
@@ -45,21 +44,21 @@ class LargeCombiner(Combiner, Protocol):
 
 def begin_of(time: int) -> int:
     """The first place of pieces that are due at this time."""
-    return min(max(time, -_LATEST), _LATEST) + _LATEST << _HASH_BITS
+    return place_of(time) << _HASH_BITS
 
 
 def end_of(time: int) -> int:
     """The end of the places of pieces that are due by this time."""
-    return PLACES_END if time >= _LATEST else begin_of(max(time, -_LATEST) + 1)
+    begin = begin_of(time)
+    return begin + (1 << _HASH_BITS) if begin < FAR else PLACES_END
 
 
 def places_of(pieces: pa.RecordBatch, combiner: Combiner) -> tuple[UInt64, Int64]:
-    """Where pieces lie, and their key groups."""
+    """The places of pieces, and their key groups."""
     hashes = np.zeros(pieces.num_rows, np.uint64)
     if combiner.keys:
         hashes = hash_columns(key_columns(pieces, combiner.keys))
-    times = np.clip(numbers(pieces, combiner.time), -_LATEST, _LATEST) + _LATEST
-    slots = times.astype(np.uint64) << np.uint64(_HASH_BITS)
+    slots = places_at(numbers(pieces, combiner.time)) << np.uint64(_HASH_BITS)
     places = slots | hashes >> np.uint64(64 - _HASH_BITS)
     return places, (hashes % np.uint64(KEY_GROUPS)).astype(np.int64)
 
@@ -71,17 +70,6 @@ def rows_of(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec | None) 
     pieces, count = pieces.take(pa.array(order)), pieces.num_rows
     values = codec.encode(pieces.columns) if codec else pa.nulls(count, pa.large_binary())
     return Rows(places[order], groups[order], addresses(numbers(pieces, ORDER)), values)
-
-
-def write(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec, target: TakesRows) -> None:
-    """Write pieces that are in the order of places, a few at a time."""
-    places, _ = places_of(pieces, combiner)
-    start = 0
-    while start < len(places):
-        end = min(start + WRITTEN_ROWS, len(places))
-        end = int(np.searchsorted(places, places[end - 1], "right"))
-        target.add(rows_of(pieces.slice(start, end - start), combiner, codec))
-        start = end
 
 
 def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> pa.RecordBatch:

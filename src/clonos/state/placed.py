@@ -26,11 +26,11 @@ from clonos.columns.batches import empty
 from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.state.pieces import ORDER, numbers
-from clonos.state.runs import WRITTEN_ROWS, Int64, Mask, Rows, UInt64
+from clonos.state.runs import Int64, Mask, Rows, UInt64, spans
 
 _LATEST: Final = 1 << 46
 """Times beyond this many ms (over 2000 years) before or after 1970 share one place."""
-PLACES_END: Final = 2 * _LATEST + 1
+TIMES_END: Final = 2 * _LATEST + 1
 """The places of all times are below this."""
 _KEY_BYTES: Final = 8
 
@@ -77,6 +77,11 @@ class Found(NamedTuple):
 def place_of(time: int) -> int:
     """The place of a time's entry."""
     return min(max(time, -_LATEST), _LATEST) + _LATEST
+
+
+def places_at(times: Int64) -> UInt64:
+    """The places of the entries of times."""
+    return (np.clip(times, -_LATEST, _LATEST) + _LATEST).astype(np.uint64)
 
 
 def time_at(places: UInt64) -> Int64:
@@ -162,21 +167,15 @@ def write(
     count = len(both.orders)
     if not count:
         return
-    clipped = np.clip(both.times, -_LATEST, _LATEST) + _LATEST
-    places = np.concatenate([both.hashes, clipped.T.reshape(-1).astype(np.uint64)])
+    places = np.concatenate([both.hashes, places_at(both.times).T.reshape(-1)])
     order = np.argsort(places, kind="stable")
-    start = 0
-    while start < len(order):
-        end = min(start + WRITTEN_ROWS, len(order))
-        while end < len(order) and places[order[end]] == places[order[end - 1]]:
-            end += 1
+    for start, end in spans(places[order]):
         chosen = order[start:end]
         kinds, which = chosen // count, chosen % count
         keys = _keys(both.orders[which], kinds)
         values = _values(rows, both, len(fresh.orders), kinds, which, codec)
         groups = (both.hashes[which] % np.uint64(KEY_GROUPS)).astype(np.int64)
         add(Rows(places[chosen], groups, keys, values))
-        start = end
 
 
 def _keys(orders: Int64, kinds: Int64) -> pa.Array:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from clonos.core.content import Content
+from clonos.core.content import Content, Held
 from clonos.core.layer import UnreadableLayer
 
 BLOCK_BYTES: Final = 16 * 1024
@@ -271,20 +271,35 @@ def write_values(
     numbers = np.array(groups, np.int64) if len(groups) else np.zeros(len(keys), np.int64)
     writer = RunWriter(len(keys), write)
     order = np.argsort(hashes)
-    start = 0
-    while start < len(order):
-        # A few at a time, because building one large array would block other threads.
-        end = min(start + WRITTEN_ROWS, len(order))
-        while end < len(order) and hashes[order[end]] == hashes[order[end - 1]]:
-            end += 1
+    for start, end in spans(hashes[order]):
         chosen = order[start:end]
         places = chosen.tolist()
         columns = (
             pa.array([some[i] for i in places], pa.large_binary()) for some in (keys, contents)
         )
         writer.add(Rows(hashes[chosen], numbers[chosen], *columns))
-        start = end
     return writer.index()
+
+
+def spans(hashes: UInt64) -> Iterator[tuple[int, int]]:
+    """Divide sorted hashes into ranges to be written one after the other; equal ones stay together.
+
+    One large array would block other threads while it is built.
+    """
+    start = 0
+    while start < len(hashes):
+        end = min(start + WRITTEN_ROWS, len(hashes))
+        end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
+        yield start, end
+        start = end
+
+
+def in_memory(rows_max: int, fill: Callable[[RunWriter], object]) -> Run:
+    """A run whose blocks are in memory."""
+    blocks: list[bytes] = []
+    writer = RunWriter(rows_max, blocks.append)
+    fill(writer)
+    return Run(writer.index(), Held(b"".join(blocks)))
 
 
 def in_order(parts: Sequence[Rows]) -> Rows:
