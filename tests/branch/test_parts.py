@@ -23,7 +23,7 @@ from clonos.columns.rows import Row, row_type
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.determinants import Call, Clock, Outcomes, decode_record, encode_record
-from clonos.errors import CannotRedact, OperatorError, UnknownTask
+from clonos.errors import CannotRedact, OperatorError, UnknownTask, WrongType
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.past import Past, activations, read
 from clonos.simulator.jobs.arrow import ArrowJob, Asking, Running, random_arrow_job
@@ -189,6 +189,8 @@ def test_what_cannot_be_replaced(tmp_path):
         bundled(job, cluster, tmp_path, number=2, redact=["n"])
     with pytest.raises(CannotRedact, match="do not fit"):
         bundled(job, cluster, tmp_path, redact=lambda name, value: object())
+    with pytest.raises(WrongType, match="redact=3"):
+        bundled(job, cluster, tmp_path, redact=3)
     choosy = named_job(lambda row: row.name.startswith("person"))
     with pytest.raises(CannotRedact, match="goes another way"):
         bundled(choosy, simulated(choosy, 5), tmp_path, redact=["name"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -161,10 +160,10 @@ def folder_of(name: str, value: Any) -> str | None:
 
 def redaction_of(name: str, value: Any) -> Any:
     """What is hidden in bundles: a name, several, a function, or nothing."""
-    names = [value] if isinstance(value, str) else value
-    is_list = isinstance(names, Collection) and all(isinstance(one, str) for one in names)
-    if not (value is None or callable(value) or is_list):
-        raise WrongType(f"{name}={value!r}", remedy="give names of columns, or a function")
+    if value is not None:
+        from clonos.branch.redaction import require_redact
+
+        require_redact(name, value)
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from clonos.branch import end_of, kept
 from clonos.branch.draft import Draft
 from clonos.branch.original import Original, record
-from clonos.branch.redaction import Redact, Redaction, number_of_rows
+from clonos.branch.redaction import Redact, Redaction, number_of_rows, require_redact
 from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import CannotRedact, ClonosError, Divergence, OperatorError, UnknownTask
 from clonos.graph.compile import CompiledJob
@@ -89,6 +89,10 @@ class Wanted:
     nbytes: int | None = None
     tries: bool = False
 
+    def __post_init__(self) -> None:
+        if self.redact is not None:
+            require_redact("redact", self.redact)
+
 
 def bundle(
     job: Any,
@@ -135,6 +139,8 @@ def bundle(
     CannotRedact
         The redacted past would take another course, or there is state in which values have no
         names.
+    WrongType
+        `redact` is neither names nor a function.
     Divergence
         The functions are not the ones that the job had.
 

@@ -33,7 +33,7 @@ from clonos.core.determinants import (
 from clonos.core.digest import chain
 from clonos.core.layer import merge_layers
 from clonos.core.messages import Item, Layer
-from clonos.errors import CannotRedact
+from clonos.errors import CannotRedact, WrongType
 from clonos.graph.compile import TaskCode
 from clonos.operators.operations import Operation
 from clonos.replay.contents import IN_ROWS, TIMERS, VALUE
@@ -52,6 +52,14 @@ UNKNOWN: Final = 0
 """Stands for a question's digest that is unknown; it matches any."""
 
 T = TypeVar("T")
+
+
+def require_redact(name: str, value: Any) -> None:
+    """Raise `WrongType` unless an argument of this name says what is replaced."""
+    names = [value] if isinstance(value, str) else value
+    is_list = isinstance(names, Collection) and all(isinstance(one, str) for one in names)
+    if not (callable(value) or is_list):
+        raise WrongType(f"{name}={value!r}", remedy="give names of columns, or a function")
 
 
 class Redaction:
