@@ -13,6 +13,36 @@ pytestmark = pytest.mark.skipif(not CAN_UNCANCEL, reason="tasks do not count can
 LONG_S = 30.0
 
 
+class Clock:
+    """The time of a loop, by hand."""
+
+    def __init__(self):
+        self.now_s, self.timers = 0.0, []
+
+    def time(self):
+        return self.now_s
+
+    def call_at(self, when_s, ring):
+        self.timers.append((when_s, ring))
+
+    async def goes_to(self, now_s):
+        """Ring what is due, and let tasks go on."""
+        self.now_s = now_s
+        due = [one for one in self.timers if one[0] <= now_s]
+        self.timers = [one for one in self.timers if one[0] > now_s]
+        for _, ring in due:
+            ring()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def by_hand(timeout_s):
+    """Deadlines, and their clock."""
+    deadlines, clock = Deadlines(timeout_s), Clock()
+    deadlines._loop = clock  # type: ignore[assignment]
+    return deadlines, clock
+
+
 async def waiting(deadlines, seconds):
     """How a wait of this many seconds ends."""
     task = asyncio.current_task()
@@ -27,49 +57,46 @@ async def waiting(deadlines, seconds):
     return "done"
 
 
-def test_each_has_its_own_time_and_all_have_one_timer(monkeypatch):
+def test_each_has_its_own_time_and_all_have_one_timer():
     async def main():
-        deadlines = Deadlines(0.2)
-        timers = []
-        loop = asyncio.get_running_loop()
-        call_at = loop.call_at
-
-        def at(when_s, callback, *arguments, **how):
-            if callback == deadlines._ring:
-                timers.append(when_s)
-            return call_at(when_s, callback, *arguments, **how)
-
-        monkeypatch.setattr(loop, "call_at", at)
+        deadlines, clock = by_hand(20)
         early = [asyncio.create_task(waiting(deadlines, LONG_S)) for _ in range(50)]
         quick = [asyncio.create_task(waiting(deadlines, 0)) for _ in range(50)]
-        await asyncio.sleep(0)
-        assert len(timers) == 1
-        monkeypatch.undo()
-        await asyncio.sleep(0.1)
+        await clock.goes_to(0)
+        assert len(clock.timers) == 1
         late = asyncio.create_task(waiting(deadlines, LONG_S))
-        assert set(await asyncio.gather(*early)) == {"late"}
-        assert set(await asyncio.gather(*quick)) == {"done"}
+        await clock.goes_to(10)
+        await clock.goes_to(19)
+        assert not any(task.done() for task in early)
+        await clock.goes_to(20)
+        assert {task.result() for task in early} == {"late"}
+        assert {task.result() for task in quick} == {"done"}
         assert not late.done()
-        assert await late == "late"
-        assert await waiting(deadlines, LONG_S) == "late", "it rings again after it was quiet"
+        assert [when_s for when_s, _ in clock.timers] == [30]
+        await clock.goes_to(30)
+        assert late.result() == "late"
+        again = asyncio.create_task(waiting(deadlines, LONG_S))
+        await clock.goes_to(31)
+        await clock.goes_to(51)
+        assert again.result() == "late", "it rings again after it was quiet"
 
     asyncio.run(main())
 
 
 def test_who_is_cancelled_by_others_is_not_late():
     async def main():
-        deadlines = Deadlines(0.05)
+        deadlines, clock = by_hand(20)
         task = asyncio.create_task(waiting(deadlines, LONG_S))
-        await asyncio.sleep(0)
+        await clock.goes_to(0)
         task.cancel()
-        assert await task == "cancelled"
-        both: Task = asyncio.create_task(waiting(deadlines, LONG_S))
-        await asyncio.sleep(0)
-        deadlines._ring()  # too early: nothing is due
-        assert not both.cancelling()
-        await asyncio.sleep(0.06)
-        assert both.cancelling() or both.done()
-        assert await both == "late"
+        await clock.goes_to(1)
+        assert task.result() == "cancelled"
+        other: Task = asyncio.create_task(waiting(deadlines, LONG_S))
+        await clock.goes_to(2)
+        await clock.goes_to(20)  # the first one's time: nothing of the other is due
+        assert not other.cancelling()
+        await clock.goes_to(22)
+        assert other.result() == "late"
 
     asyncio.run(main())
 
