@@ -51,9 +51,13 @@ class ClonosError(Exception):
     def __str__(self) -> str:
         trace = f"\n{self.trace}\n" if self.trace else ""
         place = f"{self.where}: " if self.where else ""
-        ends = "" if self.what.endswith((".", "?", "!")) else "."
-        advice = f"{ends} To do: {self.remedy}" if self.remedy else ""
-        return f"{trace}{place}{self.what}{advice}"
+        said = f"{self.sentence} To do: {self.remedy}" if self.remedy else self.what
+        return f"{trace}{place}{said}"
+
+    @property
+    def sentence(self) -> str:
+        """What happened, with a full stop, so that another sentence may follow."""
+        return self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.remedy, self.trace)

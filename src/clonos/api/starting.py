@@ -71,9 +71,9 @@ def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str
         _require_value(name, value)
     if timeout_s is not None:
         _require_seconds("timeout_s", timeout_s, above=False)
-    dropped = given.get("drop_state")
-    is_known = not dropped or bool(given.get("upgrade"))
-    _require_that(is_known, "drop_state", dropped, "state is dropped by upgrades: add upgrade=True")
+    if (dropped := given.get("drop_state")) and not given.get("upgrade"):
+        remedy = "state is dropped by upgrades: add upgrade=True"
+        raise WrongType(f"drop_state={dropped!r}", where="start", remedy=remedy)
     return given
 
 

@@ -122,7 +122,8 @@ class Chronicle:
     # --- what the driver tells ------------------------------------------------------------------
 
     def heard(self, sample: Sample, *, is_current: bool) -> str | None:
-        """A life of a task has sent its statistics. Return a warning, each only once."""
+        """A life of a task has sent its statistics. Return a warning: each only once, or once for
+        each outage."""
         counted = self._tasks[sample.task]
         if is_current:
             self._reports += 1

@@ -205,13 +205,17 @@ async def _ask(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Whether a function returns a coroutine, as far as can be told."""
-    call = getattr(fn, "__call__", fn)  # noqa: B004 - an object may have an async __call__
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+    return any(map(inspect.iscoroutinefunction, _called(fn)))
 
 
 def _is_generator(fn: Callable[..., Any] | Service) -> bool:
-    call = fn.call if isinstance(fn, Service) else getattr(fn, "__call__", fn)  # noqa: B004
-    return any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, call))
+    called = _called(fn.call if isinstance(fn, Service) else fn)
+    return any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in called)
+
+
+def _called(fn: Callable[..., Any]) -> tuple[Any, Any]:
+    """A function; and what is called if it is an object with a method ``__call__``."""
+    return fn, getattr(fn, "__call__", fn)  # noqa: B004
 
 
 class Declared:

@@ -140,10 +140,9 @@ class CallRunner:
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
         task = ours.has_begun()
-        if request.key and not self._watch.is_open(life, call):
-            ours.has_ended(task)
-            return  # it was given up before it began
         try:
+            if request.key and not self._watch.is_open(life, call):
+                return  # it was given up before it began
             if (paid := request.service.instead_of) is not None:
                 await ours.asker(paid).quiet()
             outcome = await ours.asker(request.service).ask(call, request)

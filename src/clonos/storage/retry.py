@@ -102,8 +102,7 @@ class Retry:
             except StoreAway as error:
                 if not pause_s:
                     self.away_since_s = time.monotonic()
-                    said = error.what if error.what.endswith((".", "?", "!")) else f"{error.what}."
-                    self._warn(f"{self._what}: {said} It is tried again until it works.")
+                    self._warn(f"{self._what}: {error.sentence} It is tried again until it works.")
                 pause_s = min(2 * pause_s, PAUSE_MAX_S) if pause_s else FIRST_PAUSE_S
                 if self._wait(max(pause_s, error.after_s)):
                     raise
