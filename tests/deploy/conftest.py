@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 WAIT_S = 300.0
 """Nothing depends on it but how long a test hangs that has failed."""
@@ -41,6 +42,22 @@ def wait_for(condition: Any, what: str, wait_s: float = WAIT_S) -> None:
     while not condition():
         assert time.monotonic() < until, f"not within {wait_s:g} s: {what}"
         time.sleep(0.05)
+
+
+def small(host: str = "127.0.0.1") -> dict[str, str]:
+    """What a session needs whose driver is at this address; its executors are small."""
+    return {
+        "spark.executor.memory": "512m",
+        "spark.driver.host": host,
+        "spark.driver.bindAddress": host,
+        "spark.ui.enabled": "false",
+    }
+
+
+def executors(spark: SparkSession) -> int:
+    """How many Spark has, without the driver, which it counts too."""
+    found: int = len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos())
+    return found - 1
 
 
 class Standalone:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import clonos
 from clonos.spark.session import get_or_create
-from tests.deploy.conftest import wait_for
+from tests.deploy.conftest import executors, small, wait_for
 
 pytestmark = [
     pytest.mark.spark,
@@ -25,13 +25,7 @@ pytestmark = [
 ]
 
 ROWS = 4_000
-SMALL = {
-    "spark.executor.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.decommission.enabled": "true",
-}
+SMALL = {**small(), "spark.decommission.enabled": "true"}
 Session = Callable[[Any], SparkSession]
 
 
@@ -42,9 +36,7 @@ def session(new_jvm: None) -> Iterator[Session]:
     def make(cluster: Any) -> SparkSession:
         spark = get_or_create(cluster.address, "losses", config=SMALL)
         made.append(spark)
-        tracker = spark.sparkContext._jsc.sc().statusTracker()
-        # Both workers' executors, beside the driver.
-        wait_for(lambda: len(tracker.getExecutorInfos()) == 3, "executors are there", 300)
+        wait_for(lambda: executors(spark) == 2, "executors are there", 300)
         return spark
 
     yield make

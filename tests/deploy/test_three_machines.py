@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from clonos.spark.session import get_or_create
-from tests.deploy.conftest import machines, wait_for
+from tests.deploy.conftest import executors, machines, small, wait_for
 
 pytestmark = [
     pytest.mark.spark,
@@ -42,28 +42,15 @@ def session(cluster: Cluster, jvm: Any) -> Iterator[Session]:
 
     def make() -> SparkSession:
         jvm.need()
-        config = {
-            "spark.executor.memory": "512m",
-            "spark.driver.host": cluster.host,
-            "spark.driver.bindAddress": cluster.host,
-            "spark.ui.enabled": "false",
-        }
-        spark = get_or_create(cluster.standalone.address, "three machines", config=config)
+        address, config = cluster.standalone.address, small(cluster.host)
+        spark = get_or_create(address, "three machines", config=config)
         made.append(spark)
-        # An executor per worker, beside the driver.
-        count = len(cluster.machines) + 1
-        wait_for(lambda: executors(spark) == count, "executors are there", 300)
+        wait_for(lambda: executors(spark) == len(cluster.machines), "executors are there", 300)
         return spark
 
     yield make
     for spark in made:
         spark.stop()
-
-
-def executors(spark: SparkSession) -> int:
-    """How many Spark has, the driver among them."""
-    found: int = len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos())
-    return found
 
 
 @pytest.fixture
@@ -105,7 +92,7 @@ def test_the_master_is_lost(kit, cluster, session, tmp_path):
     victim = next(slot for slot in running.slots() if "running[0]" in slot.runs)
     kit.kill_processes(victim.executor_pid)
     kit.wait_for(lambda: victim.executor not in {slot.executor for slot in running.slots()})
-    kit.wait_for(lambda: executors(spark) == len(cluster.machines) + 1)
+    kit.wait_for(lambda: executors(spark) == len(cluster.machines))
     kit.wait_quiet(running)
     assert {slot.executor for slot in running.slots()} != before
     kit.open_tap(tmp_path)

@@ -1,7 +1,7 @@
-"""Timeouts that are all equally long: they have one timer together.
+"""Timeouts that are all equally long share one timer.
 
-A timer for each, as with :func:`asyncio.timeout`, is a large part of what a call costs that is
-answered at once.
+So a call that is answered at once sets no timer of its own, as it would with
+:func:`asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Deadlines:
             self._loop.call_at(until_s, self._ring)
 
     def end(self, task: Task) -> bool:
-        """The task has ended what it had the time for. Return whether that was cancelled because
-        its time was over, and not for another reason since."""
+        """The task has ended what its time was for. Return whether that was cancelled because its
+        time was over, and not for another reason since."""
         if self._until_s.pop(task, None) is not None:
             return False
         _, cancelled_before = self._over.pop(task)
