@@ -318,16 +318,7 @@ def policy_of(
     WrongType
         An option is invalid.
     """
-    if not callable(fn) and not isinstance(fn, Service):
-        raise WrongType(
-            f"{fn!r} is not a function", where=where, remedy="pass a function or a clonos.Service"
-        )
-    if _is_generator(fn.fn if isinstance(fn, Effect) else fn):
-        raise WrongType(
-            "the function has a yield, so it is a generator, and a call has one answer",
-            where=where,
-            remedy="return the answer; several values may be a list",
-        )
+    _require_function(fn, where)
     for name, number in (("in_flight", in_flight), ("attempts", attempts)):
         if type(number) is not int or number < 1:
             raise WrongType(f"{name}={number!r}", where=where, remedy="give a number from 1 on")
@@ -337,18 +328,8 @@ def policy_of(
         )
     require_budget(budget, cost, tokens, where)
     effect = fn if isinstance(fn, Effect) else None
-    if effect is not None and hedge is not None and not effect.idempotent:
-        raise WrongType(
-            "a second attempt beside the first would make the effect twice",
-            where=where,
-            remedy="leave hedge= out, or say idempotent=True if the service deduplicates by key",
-        )
-    if effect is not None and cache_ttl is not None:
-        raise WrongType(
-            "cache_ttl= would leave out effects that are like earlier ones",
-            where=where,
-            remedy="leave it out; identity= names what several rows do only once",
-        )
+    if effect is not None:
+        _require_one_effect(effect, hedge, cache_ttl, where)
     require_cache(cache, cache_ttl, where)
     first, most = backoff
     return Policy(
@@ -367,6 +348,36 @@ def policy_of(
         cache_ttl_s=None if cache_ttl is None else parse_duration(cache_ttl) / 1000,
         cache=cache,
     )
+
+
+def _require_function(fn: Any, where: str) -> None:
+    """Raise `WrongType` unless it may be called for one answer."""
+    if not callable(fn) and not isinstance(fn, Service):
+        raise WrongType(
+            f"{fn!r} is not a function", where=where, remedy="pass a function or a clonos.Service"
+        )
+    if _is_generator(fn.fn if isinstance(fn, Effect) else fn):
+        raise WrongType(
+            "the function has a yield, so it is a generator, and a call has one answer",
+            where=where,
+            remedy="return the answer; several values may be a list",
+        )
+
+
+def _require_one_effect(effect: Effect, hedge: Any, cache_ttl: Any, where: str) -> None:
+    """Raise `WrongType` if an effect could be made twice, or left out."""
+    if hedge is not None and not effect.idempotent:
+        raise WrongType(
+            "a second attempt beside the first would make the effect twice",
+            where=where,
+            remedy="leave hedge= out, or say idempotent=True if the service deduplicates by key",
+        )
+    if cache_ttl is not None:
+        raise WrongType(
+            "cache_ttl= would leave out effects that are like earlier ones",
+            where=where,
+            remedy="leave it out; identity= names what several rows do only once",
+        )
 
 
 def of_several(policy: Policy, batch: int | None, within: Duration | None, where: str) -> Policy:
