@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from random import Random
 
 import pytest
 
 from clonos.simulator import command, main
+from clonos.simulator.jobs.programs import random_job, with_calls
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate
+from clonos.simulator.runs.sizes import SMALL
 
 SEEDS = 240
 """Of each kind of job some; twenty thousand in the soak tier."""
@@ -115,6 +118,19 @@ def test_no_seed_violates_an_invariant_where_nothing_is_logged_or_kept(harsh):
     assert main(30, jobs=1, kind=Kind(gaps=True, harsh=harsh)) == 0
 
 
+def test_no_seed_violates_an_invariant_where_every_job_has_calls():
+    assert main(16, jobs=1, kind=Kind(calls=True)) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_stage_that_can_has_calls(seed):
+    random = Random(seed)
+    job = with_calls(random_job(random, SMALL.tasks, SMALL.rows), random, always=True)
+    others = [s.behaviour for s in job.stages if not s.behaviour.in_flight]
+    assert len(others) < len(job.stages)
+    assert all(b.waits_for_watermark or b.timer_ms for b in others)
+
+
 def test_no_seed_violates_an_invariant_where_tasks_leave_out_their_logs():
     assert main(24, jobs=1, kind=Kind(implied=True)) == 0
 
@@ -160,6 +176,12 @@ def test_many_more_seeds_where_nothing_is_logged_or_kept():
 @pytest.mark.timeout(3600)
 def test_many_more_seeds_where_tasks_leave_out_their_logs():
     assert main(3_000, 1_000_000, jobs=2, kind=Kind(implied=True)) == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_more_seeds_where_every_job_has_calls():
+    assert main(10_000, 1_000_000, jobs=2, kind=Kind(calls=True)) == 0
 
 
 @pytest.mark.soak

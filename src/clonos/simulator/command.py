@@ -110,6 +110,7 @@ def _add_arguments_of_random_jobs(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
     parser.add_argument("--levels", action="store_true", help="slots keep layers themselves")
+    parser.add_argument("--calls", action="store_true", help="small jobs, all with calls")
     parser.add_argument(
         "--wire", action="store_true", help="channels are bytes on simulated sockets"
     )

@@ -474,11 +474,13 @@ def in_cells(job: Job, random: Random) -> Job:
     return replace(job, plan=replace(job.plan, tasks=tasks))
 
 
-def with_calls(job: Job, random: Random) -> Job:
-    """The same job, in which rows wait for calls in some stages."""
+def with_calls(job: Job, random: Random, *, always: bool = False) -> Job:
+    """The same job, in which rows wait for calls in some stages; `always`: in each that can."""
 
     def changed(behaviour: Behaviour) -> Behaviour:
-        if behaviour.waits_for_watermark or behaviour.timer_ms or random.random() < 0.4:
+        if behaviour.waits_for_watermark or behaviour.timer_ms:
+            return behaviour
+        if not always and random.random() < 0.4:
             return behaviour
         in_flight = random.choice((1, 2, 5, 20))
         return replace(behaviour, in_flight=in_flight, ordered=random.random() < 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clonos.simulator.runs.sizes import LARGE, Size, size_of
+from clonos.simulator.runs.sizes import LARGE, SMALL, Size, size_of
 
 
 class Kind(NamedTuple):
@@ -54,6 +54,8 @@ class Kind(NamedTuple):
         All simulations are large; otherwise most are small.
     levels
         Slots keep layers, in memory and on their disks; each task has a level of its own.
+    calls
+        Every job has calls, half of them effects; all simulations are small.
     """
 
     harsh: bool = False
@@ -77,6 +79,7 @@ class Kind(NamedTuple):
     arrow: bool | None = None
     large: bool = False
     levels: bool = False
+    calls: bool = False
 
     def flags(self) -> str:
         """The flags of ``clonos sim`` for this kind."""
@@ -84,8 +87,9 @@ class Kind(NamedTuple):
 
     def size_of(self, seed: int) -> Size:
         """How large a simulation is."""
-        is_harsh = self.harsh or self.edge or self.overlap
-        return LARGE if self.large else size_of(seed, is_harsh=is_harsh)
+        if self.large or self.calls:
+            return LARGE if self.large else SMALL
+        return size_of(seed, is_harsh=self.harsh or self.edge or self.overlap)
 
 
 AS_THE_SEED_SAYS = Kind()

@@ -182,11 +182,11 @@ def _in_cells(job: Job, seed: int) -> Job:
     return in_cells(job, Random(f"cells {seed}")) if has_cells else job
 
 
-def _with_calls(job: Job, seed: int) -> Job:
+def _with_calls(job: Job, seed: int, *, always: bool = False) -> Job:
     """Add calls, drawn separately, too; in half of these jobs some calls are effects."""
-    if seed % 7 not in (2, 5):
+    if seed % 7 not in (2, 5) and not always:
         return job
-    job = with_calls(job, Random(f"calls {seed}"))
+    job = with_calls(job, Random(f"calls {seed}"), always=always)
     return with_effects(job, Random(f"effects {seed}")) if seed % 2 and job.plan.causal_log else job
 
 
@@ -200,12 +200,12 @@ def _in_its_way(job: Job, seed: int) -> Job:
     return replace(job, plan=replace(job.plan, has_markers=has_markers))
 
 
-def _with_promises(job: Job, seed: int, random: Random, *, harsh: bool, gaps: bool) -> Job:
+def _with_promises(job: Job, seed: int, random: Random, kind: Kind) -> Job:
     """Draw cells, calls and, if there are logs, the sharing depth."""
-    if gaps:
+    if kind.gaps:
         job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
-    job = _with_calls(_in_cells(job, seed), seed)
-    if harsh:
+    job = _with_calls(_in_cells(job, seed), seed, always=kind.calls)
+    if kind.harsh:
         job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
     return job
 
@@ -248,8 +248,9 @@ def simulate(
 
 def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
     """A job of any shape, and all faults."""
-    harsh, loops, gaps = kind.harsh, kind.loops, kind.gaps
-    arrow = seed % 50 == 49 and not (loops or gaps) if kind.arrow is None else kind.arrow
+    harsh, loops = kind.harsh, kind.loops
+    is_toy = loops or kind.gaps or kind.calls
+    arrow = seed % 50 == 49 and not is_toy if kind.arrow is None else kind.arrow
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
@@ -257,7 +258,7 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
         job = random_arrow_job(random, size.arrow_rows, has_markers=_has_markers(seed))
     else:
         job, is_poisoned = _toy_job(random, seed, size, loops=loops)
-        job = _in_its_way(_with_promises(job, seed, random, harsh=harsh, gaps=gaps), seed)
+        job = _in_its_way(_with_promises(job, seed, random, kind), seed)
     options = random_options(random, job, size)
     has_order = isinstance(job, ArrowJob) and job.has_order
     if is_poisoned or harsh or loops or has_order:
