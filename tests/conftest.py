@@ -1,5 +1,6 @@
 """What holds for all tests: which Python Spark's workers use, and a JVM per module."""
 
+import gc
 import itertools
 import os
 import shutil
@@ -23,6 +24,10 @@ SOURCES = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks" / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# A simulation makes many small objects and few cycles. By default, a tenth of its time would go
+# into the search for cycles.
+gc.set_threshold(50_000, 20, 20)
 
 # The first session's JVM serves all that follow, and reads these once.
 os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))

@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos import errors
+from clonos.cluster import witness
 from clonos.cluster.errors import BadDirectory, NothingKept
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import NotPicklable, OtherJob, WrongType
@@ -106,7 +107,9 @@ def test_an_error_leaves_a_bundle(spark, tmp_path):
     assert "--pdb" not in caught.value.remedy, "with another n the function does not raise"
 
 
-def test_a_replay_that_diverges_leaves_a_bundle(kit, spark, tmp_path):
+def test_a_replay_that_diverges_leaves_a_bundle(kit, spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(witness, "WRITE_S", 600.0)  # a busy machine takes its time
+
     def work(row: Any) -> int:
         return int(row.n + os.getpid())
 

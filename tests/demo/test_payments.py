@@ -19,7 +19,7 @@ EACH = ("worker", "executor", "driver", "worker")
 @pytest.mark.parametrize(
     ("execution", "files", "kills"),
     [
-        ("spark", 20, ("worker",)),
+        ("spark", 10, ("worker",)),
         *(pytest.param(e, 80, EACH, marks=pytest.mark.soak) for e in ("tasks", "spark")),
     ],
 )

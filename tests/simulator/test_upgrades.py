@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from clonos.simulator.runs.kinds import Kind
@@ -15,12 +17,14 @@ FOUND = {
 }
 """What seeds have found; each was shown first, then mended."""
 
+simulated = cache(simulate)
+
 
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(12, 400))]
 )
 def test_any_job_goes_on(seed):
-    result = simulate(seed, Kind(upgrade=True))
+    result = simulated(seed, Kind(upgrade=True))
     assert result.verdict == "ok", result.failure
 
 
@@ -29,22 +33,22 @@ def test_any_job_goes_on(seed):
 )
 def test_any_job_goes_on_while_it_runs(seed):
     """Slots wait for the next driver; a job that does not settle in time goes on."""
-    result = simulate(seed, Kind(live=True))
+    result = simulated(seed, Kind(live=True))
     assert result.verdict == "ok", result.failure
 
 
 def test_some_jobs_do_not_settle_in_time():
-    results = [simulate(seed, Kind(live=True)) for seed in range(12)]
+    results = [simulated(seed, Kind(live=True)) for seed in range(12)]
     assert sum(result.coverage["went on", "finished"] for result in results) > 3
 
 
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
 def test_what_was_found(seed):
-    result = simulate(seed, Kind(upgrade=True))
+    result = simulated(seed, Kind(upgrade=True))
     assert result.verdict == "ok", result.failure
 
 
 def test_plans_are_replaced_and_switches_broken_off():
-    results = [simulate(seed, Kind(upgrade=True)) for seed in range(12)]
+    results = [simulated(seed, Kind(upgrade=True)) for seed in range(12)]
     assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
     assert sum(result.coverage["no switch", "finished"] for result in results) > 0
