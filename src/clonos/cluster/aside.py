@@ -92,7 +92,7 @@ class Aside:
     def tell(self, what: Any) -> None:
         """Send something more, which the process gets by :func:`told`."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # reading tells that it has ended
+        with suppress(BrokenPipeError, ValueError):  # reading tells that it has ended
             self._process.stdin.write(_dumps(what))
             self._process.stdin.flush()
 

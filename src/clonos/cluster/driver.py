@@ -351,7 +351,7 @@ class RunningJob(RunningPast):
     def _succeed(self, compiled: CompiledJob, settle_s: float, drop_state: Collection[str]) -> None:
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
-        succession.require(compiled)
+        succession.require(compiled, drop_state)
         succession.prepare(compiled, drop_state)
         how: dict[str, Any] = {
             **self._how,

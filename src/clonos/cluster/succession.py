@@ -21,9 +21,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from secrets import randbelow
 from typing import Any, Final
 
@@ -36,8 +36,9 @@ from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe
 from clonos.nodes.events import EndIsNear, StopAsked
 from clonos.nodes.waiting import Waiting
-from clonos.upgrade.layers import require_continuable
+from clonos.upgrade.layers import require_continuable, require_droppable
 from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared
+from clonos.upgrade.shape import Shape
 
 LOGGER: Final = logging.getLogger("clonos")
 SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
@@ -49,6 +50,8 @@ QUICK_S: Final = 0.5
 """... as after a round that was as quick as this, because the next would have little to do ..."""
 HALF: Final = 0.5
 """... or one that took more than this share of the time of the round before."""
+SLOWEST: Final = 1 << 20
+"""Bytes of state per second. A round that takes `PREPARED_S` longer than at this rate hangs."""
 READY_S: Final = 10.0
 """The job pauses after this at the latest, even without slots of the new graph: there may be no
 cores for them before the old ones leave."""
@@ -71,6 +74,8 @@ class Succession:
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
         self._prepared: Future[Prepared] = Future()
+        self._found, self._is_given_up = NOTHING, False
+        self._aside: Aside | None = None
         self._may_pause = threading.Event()
 
     def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
@@ -94,43 +99,67 @@ class Succession:
         thread.start()
 
     def _prepare(self, request: dict[str, Any]) -> None:
-        more: Prepared | None = None
-        found = NOTHING
-        keeper, until_s = self._setup.keeper, time.monotonic() + PREPARED_S
         try:
             with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
-                said, before_s = aside.said(), math.inf
-                for _ in range(min(ROUNDS, keeper.epoch)):
-                    began_s = time.monotonic()
-                    aside.tell(dict(keeper.layers))
-                    more = next(said)
-                    now_s = time.monotonic()
-                    found, took_s = more or found, now_s - began_s
-                    is_slow = took_s > HALF * before_s  # values change as fast as they are written
-                    if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
-                        break
-                    before_s = took_s
-                self._may_pause.wait()
-                self._setup.inbox.put(EndIsNear())
-                if more is not None:  # what has changed since the round before
-                    aside.tell(dict(keeper.layers))
-                    found = next(said) or found
-        except ClonosError as error:
-            LOGGER.info("%s: nothing is prepared: %s", self._setup.compiled.name, error)
+                self._aside = aside
+                for found in self._rounds(aside):
+                    self._found = found or self._found
+        except (ClonosError, OSError) as error:
+            LOGGER.info("%s: no more is prepared: %s", self._setup.compiled.name, error)
         finally:
-            self._prepared.set_result(found)
+            self._prepared.set_result(self._found)
+
+    def _rounds(self, aside: Aside) -> Iterator[Prepared | None]:
+        more: Prepared | None = None
+        said, before_s, until_s = aside.said(), math.inf, time.monotonic() + PREPARED_S
+        for _ in range(min(ROUNDS, self._setup.keeper.epoch)):
+            if self._is_given_up:
+                return
+            began_s = time.monotonic()
+            more = self._round(aside, said)
+            yield more
+            now_s = time.monotonic()
+            took_s = now_s - began_s
+            is_slow = took_s > HALF * before_s  # values change as fast as they are written
+            if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
+                break
+            before_s = took_s
+        self._may_pause.wait()
+        self._setup.inbox.put(EndIsNear())
+        if more is not None and not self._is_given_up:  # what has changed since the round before
+            yield self._round(aside, said)
+
+    def _round(self, aside: Aside, said: Iterator[Prepared | None]) -> Prepared | None:
+        """One round; if it takes far too long, the process hangs, and is ended."""
+        layers = dict(self._setup.keeper.layers)
+        nbytes = sum(ref.nbytes for chain in layers.values() for ref in chain)
+        late = threading.Timer(PREPARED_S + nbytes / SLOWEST, aside.close)
+        late.daemon = True
+        late.start()
+        try:
+            aside.tell(layers)
+            return next(said, None)
+        finally:
+            late.cancel()
 
     def give_up(self) -> None:
         """The job goes on as it was."""
+        self._is_given_up = True
         self._setup.merger.may_go_on.set()
         self._may_pause.set()
+        if self._aside is not None:
+            self._aside.close()
+        if self._goes_on.is_set():  # no driver has made the switch
+            chains = self.prepared.layers.values()
+            with suppress(RuntimeError):  # the job has ended meanwhile
+                self._setup.merger.delete([ref.path for chain in chains for ref in chain])
 
     @property
     def prepared(self) -> Prepared:
         """The values that were shared out."""
         return self._prepared.result() if self._prepared.done() else NOTHING
 
-    def require(self, compiled: CompiledJob) -> None:
+    def require(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
         """Check that the job can go on with another graph, as far as that does not depend on its
         state.
 
@@ -157,6 +186,7 @@ class Succession:
             )
         if describe(before) != describe(compiled):
             require_continuable(describe(before), compiled, directory.retired)
+            require_droppable(Shape.of(before), compiled, drop_state)
 
     def look(self, waiting: Waiting | None) -> bool:
         """Called while the next driver waits for the journal: whether the journal is free.

@@ -98,6 +98,18 @@ def require_continuable(
             raise _old_rows(code.source_name)
 
 
+def require_droppable(before: Shape, compiled: CompiledJob, names: Collection[str]) -> None:
+    """Raise `CannotUpgrade` unless the state of these operators can be lost."""
+    for name in sorted(set(names) - before.homes.keys()):
+        raise CannotUpgrade(
+            f"drop_state names {name!r}, and the job had no operator of this name",
+            remedy=f"it had {', '.join(before.homes)}",
+        )
+    for code in compiled.codes:
+        if _is_spooled(code) and code.source_name in names:
+            raise _old_rows(code.source_name)
+
+
 def _is_spooled(code: TaskCode) -> bool:
     """Whether the source's rows are spooled in the checkpoint, under its name."""
     source = code.source
@@ -155,14 +167,7 @@ class Redistribution:
 
     def _require_nothing_lost(self) -> None:
         before, now = self._before, self._now
-        for name in sorted(self._dropped - before.homes.keys()):
-            raise CannotUpgrade(
-                f"drop_state names {name!r}, and the job had no operator of this name",
-                remedy=f"it had {', '.join(before.homes)}",
-            )
-        for code in self._compiled.codes:
-            if _is_spooled(code) and code.source_name in self._dropped:
-                raise _old_rows(code.source_name)
+        require_droppable(before, self._compiled, self._dropped)
         for name in before.homes:
             if name in self._dropped:
                 continue
