@@ -30,7 +30,7 @@ def leaves_something(_: object, how: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("how", ["well", "killed", "for ever"])
 def test_what_it_leaves_goes_with_it(how):
-    aside = Aside(f"{__name__}:leaves_something", {"how": how}, "")
+    aside = Aside(f"{__name__}:leaves_something", {"how": how}, "", priority=0)
     said = aside.said()
     path = Path(next(said))
     assert path.exists()
@@ -47,7 +47,7 @@ def test_what_it_leaves_goes_with_it(how):
 
 
 def test_the_last_that_it_says_is_its_result():
-    aside = Aside(f"{__name__}:leaves_something", {"how": "well"}, "")
+    aside = Aside(f"{__name__}:leaves_something", {"how": "well"}, "", priority=0)
     assert not Path(aside.result(LIMIT_S)).exists()
 
 

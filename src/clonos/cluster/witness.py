@@ -66,7 +66,8 @@ def bear_witness(
         "nbytes": compiled.options.bundle_bytes,
     }
     try:
-        Aside(MAKE, request, directory.hash_seed).result(WRITE_S)
+        # The job is over, and its error waits for this.
+        Aside(MAKE, request, directory.hash_seed, priority=0).result(WRITE_S)
     finally:
         _make_room(folder)
     return out
