@@ -11,17 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(1600)]
 
 EACH = ("worker", "executor", "driver", "worker")
 
 
 @pytest.mark.parametrize(
     ("execution", "files", "kills"),
-    [
-        ("spark", 10, ("worker",)),
-        *(pytest.param(e, 80, EACH, marks=pytest.mark.soak) for e in ("tasks", "spark")),
-    ],
+    [("spark", 10, ("worker",)), ("tasks", 80, EACH), ("spark", 80, EACH)],
 )
 def test_every_payment_is_judged_once(execution, files, kills):
     """Spark SQL finds in the output what it computes itself, and the service's own answers."""

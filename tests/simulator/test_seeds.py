@@ -16,7 +16,7 @@ from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate
 from clonos.simulator.runs.sizes import SMALL
 
-SEEDS = 160
+SEEDS = 96
 """Of each kind of job some; twenty thousand in the soak tier."""
 PARTS = 16
 
@@ -92,12 +92,12 @@ def test_the_command_says_of_which_kind_a_failing_seed_is(capsys):
 
 
 def test_no_seed_violates_an_invariant_where_neighbourhoods_die_and_orphans_go_on():
-    assert main(40, jobs=1, kind=Kind(harsh=True, availability=True)) == 0
+    assert main(20, jobs=1, kind=Kind(harsh=True, availability=True)) == 0
 
 
 @pytest.mark.parametrize("availability", [None, True])
 def test_no_seed_violates_an_invariant_where_recoveries_overlap(availability):
-    assert main(25, jobs=1, kind=Kind(overlap=True, availability=availability)) == 0
+    assert main(12, jobs=1, kind=Kind(overlap=True, availability=availability)) == 0
 
 
 def test_no_seed_violates_an_invariant_where_jobs_keep_their_past():
