@@ -25,8 +25,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# A simulation makes many small objects and few cycles. By default, a tenth of its time would go
-# into the search for cycles.
+# A simulation makes many small objects and few cycles: they are looked for less often.
 gc.set_threshold(50_000, 20, 20)
 
 # The first session's JVM serves all that follow, and reads these once.

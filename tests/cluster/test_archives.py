@@ -19,10 +19,16 @@ HOME = str(Path(pyspark.__file__).parent)
 PACKAGES = str(Path(HOME).parent)
 
 
+ARCHIVES = [path.name for path in Path(HOME, "python", "lib").glob("*.zip")]
+
+
 def archives_of(home):
     """The paths that Spark puts in front of the others."""
-    library = Path(home, "python", "lib")
-    return [str(library / "pyspark.zip"), str(library / "py4j-0.10.9.9-src.zip")]
+    return [str(Path(home, "python", "lib", name)) for name in ARCHIVES]
+
+
+def test_there_are_archives():
+    assert len(ARCHIVES) == 2
 
 
 def test_the_installed_package_is_spark_itself():

@@ -13,22 +13,19 @@ ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(1600)]
 
-EACH = ("worker", "executor", "driver", "worker")
+KILLS = ("worker", "executor", "driver", "worker")
 
 
-@pytest.mark.parametrize(
-    ("execution", "files", "kills"),
-    [("spark", 10, ("worker",)), ("tasks", 80, EACH), ("spark", 80, EACH)],
-)
-def test_every_payment_is_judged_once(execution, files, kills):
+@pytest.mark.parametrize("execution", ["tasks", "spark"])
+def test_every_payment_is_judged_once(execution):
     """Spark SQL finds in the output what it computes itself, and the service's own answers."""
     command = [sys.executable, "-m", "examples.payments.watch", "--execution", execution]
-    command += ["--files", str(files), "--kill", *kills]
+    command += ["--files", "80", "--kill", *KILLS]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert tuple(re.findall(r"^kill -9 \d+: the (\w+)$", done.stdout, re.MULTILINE)) == kills
+    assert tuple(re.findall(r"^kill -9 \d+: the (\w+)$", done.stdout, re.MULTILINE)) == KILLS
     (judged,) = re.findall(r"(\d+) windows of merchants, 0 differ", done.stdout)
     assert int(judged) >= 10
     assert "nothing lost, nothing twice, nothing changed" in done.stdout

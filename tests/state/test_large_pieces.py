@@ -16,7 +16,6 @@ from clonos.core.content import Held
 from clonos.operators.window_content import Folded, Ranking, Top
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Window
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import large_pieces, levels, pieces, runs
 from clonos.state.deltas import Delta, decode_delta, merge_deltas, open_delta
 from clonos.state.kept import kept_of
 from clonos.state.large_pieces import LargePieceStore
@@ -24,6 +23,7 @@ from clonos.state.piece_runs import Told
 from clonos.state.pieces import END, START, PieceStore, numbers
 from clonos.state.runs import Run, write_values
 from clonos.state.stores import Facts
+from tests.state.small import few_pieces_are_many
 
 SCHEMA = pa.schema([("key", pa.int64()), ("x", pa.float64()), ("n", pa.int64())])
 TUMBLING, SLIDING, GIVEN = Fixed(10, 10, "t"), Fixed(20, 8, "t"), Given("from", "to")
@@ -73,14 +73,7 @@ actions = st.lists(
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens to thousands of pieces happens to a few."""
-    monkeypatch.setattr(pieces, "_APPENDED_MIN", 4)
-    monkeypatch.setattr(runs, "BLOCK_BYTES", 200)
-    monkeypatch.setattr(runs, "MERGED_BYTES", 600)
-    monkeypatch.setattr(runs, "WRITTEN_ROWS", 3)
-    monkeypatch.setattr(large_pieces, "WRITTEN_ROWS", 3)
-    monkeypatch.setattr(large_pieces, "TOLD_BYTES", 300)
-    monkeypatch.setattr(levels, "LEVELS_MAX", 2)
+    few_pieces_are_many(monkeypatch)
 
 
 class Sealed:

@@ -21,7 +21,6 @@ from clonos.core.messages import Dependency
 from clonos.core.plan import Incarnation
 from clonos.graph.compile import CompiledJob
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import large_pieces, levels, pieces, runs
 from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.testing import StepHarness, rows
@@ -30,6 +29,8 @@ from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.prepare import NOTHING, layers_since, prepare
 from clonos.upgrade.sealed import Sealed, beginning
 from clonos.upgrade.shape import Shape
+from clonos.upgrade.switch import as_one
+from tests.state.small import few_pieces_are_many
 
 ROWS = "key long, t timestamp, n long, x double"
 
@@ -96,14 +97,7 @@ def at(kind: str, parallelism: int) -> CompiledJob:
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens to thousands of pieces happens to a few."""
-    monkeypatch.setattr(pieces, "_APPENDED_MIN", 4)
-    monkeypatch.setattr(runs, "BLOCK_BYTES", 200)
-    monkeypatch.setattr(runs, "MERGED_BYTES", 600)
-    monkeypatch.setattr(runs, "WRITTEN_ROWS", 3)
-    monkeypatch.setattr(large_pieces, "WRITTEN_ROWS", 3)
-    monkeypatch.setattr(large_pieces, "TOLD_BYTES", 300)
-    monkeypatch.setattr(levels, "LEVELS_MAX", 2)
+    few_pieces_are_many(monkeypatch)
 
 
 class Tasks:
@@ -205,10 +199,8 @@ class Tasks:
             last = layers_since(self.shape, chains, self.store, prepared)
         else:
             prepared = NOTHING
-            last = {
-                t: merge_layers(get_layers(self.store, c), merge_deltas, is_base=True)
-                for t, c in chains.items()
-            }
+            tasks = self.compiled.plan.tasks
+            last = {task.id: as_one(task, chains[task.id], self.store) for task in tasks}
         made = Redistribution(
             self.shape, last, then.compiled, sealed, (), None, prepared.operators
         ).layers()

@@ -1,9 +1,9 @@
 """Archives of Python files on the path of Spark's workers: how to avoid what they cost.
 
 Spark puts ``pyspark.zip`` and Py4J's archive in front of ``sys.path``. They contain sources only,
-so a daemon compiles whatever it imports from them, which takes as long as all other imports. And
-for each task PySpark calls `importlib.invalidate_caches`. Older versions of Python (3.11 is one)
-then read the tables of contents of all archives anew: over a thousand files, in Python.
+so a daemon compiles whatever it imports from them, each time it starts. And for each task PySpark
+calls `importlib.invalidate_caches`. Older versions of Python (3.11 is one) then read the tables of
+contents of all archives anew: over a thousand files, in Python.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Succession:
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
         self._prepared: Future[Prepared] = Future()
-        self._found, self._is_given_up = NOTHING, False
+        self._is_given_up = False
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
 
@@ -99,15 +99,16 @@ class Succession:
         thread.start()
 
     def _prepare(self, request: dict[str, Any]) -> None:
+        found = NOTHING
         try:
             with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
                 self._aside = aside
-                for found in self._rounds(aside):
-                    self._found = found or self._found
+                for more in self._rounds(aside):
+                    found = more or found
         except (ClonosError, OSError) as error:
             LOGGER.info("%s: no more is prepared: %s", self._setup.compiled.name, error)
         finally:
-            self._prepared.set_result(self._found)
+            self._prepared.set_result(found)
 
     def _rounds(self, aside: Aside) -> Iterator[Prepared | None]:
         more: Prepared | None = None

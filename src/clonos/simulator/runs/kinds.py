@@ -55,7 +55,8 @@ class Kind(NamedTuple):
     levels
         Slots keep layers, in memory and on their disks; each task has a level of its own.
     calls
-        Every job has calls, half of them effects; all simulations are small.
+        Every job has calls, about half of the jobs effects; unless they are to be large, all
+        simulations are small.
     """
 
     harsh: bool = False
@@ -87,8 +88,10 @@ class Kind(NamedTuple):
 
     def size_of(self, seed: int) -> Size:
         """How large a simulation is."""
-        if self.large or self.calls:
-            return LARGE if self.large else SMALL
+        if self.large:
+            return LARGE
+        if self.calls:
+            return SMALL
         return size_of(seed, is_harsh=self.harsh or self.edge or self.overlap)
 
 
