@@ -319,9 +319,8 @@ def _no_job_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture(scope="module")
-def spark(jvm: Any) -> Iterator[SparkSession]:
-    """A context of the module's own, in a JVM that these modules share."""
+def spark(jvm: Any) -> SparkSession:
+    """These modules share a virtual machine and, unless a test has ended it, its session: no job
+    outlives its test. Whoever needs another one ends both."""
     jvm.need("cluster tests")
-    session = get_or_create("local[18]", "cluster tests")
-    yield session
-    session.stop()
+    return get_or_create("local[18]", "cluster tests")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 
 from clonos.cluster.aside import Aside, AsideFailed
 from clonos.cluster.witness import BUNDLES_MAX, _make_room
+from tests.processes import is_there
 
 LIMIT_S = 60.0
 """Only a test that has failed waits for so long."""
@@ -44,6 +48,33 @@ def test_what_it_leaves_goes_with_it(how):
     assert not [
         one for one in Path(tempfile.gettempdir()).glob("clonos-aside-*") if one in path.parents
     ]
+
+
+DRIVER = f"""
+import signal
+from clonos.cluster.aside import Aside
+aside = Aside("{__name__}:hangs", {{}}, "", priority=0)
+print(*next(aside.said()), flush=True)
+signal.pause()
+"""
+
+
+def hangs(_: object) -> Iterator[tuple[int, str]]:
+    """Says which process it is and where its files are, and does nothing more."""
+    yield os.getpid(), tempfile.gettempdir()
+    signal.pause()
+
+
+def test_one_that_hangs_does_not_outlive_a_killed_driver():
+    with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        pid, room = it.stdout.readline().split()
+        assert Path(room).exists()
+        it.kill()
+    until_s = time.monotonic() + LIMIT_S
+    while is_there(int(pid)) or Path(room).exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
 
 
 def test_the_last_that_it_says_is_its_result():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from clonos.spark.session import get_or_create
+from tests.processes import is_there
 
 pytestmark = [
     pytest.mark.spark,
@@ -37,14 +37,6 @@ def decommission(spark: SparkSession, executor: str) -> None:
     assert backend.decommissionExecutor(executor, info, False, False)
 
 
-def has_ended(pid: int) -> bool:
-    """Whether there is no such process, or only what its parent has yet to hear of."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def test_an_executor_is_decommissioned(kit, cluster, tmp_path):
     rows = 4_000
     # As many slots as there are cores: each executor has room for all four tasks.
@@ -54,7 +46,7 @@ def test_an_executor_is_decommissioned(kit, cluster, tmp_path):
     victim, executor_pid = next((s.executor, s.executor_pid) for s in job.slots() if s.runs)
     decommission(cluster, victim)
     kit.wait_for(lambda: victim not in {slot.executor for slot in job.slots()})
-    kit.wait_for(lambda: has_ended(executor_pid))  # no slot keeps it from that
+    kit.wait_for(lambda: not is_there(executor_pid))  # no slot keeps it from that
     kit.wait_quiet(job)  # standbys, too, are all elsewhere
     kit.open_tap(tmp_path)
     result = job.wait(kit.WAIT_S)

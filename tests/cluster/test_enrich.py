@@ -21,18 +21,25 @@ FREE = 0.11
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("redis_url", "postgres")  # they skip it where there are no such servers
-def test_whatever_is_killed_each_order_is_there_once_and_paid_once():
+@pytest.mark.parametrize(
+    ("orders", "kills"),
+    [
+        (80, ("worker", "driver")),
+        pytest.param(120, ("worker", "executor", "driver"), marks=pytest.mark.soak),
+    ],
+)
+def test_whatever_is_killed_each_order_is_there_once_and_paid_once(orders, kills):
     from examples.enrich.__main__ import Options, run
 
     folder = Path(tempfile.mkdtemp(prefix="clonos-enrich-"))
     folder.chmod(0o755)  # PostgreSQL may be another user
     try:
-        lines = run(folder, Options(120, 20.0, ("worker", "executor", "driver")))
+        lines = run(folder, Options(orders, 20.0, kills))
     finally:
         shutil.rmtree(folder)
     found = {line.what: line.found for line in lines}
     assert not [line for line in lines if not line.ok]
-    assert found["kills"] == "worker, executor, driver"
+    assert found["kills"] == ", ".join(kills)
     assert found["asked again, open at a kill"] >= 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -22,6 +21,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import CannotUpgrade, NotSettled
 from clonos.nodes.events import StopAsked
 from clonos.upgrade.prepare import Prepared
+from tests.processes import is_there
 
 LIMIT_S = 60.0
 """Only a test that has failed waits for so long."""
@@ -85,14 +85,6 @@ def wait_for(is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.01)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_process_that_hangs_does_not_stop_the_change(monkeypatch):

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,6 +19,7 @@ from clonos.nodes.errors import OtherVersion
 from clonos.nodes.views import JobEvent, JobProgress, JobTerminated, Recovery
 from clonos.runtime.versions import installed
 from clonos.spark.errors import JobCancelled, SparkStopped
+from tests.processes import is_there
 
 pytestmark = [
     pytest.mark.spark,
@@ -28,12 +28,6 @@ pytestmark = [
 ]
 
 SILENCE_S = 3.0
-
-
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_a_frozen_slot_is_given_up_and_leaves_when_it_wakes(kit, spark, tmp_path, monkeypatch):
@@ -46,9 +40,9 @@ def test_a_frozen_slot_is_given_up_and_leaves_when_it_wakes(kit, spark, tmp_path
     try:
         kit.wait_recovered(job, 1)
         assert kit.pids(job, "running[0]") != [frozen]
-        assert is_alive(frozen)
+        assert is_there(frozen)
         os.kill(frozen, signal.SIGCONT)
-        kit.wait_for(lambda: not is_alive(frozen))
+        kit.wait_for(lambda: not is_there(frozen))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(frozen, signal.SIGCONT)
@@ -66,7 +60,7 @@ def test_a_slot_frozen_for_good_is_killed_and_replaced(kit, spark, tmp_path, mon
     (frozen,) = kit.pids(job, "windows[0]")
     os.kill(frozen, signal.SIGSTOP)
     kit.wait_recovered(job, 1)
-    kit.wait_for(lambda: not is_alive(frozen))
+    kit.wait_for(lambda: not is_there(frozen))
     kit.open_tap(tmp_path)
     kit.check(job.wait(600).table(), rows)
 

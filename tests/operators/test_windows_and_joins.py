@@ -273,7 +273,7 @@ memories = st.sampled_from([None, 0, 4000])
 FOR_EVER: Any = [Batches(1, (batch([("", 0, at(0), 0)], f"{OTHER}, m long"),))]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS), merges, memories)
 @example(FOR_EVER, "for ever", "left", None, 0)
 def test_joins_restored_equal_continued(script, kind, how, merge, memory):

@@ -23,6 +23,7 @@ from clonos.core.events import Trial
 from clonos.runtime import trial
 from clonos.runtime.trial import attempt
 from clonos.runtime.world import SHOWN_MAX, RealWorld
+from tests.processes import is_there
 
 FOREVER_S = 60.0
 OPEN_FILES = Path("/proc/self/fd")
@@ -76,13 +77,6 @@ def test_nothing_of_it_stays():
     assert kept == [1]
     if before:
         assert len(list(OPEN_FILES.iterdir())) == before
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate
 
-SEEDS = 80
+SEEDS = 40
 PARTS = 8
 LEVELS = Kind(levels=True)
 

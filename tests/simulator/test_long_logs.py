@@ -65,7 +65,7 @@ def test_else_it_would_hold_them_all() -> None:
 
 
 def test_no_seed_holds_too_much_or_waits_for_ever() -> None:
-    assert main(4, 0, jobs=1, kind=Kind(logs=True)) == 0
+    assert main(2, 0, jobs=1, kind=Kind(logs=True)) == 0
 
 
 @pytest.mark.soak

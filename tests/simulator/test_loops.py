@@ -40,7 +40,7 @@ SHAPES = {"two stages": LOOP, "a stage and itself": ITSELF, "rows enter behind t
 
 @pytest.mark.parametrize("kind", [LOOPS, *(LOOPS._replace(**{k: True}) for k in ("harsh", "disk"))])
 def test_no_invariant_is_violated(kind):
-    assert main(15, kind=kind) == 0
+    assert main(6, kind=kind) == 0
 
 
 @pytest.mark.soak

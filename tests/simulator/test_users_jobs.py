@@ -72,9 +72,9 @@ def as_scores(users_asked):
 def test_rows_of_a_batch_have_one_answer_whatever_dies(ordered):
     fakes = {"scores": as_scores}
     job = users.batched(ordered)
-    done = simulate(job, ROWS, services=fakes, seeds=8, same_rows=ordered, check=users.check)
+    done = simulate(job, ROWS, services=fakes, seeds=4, same_rows=ordered, check=users.check)
     assert done.deaths
-    done = simulate(job, ROWS[:5], services=fakes, seeds=1, every_step=True, same_rows=ordered)
+    done = simulate(job, ROWS[:3], services=fakes, seeds=1, every_step=True, same_rows=ordered)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
 
 
@@ -128,9 +128,9 @@ def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
         assert sorted(map(tuple, map(dict.values, outputs["out"].to_pylist()))) == SAID
 
     job, fakes = users.talking(in_flight), {"score": score_of}
-    done = simulate(job, ROWS, services=fakes, seeds=8, check=check)
+    done = simulate(job, ROWS, services=fakes, seeds=4, check=check)
     assert done.deaths
-    done = simulate(job, ROWS[:4], services=fakes, seeds=1, every_step=True)
+    done = simulate(job, ROWS[:2], services=fakes, seeds=1, every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
     assert most[0] == in_flight
 
@@ -152,10 +152,10 @@ def test_questions_of_a_process_have_one_answer_together_whatever_dies(in_flight
         assert said(outputs) == SAID
 
     job = users.talking_together(in_flight, within)
-    done = simulate(job, ROWS, services={"scores": scores}, seeds=8, check=check)
+    done = simulate(job, ROWS, services={"scores": scores}, seeds=4, check=check)
     assert done.deaths
     assert set(sizes) > {1}
-    done = simulate(job, ROWS[:4], services={"scores": scores}, seeds=1, every_step=True)
+    done = simulate(job, ROWS[:2], services={"scores": scores}, seeds=1, every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
 
 
@@ -183,7 +183,7 @@ def test_rows_of_a_loop_are_scored_and_charged_once_a_round():
         keys = outputs["paid"]["receipt"].to_pylist()
         assert len(set(keys)) == len(keys)
 
-    assert simulate(users.rounds(), ROWS, services=fakes, seeds=5, check=check).deaths
+    assert simulate(users.rounds(), ROWS, services=fakes, seeds=2, check=check).deaths
 
 
 def test_a_budget_ends_whatever_dies():
@@ -198,7 +198,7 @@ def test_a_budget_ends_whatever_dies():
         assert scores.count(-1.0) == len(scores) - 6
 
     job = users.rounds(budget=clonos.Budget(calls=6), on_error=lambda row, error: -1.0)
-    assert simulate(job, ROWS, services=fakes, seeds=5, check=check).deaths
+    assert simulate(job, ROWS, services=fakes, seeds=2, check=check).deaths
 
 
 def test_calls_that_wait_are_state(monkeypatch):

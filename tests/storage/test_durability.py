@@ -30,7 +30,7 @@ from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 from clonos.storage.tables import Table
 
-SEEDS = 4
+SEEDS = 2
 """Of what is lost, for each crash point."""
 
 

@@ -25,7 +25,7 @@ INFO = OperatorInfo("job", 3, "pay[1]", "pay", 0, 1, 2)
 
 @pytest.mark.parametrize("first", [0, pytest.param(100, marks=pytest.mark.soak)])
 def test_no_seed_violates_an_invariant(first):
-    assert main(15 if first == 0 else 400, first, kind=Kind(rewind=True)) == 0
+    assert main(6 if first == 0 else 400, first, kind=Kind(rewind=True)) == 0
 
 
 def test_a_section_goes_back_twice_before_anybody_has_done_anything():

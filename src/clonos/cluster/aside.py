@@ -3,7 +3,7 @@ process.
 
 As a rule such a process has low priority. It has the hash seed of the slots, and the functions of
 the job as Spark would ship them. It writes its results to its standard output, and ends with the
-driver.
+driver: by itself, or, if it hangs, a few seconds later.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,6 +31,8 @@ PRIORITY: Final = 10
 """The niceness of such a process, so that driver and slots on its machine come first."""
 END_S: Final = 5.0
 """Grace period for its end."""
+LOOK_S: Final = 0.5
+"""How often a process that is to end looks whether its driver is still there."""
 
 _dumps: Callable[[Any], bytes] = cloudpickle.dumps
 
@@ -73,7 +76,11 @@ class Aside:
         # Its files there are deleted with it, even if it is killed: they may have rows and state.
         room = tempfile.mkdtemp(prefix="clonos-aside-")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve{module, name, priority}"],
+            [
+                sys.executable,
+                "-c",
+                f"from {__name__} import serve; serve{module, name, priority, room}",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -183,9 +190,10 @@ def told() -> Iterator[Any]:
         yield what
 
 
-def serve(module: str, name: str, priority: int) -> None:
+def serve(module: str, name: str, priority: int, room: str) -> None:
     """Run a function of this process's driver."""
     os.nice(priority)
+    driver = os.getppid()
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # functions may print
     sys.path[:] = cloudpickle.load(requests)
@@ -197,6 +205,7 @@ def serve(module: str, name: str, priority: int) -> None:
                 _told.put(cloudpickle.load(requests))
         _ended.set()
         _told.put(_NO_MORE)
+        _end_after(driver, room)
 
     threading.Thread(target=listen, daemon=True).start()
 
@@ -216,3 +225,12 @@ def serve(module: str, name: str, priority: int) -> None:
     except Exception as error:  # noqa: BLE001 - user code is imported and run here
         tell("failed", AsideFailed(f"{type(error).__name__}: {error}"))
     os._exit(0)  # whatever the user's threads still do
+
+
+def _end_after(driver: int, room: str) -> None:
+    """End this process, and delete its files, when its driver, which would do both, is gone."""
+    while os.getppid() == driver:
+        time.sleep(LOOK_S)
+    time.sleep(END_S)
+    shutil.rmtree(room, ignore_errors=True)
+    os._exit(1)
