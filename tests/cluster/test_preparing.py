@@ -61,7 +61,7 @@ class Running:
             directory=SimpleNamespace(layers_uri="nowhere", is_temporary=False, retired=()),
             durability="process",
             inbox=self.heard,
-            keeper=SimpleNamespace(term=1, epoch=1, layers={0: (ref,)}, complete=False),
+            keeper=SimpleNamespace(term=1, epoch=2, layers={0: (ref,)}, complete=False),
             merger=SimpleNamespace(may_go_on=self.may_go_on, delete=self.deleted.extend),
         )
         loop: Any = SimpleNamespace(over=threading.Event(), error=None)

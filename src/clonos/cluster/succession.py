@@ -4,7 +4,8 @@
 
     the new graph is compared             a refusal changes nothing
     slots of the new graph start,         the job runs
-    and values by key are shared out
+    values by key are shared out,
+    and the new slots copy them
     the job settles                       sources wait; if it takes too long, it goes on as it was
     its driver ends                       the journal's lock is free
     the switch                            one record (clonos.upgrade.switch)
@@ -74,6 +75,8 @@ class Succession:
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
         self._prepared: Future[Prepared] = Future()
+        self._so_far = NOTHING  # what the rounds have come to
+        self._stays = False
         self._is_given_up = False
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
@@ -82,8 +85,9 @@ class Succession:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
-        if describe(before) == describe(compiled):
-            self._prepared.set_result(NOTHING)  # state stays where it is
+        self._stays = describe(before) == describe(compiled)  # state does, where it is
+        if self._stays:
+            self._prepared.set_result(NOTHING)
             return
         self._setup.merger.may_go_on.clear()  # before the layers are listed
         request = {
@@ -99,21 +103,21 @@ class Succession:
         thread.start()
 
     def _prepare(self, request: dict[str, Any]) -> None:
-        found = NOTHING
         try:
             with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
                 self._aside = aside
                 for more in self._rounds(aside):
-                    found = more or found
+                    self._so_far = more or self._so_far
         except (ClonosError, OSError) as error:
             LOGGER.info("%s: no more is prepared: %s", self._setup.compiled.name, error)
         finally:
-            self._prepared.set_result(found)
+            self._prepared.set_result(self._so_far)
 
     def _rounds(self, aside: Aside) -> Iterator[Prepared | None]:
         more: Prepared | None = None
         said, before_s, until_s = aside.said(), math.inf, time.monotonic() + PREPARED_S
-        for _ in range(min(ROUNDS, self._setup.keeper.epoch)):
+        # The layer of a round is its epoch: even that of the last is below that of the switch.
+        for _ in range(min(ROUNDS, self._setup.keeper.epoch - 1)):
             if self._is_given_up:
                 return
             began_s = time.monotonic()
@@ -210,6 +214,8 @@ class Succession:
                 remedy="try again, with a longer within=; slow calls, and timers of processing "
                 "time that never end, keep a job from settling",
             )
+        if waiting is not None:
+            waiting.follow(self._setup.keeper.layers if self._stays else self._so_far.layers)
         if waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s:
             self._may_pause.set()
         if self._may_pause.is_set() and self._prepared.done() and not self._is_asked:

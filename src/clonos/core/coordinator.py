@@ -324,7 +324,8 @@ class Coordinator:
     # --- slots --------------------------------------------------------------------------------
 
     def _on_slot_ready(self, event: SlotReady) -> None:
-        slot = Slot(event.slot, event.address, event.group, event.bound, disk=event.disk)
+        known = (event.slot, event.address, event.group, event.bound, dict(event.copies))
+        slot = Slot(*known, disk=event.disk)
         self.slots[event.slot] = slot
         self.holdings.joined(slot)
         self.moves.joined(slot)

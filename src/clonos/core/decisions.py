@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from clonos.core import messages as msg
@@ -17,13 +18,15 @@ NOBODY = Incarnation(0, 0)
 @dataclass(frozen=True, slots=True)
 class SlotReady:
     """A slot has registered. ``group``: its executor; ``bound``: the only task it can run;
-    ``disk``: the name of its local disk, the same for all slots with that disk."""
+    ``disk``: the name of its local disk, the same for all slots with that disk; ``copies``: the
+    epoch that each copy has reached which it has already (-1: it is still empty)."""
 
     slot: int
     address: str
     group: str = ""
     bound: int | None = None
     disk: str = ""
+    copies: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

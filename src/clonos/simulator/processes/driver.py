@@ -285,10 +285,18 @@ class Driver:
         if self.waiting is None:
             return self.node.turn(heard)
         self.waiting.turn(heard, self._clock.ticks_s())
+        self.waiting.follow(self._layers_by_now())
         if self.cluster.scheduler.now >= self._waits_until:
             self.waiting = None
             self.node.start()
         return TICK_S
+
+    def _layers_by_now(self) -> Chains:
+        """The first half of them for half of the time."""
+        left_ms = self._waits_until - self.cluster.scheduler.now
+        is_early = 2 * left_ms > self.cluster.options.waits_ms
+        chains = self.keeper.layers.items()
+        return {t: chain[: len(chain) // 2] if is_early else chain for t, chain in chains}
 
     def survives(self, act: Callable[[], T]) -> T | None:
         """Let the process do something. None: it has died at one of its disk operations."""
