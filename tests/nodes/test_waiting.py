@@ -86,18 +86,19 @@ class World:
         self.turn(ControlOpened(conn, register, link))
         return link
 
-    def activated(self) -> dict[int, set[int]]:
-        """By slot, the tasks that the next driver's coordinator gives it."""
+    def commands(self) -> list[Command]:
+        """What the next driver's coordinator has its slots do."""
         keeper = HouseKeeper(PLAN, lambda batch: batch.payload, lambda content: content)
         coordinator = Coordinator(PLAN, keeper, term=2, address="here")
         actions = coordinator.start()
         for ready in self.waiting.ready.values():
             actions += coordinator.handle(ready, 0)
-        found: dict[int, set[int]] = {}
-        for action in actions:
-            if isinstance(action, Command) and isinstance(action.command, msg.Activate):
-                found.setdefault(action.slot, set()).add(action.command.task)
-        return found
+        return [action for action in actions if isinstance(action, Command)]
+
+    def activated(self) -> list[tuple[int, int]]:
+        """Which slots are to run which tasks."""
+        told = ((order.slot, order.command) for order in self.commands())
+        return [(slot, order.task) for slot, order in told if isinstance(order, msg.Activate)]
 
 
 @pytest.fixture
@@ -112,7 +113,18 @@ def test_each_slot_copies_the_tasks_that_it_will_run(world):
     assert first.sent == [msg.Follow(1, layers[1])], "a source would begin to read"
     assert second.sent == [msg.Follow(3, layers[3])]
     assert spare.sent == []
-    assert world.activated() == {6: {0, 1}, 7: {2, 3}}
+    assert world.activated() == [(6, 0), (6, 1), (7, 2), (7, 3)]
+
+
+def test_who_gets_no_task_drops_its_copies(world):
+    for place in range(3):
+        world.registers(place, place)
+    world.waiting.follow({1: chain(1, 1), 3: chain(3, 1)})
+    late = world.waiting.ready.pop(1)  # its place in the line is another now
+    world.waiting.ready[1] = late
+    assert world.activated() == [(0, 0), (0, 1), (2, 2), (2, 3)]
+    drops = [order for order in world.commands() if isinstance(order.command, msg.Drop)]
+    assert drops == [Command(1, msg.Drop(3))]
 
 
 def test_it_is_ready_when_no_copy_is_empty_any_more(world):

@@ -330,6 +330,8 @@ class Coordinator:
         self.holdings.joined(slot)
         self.moves.joined(slot)
         self.recoveries.activate_waiting()
+        if event.slot not in self.roster.homes().values():
+            self.standbys.drop(slot)  # copies of single tasks are no copy of a cell
         self.standbys.fill()
 
     def _expel(self, slot: int) -> None:

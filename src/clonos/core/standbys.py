@@ -86,10 +86,14 @@ class Standbys:
     def forget(self) -> None:
         """Tasks go back to earlier floors: drop all copies, which are beyond these."""
         for slot in self._roster.slots.values():
-            for task in slot.standbys:
-                self._roster.do(Command(slot.id, msg.Drop(task)))
-            slot.standbys.clear()
+            self.drop(slot)
         self._failed.clear()
+
+    def drop(self, slot: Slot) -> None:
+        """Drop all copies of a slot."""
+        for task in slot.standbys:
+            self._roster.do(Command(slot.id, msg.Drop(task)))
+        slot.standbys.clear()
 
     def tick(self) -> None:
         """Try again to fill copies that could not be filled: the next floor may be far away."""
