@@ -73,7 +73,7 @@ class Prepared:
         return self.layers.get(task, ())
 
 
-ROUNDS: Final = 4
+ROUNDS: Final = 8
 """The largest number of rounds; data that still changes afterwards is left to the switch."""
 BASIS_BYTES: Final = 32 << 20
 """The largest size, of all tasks together, to be merged into one layer before the switch."""

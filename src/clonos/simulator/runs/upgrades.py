@@ -239,7 +239,7 @@ class Upgrades:
         store = LayerStore(_layers_of(disks), files=disks.shared.mount())
         maker = Incarnation(keeper.term + 1, BY_NO_TASK + self.switches)
         how: Any = (store, maker, ["passing"], so_far)
-        if keeper.epoch < ROUNDS:
+        if keeper.epoch <= so_far.rounds or so_far.rounds == ROUNDS:
             return None
         try:
             found = prepare(*shapes, keeper.layers, *how)
