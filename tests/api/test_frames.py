@@ -171,7 +171,7 @@ def test_udf_objects_that_are_refused():
     with pytest.raises(WrongType, match="use an arrow_udf"):
         stream().with_column("x", pandas_udf(twice, StringType()), "at")
     total = pandas_udf(_total, LongType())
-    with pytest.raises(WrongType, match="no function of one row after the other"):
+    with pytest.raises(WrongType, match="is not a function of single rows"):
         stream().with_column("x", total, "id")
     short = arrow_udf(_short, LongType())
     with pytest.raises(OperatorError, match=r"1 values of \d rows"):

@@ -37,8 +37,8 @@ def orders(**settings):
         ({"idempotent": True, "check": find}, "has a check"),
         ({"check": 7}, "7 is not a plain function"),
         ({"check": clonos.effect(find)}, "is not a plain function"),
-        ({"refused": ("x",)}, "no kind of Exception"),
-        ({"refused": BaseException}, "no kind of Exception"),
+        ({"refused": ("x",)}, "not a kind of Exception"),
+        ({"refused": BaseException}, "not a kind of Exception"),
     ],
 )
 def test_declarations_that_make_no_sense(how, said):

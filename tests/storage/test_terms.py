@@ -50,13 +50,13 @@ def test_another_journal_is_refused(terms):
 
 def test_an_old_copy_of_the_journal_is_refused(terms):
     claim(terms, position=100)
-    with pytest.raises(OtherJournal, match="record 99 only"):
+    with pytest.raises(OtherJournal, match="ends at record 99"):
         claim(terms, position=99, before=1)
     assert claim(terms, position=100, before=1).number == 2
 
 
 def test_a_journal_without_its_checkpoint_is_refused(terms):
-    with pytest.raises(OtherJournal, match="nobody has ever begun"):
+    with pytest.raises(OtherJournal, match="no driver has ever begun"):
         claim(terms, before=2)
 
 

@@ -238,7 +238,7 @@ def test_sources_go_on_where_they_were():
     after = Before(job(2)).upgraded(job(4))
     tasks = after.shape.homes["rows"]
     assert [after.layers[task].source_rows for task in tasks] == [20, 21]
-    with pytest.raises(CannotUpgrade, match="nobody knows what 3 tasks would have read") as told:
+    with pytest.raises(CannotUpgrade, match="it is not known what 3 tasks would have read") as told:
         Before(job(2)).upgraded(job(2, readers=3))
     assert "parallelism=2" in (told.value.remedy or "")
 

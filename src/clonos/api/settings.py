@@ -96,7 +96,7 @@ def require_needed(log: str, guarantee: str, on_orphan: str, history: Any) -> No
     if guarantee != "exactly_once":
         what, why = f"guarantee={guarantee!r}", "it keeps no log at all"
     elif on_orphan != "consistency":
-        what, why = f"on_orphan={on_orphan!r}", "who goes on after a loss has to say where it began"
+        what, why = f"on_orphan={on_orphan!r}", "tasks that go on after a loss need all logs"
     elif history is not None:
         what, why = f"history={history!r}", "the past is read from the logs of all tasks"
     else:

@@ -57,7 +57,7 @@ def transform_operation(
         raise NotInTasks(
             f"eventTimeColumnName={event_time_column!r}: the watermark goes on as it came",
             where=where,
-            remedy="leave it out; if results have other times, write withWatermark behind it",
+            remedy="leave it out; if results have other times, write withWatermark after it",
         )
     time = _time_of(stream, where) if mode == EVENT else None
     handle = StatefulHandle(None, mode, where)

@@ -50,7 +50,7 @@ def user_function(fn: Any, where: str) -> UserFunction | None:
         return None
     if kind not in KNOWN:
         raise WrongType(
-            f"{fn.func.__name__} is no function of one row after the other (evalType {kind})",
+            f"{fn.func.__name__} is not a function of single rows (evalType {kind})",
             where=where,
             remedy="give udf, or pandas_udf and arrow_udf from columns to a column; others become "
             "a function of map_batches",

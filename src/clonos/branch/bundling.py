@@ -21,8 +21,8 @@ from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At
 from clonos.replay.past import Past, read
 
-_HIDDEN: Final = "it kills the process; what it is was left out"
-_OTHER_VALUES: Final = "replace other columns, or give a function whose values do as well"
+_HIDDEN: Final = "it kills the process; its content was left out"
+_OTHER_VALUES: Final = "replace other columns, or give a function that returns suitable ones"
 
 
 class BundleTooLarge(ClonosError):

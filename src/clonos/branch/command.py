@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FUNCTION",
-        help="this function always answers the same question alike; may be repeated",
+        help="this function gives the same answer to the same question; may be repeated",
     )
     parser.add_argument(
         "--compare", metavar="SINK", help="show the differences of this sink, row by row"

@@ -68,7 +68,7 @@ class LiveLog:
             self._version = version
         if version != self._version:
             raise OtherJob(
-                "the job has got another graph, or other functions, since its log is followed",
+                "the job has got another graph, or other functions, since the canary began",
                 where=self.compiled.name,
                 remedy="begin another canary",
             )

@@ -103,7 +103,7 @@ class ServedHolder:
         except (PeerUnreachable, AuthenticationFailed, MalformedMessage) as error:
             raise errors.LogUnreachable(
                 f"the log at {self.address} does not answer: {error}",
-                remedy="check that the driver lives and that executors reach it at this address "
+                remedy="check that the driver runs and that executors reach it at this address "
                 "(causal.start(host=...)); the task can be tried again, nothing is lost",
             ) from error
         if isinstance(reply, m.Failed):

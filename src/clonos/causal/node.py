@@ -371,7 +371,7 @@ class AnswerNode:
         self._mend_at_s = self._now_s + MEND_S
         error = LogBroken(
             f"the log cannot be written: {event.error.what}",
-            remedy="see to the disk of the log's directory; what was acknowledged is safe, and the "
+            remedy="check the disk of the log's directory; what was acknowledged is safe, and the "
             "task can be tried again",
         )
         unsettled, self._unsettled = self._unsettled, []

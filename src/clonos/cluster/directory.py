@@ -89,7 +89,7 @@ class JobDirectory:
             )
         if checkpoint_dir is None and _is_shared(journal):
             raise BadDirectory(
-                "with its journal on no local disk, a job needs a checkpoint_dir for its state",
+                "with its journal not on a local disk, a job needs a checkpoint_dir for its state",
                 remedy="give a checkpoint_dir that other machines reach, too",
             )
         if checkpoint_dir is None:

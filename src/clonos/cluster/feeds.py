@@ -234,7 +234,7 @@ class Feeds:
             self._readers.look(lambda codes: self._floors(kept, codes))
             self._end_tables(layers)
         except Exception as error:  # noqa: BLE001 - tried again; a thread could not report it
-            LOGGER.warning("read files of a spool could not be deleted: %s", error)
+            LOGGER.warning("files of a spool that were read could not be deleted: %s", error)
             return False
         return True
 

@@ -285,8 +285,8 @@ class ImpliedStep(RunningStep):
         return Divergence(
             f"step {self.position} {what}, but its task is taken to be deterministic and shares no "
             "log",
-            remedy="leave out deterministic=True where a function asks the world; of ctx it may "
-            "only use random",
+            remedy="leave out deterministic=True for a function that asks the world; it may use "
+            "only ctx.random",
         )
 
 

@@ -56,7 +56,7 @@ class Answers:
         files, path = files_of(folder)
         if not files.is_local:
             raise DefinitionError(
-                f"answers are logged on a local disk, and {folder} is none",
+                f"answers are logged on a local disk, and {folder} is not on one",
                 where=graph.name,
                 remedy='call causal.start(spark, store="postgresql://...") before',
             )

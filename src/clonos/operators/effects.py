@@ -96,7 +96,7 @@ class Effect:
         for kind in kinds:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise WrongType(
-                    f"refused= has {kind!r}, which is no kind of Exception", where=where
+                    f"refused= has {kind!r}, which is not a kind of Exception", where=where
                 )
         if self.on_unknown not in _POLICIES:
             raise WrongType(

@@ -374,7 +374,7 @@ class States:
             before, state = self._known[name]
             if before != told:
                 raise WrongType(
-                    f"the state {name!r} is declared twice, and not alike",
+                    f"the state {name!r} is declared twice, and differently",
                     where=self._where,
                     remedy="give it another name",
                 )
@@ -390,7 +390,7 @@ class States:
             raise WrongType(
                 f"ttlDurationMs={ttl_ms!r}",
                 where=self._where,
-                remedy="give a whole number of milliseconds from 1 on",
+                remedy="give a whole number of milliseconds, 1 or more",
             )
         if ttl_ms is not None and self._mode != PROCESSING:
             raise WrongType(

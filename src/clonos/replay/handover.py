@@ -63,7 +63,7 @@ def sent_since(
         raise CannotRewind(
             f"what it has made since cannot be made again: {error.what}",
             where=error.where,
-            remedy="give those who stay the functions and the rows that they had; or take the "
+            remedy="give the tasks that stay the functions and the rows that they had; or take the "
             "whole job back",
         ) from error
     return found

@@ -139,7 +139,7 @@ def _superseded(compiled: CompiledJob, section: Collection[int] | None) -> tuple
             raise CannotRewind(
                 f"a sink of kind {kind} cannot take its output back",
                 where=name,
-                remedy="leave outputs= at 'keep', and see yourself to what was delivered since",
+                remedy="leave outputs= at 'keep', and deal with what was delivered since yourself",
             )
     return tuple(found)
 
@@ -204,7 +204,7 @@ def _rewind(
             raise JournalBroken(
                 "the journal could not be begun anew, so perhaps nothing has changed",
                 where=directory.journal_root,
-                remedy="see to the disk, look at clonos history, and rewind again",
+                remedy="check the disk, look at clonos history, and rewind again",
             )
         directory.claim(compiled, version + 1)
         sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
@@ -308,7 +308,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--outputs",
         choices=get_args(Outputs),
         default="keep",
-        help="what becomes of what was delivered since",
+        help="what happens to the output delivered since",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would happen")
     parser.add_argument(
@@ -319,7 +319,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sole-driver",
         action="store_true",
-        help="where the file system cannot tell: you see to it that nobody runs the job",
+        help="where the file system cannot tell: you make sure that no driver runs the job",
     )
 
 

@@ -382,6 +382,6 @@ def _chosen_limit(options: Mapping[str, str]) -> tuple[str, int] | None:
         raise DefinitionError(
             f"a limit that cannot be kept: {said}",
             where=FORMAT,
-            remedy=f"give one of {', '.join(_SIZES)}, a whole number from 1 on",
+            remedy=f"give one of {', '.join(_SIZES)}, a whole number, 1 or more",
         )
     return (given[0], int(text)) if given else None

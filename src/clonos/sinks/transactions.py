@@ -139,7 +139,7 @@ def mark_lost(lane: Lane, what: str) -> MarkLost:
     return MarkLost(
         f"the store has lost the mark of what this job has written before ({what})",
         where=lane.task,
-        remedy="was it restored from a backup, or did a replica take over that had not all "
+        remedy="was it restored from a backup, or did a replica take over that lacked "
         "commits? Put the mark back together with the rows, or start the job afresh, with another "
         "checkpoint_dir",
     )

@@ -220,7 +220,7 @@ def websocket(
         raise WrongType(
             "what is subscribed to, or a header, is not a text in one line",
             where="websocket",
-            remedy="give texts; encode what is none, such as with json.dumps",
+            remedy="give texts; encode anything else, for example with json.dumps",
         )
     inlet = Websocket(url, texts, given, message_bytes)
     return _offered("websocket", inlet, value, schema, "1 day", metadata=metadata)

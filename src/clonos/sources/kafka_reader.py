@@ -204,7 +204,7 @@ class KafkaReader(CutReader):
                     raise driver().KafkaException(metadata.error)
                 raise self._failed(
                     f"there is no topic {topic!r} for this job: {metadata.error.str()}",
-                    "create the topic, or see that the job may read it",
+                    "create the topic, or check that the job may read it",
                 )
             found += [(topic, number) for number in metadata.partitions]
         return sorted(p for p in found if task_of(p, self._parallelism) == self._index)
@@ -392,7 +392,7 @@ class KafkaReader(CutReader):
         return SourceError(
             what,
             where=repr(self._topics.cluster),
-            remedy=remedy or "see that every executor reaches the brokers and may read the topics",
+            remedy=remedy or "check that all executors reach the brokers and may read the topics",
         )
 
 

@@ -349,7 +349,7 @@ class Spool:
             raise Superseded(
                 "another driver has taken a batch of this spool",
                 where=f"{self.uri}/{manifest.path}",
-                remedy="see who started it; rows that were taken are safe",
+                remedy="find out who started it; rows that were taken are safe",
             )
         self._kept.append(manifest)
 

@@ -368,7 +368,7 @@ class _Walker:
         """A Python function."""
         kind = int(part.evalType())
         if kind not in KNOWN:
-            raise self._refusal(part, f"it is no function of a row (evalType {kind})", _FUNCTION)
+            raise self._refusal(part, f"it is not a function of a row (evalType {kind})", _FUNCTION)
         arguments = tuple(self.walk(child) for child in _elements(part.children()))
         result = self._type(part)
         for data_type in (*(argument.type for argument in arguments), result):

@@ -189,7 +189,7 @@ class LayerStore:
         return UnreadableLayer(
             f"the stored layer cannot be read: {why}",
             where=f"{self._uri}/{path}",
-            remedy="recover from an older floor or a standby; see that every process reaches the "
+            remedy="recover from an older floor or a standby; check that every process reaches the "
             "store and that nothing else deletes from it",
         )
 

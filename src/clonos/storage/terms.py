@@ -128,7 +128,7 @@ class Terms:
                 "this file system cannot refuse one of two drivers that start at once",
                 where=self._folder.root,
                 remedy="keep the checkpoint on a local disk or on HDFS; or say sole_driver=True, "
-                "if you see to it that no two drivers of this job ever run at once",
+                "if you make sure that no two drivers of this job ever run at once",
             )
         newest = self.newest()
         self._require_ours(newest, checkpoint, position, before)
@@ -144,12 +144,12 @@ class Terms:
         self, newest: Term | None, checkpoint: str, position: int, before: int
     ) -> None:
         if newest is None:
-            why = "nobody has ever begun a term there, though this journal knows of one"
+            why = "no driver has ever begun a term there, though this journal knows of one"
             is_ours = before == 0
         elif newest.checkpoint != checkpoint:
             why, is_ours = f"it belongs to {newest}", False
         else:
-            why = f"this journal has come to record {position} only, that of {newest} to "
+            why = f"this journal ends at record {position}, that of {newest} at "
             why += f"{newest.position}: this one is an old copy"
             is_ours = newest.position <= position
         if not is_ours:
@@ -194,7 +194,7 @@ def superseded(rival: Term, where: str) -> Superseded:
     return Superseded(
         f"another driver goes on with this job: {rival}",
         where=where,
-        remedy="see who started it; this one has ended, and nothing is lost",
+        remedy="find out who started it; this one has ended, and nothing is lost",
     )
 
 
@@ -203,7 +203,7 @@ def taken_over(where: str) -> Superseded:
     return Superseded(
         "another driver has taken over this job's journal",
         where=where,
-        remedy="if you did not expect that, see who started it; this driver has ended, and "
+        remedy="if you did not expect that, find out who started it; this driver has ended, and "
         "nothing is lost",
     )
 

@@ -118,7 +118,7 @@ def check_sink(
         check.run("an older life writes", check.older_life),
         check.run("two copies of a life write", check.two_copies),
         check.run("killed at every line", check.killed),
-        check.run("frozen at every line, and woken behind its successor", check.frozen),
+        check.run("frozen at every line, and woken after its successor", check.frozen),
     ]
     if away is not None:
         findings.append(check.run("the store is away and back", lambda: check.away(away)))
@@ -309,7 +309,7 @@ class _Place:
             self.write(life, group)
         except Fenced:
             return
-        raise _Wrong("an older life could write behind a newer one, and was not fenced")
+        raise _Wrong("an older life could write after a newer one, and was not fenced")
 
     def expect(self, *ids: int) -> None:
         self.expect_rows([(n, f"word {n}") for n in ids])

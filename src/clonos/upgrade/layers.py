@@ -308,7 +308,7 @@ class Redistribution:
         if not former or all(layer.source_ended for layer in former):
             return 0, b"", bool(former)
         raise CannotUpgrade(
-            f"{len(former)} tasks have read from this source, and nobody knows what "
+            f"{len(former)} tasks have read from this source, and it is not known what "
             f"{code.parallelism} tasks would have read",
             where=name,
             remedy=f"leave it as it was, job.source(..., parallelism={len(former)}), and give what "

@@ -143,7 +143,7 @@ class Rewind:
                 had_ended = self.layers[channel.sender].end_is_out
                 if keeper.inputs[channel.id].ended and not had_ended:
                     raise CannotRewind(
-                        "its output has ended since, and whoever reads it may know that",
+                        "its output has ended since, and its readers may know that",
                         where=self._plan.tasks[channel.sender].name,
                         remedy="choose a later point",
                     )

@@ -127,7 +127,7 @@ class Switch:
         keeper = self._keeper
         if self._before.plan.loops or self._compiled.plan.loops:
             raise CannotUpgrade(
-                "rows go round in the job: who is in a loop cannot be told from who is before it",
+                "rows go round in the job: tasks in a loop cannot be told from those before it",
                 remedy="start it with the graph that it had; its functions may be others",
             )
         if keeper.complete:
@@ -173,7 +173,7 @@ def require_stored(plan: Plan) -> None:
 def not_stored(task: str, level: str) -> CannotUpgrade:
     """The error for state that is lost with the job's processes or machines."""
     return CannotUpgrade(
-        f"its state is kept with persistence={level!r}, and whoever takes over reads it in the "
+        f"its state is kept with persistence={level!r}, and a new graph reads it from the "
         "checkpoint directory",
         where=task,
         remedy="keep it with persistence='store', or start the new job in another checkpoint_dir",

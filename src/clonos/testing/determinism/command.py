@@ -15,7 +15,7 @@ from clonos.testing.determinism.check import (
     check_deterministic,
 )
 
-SUMMARY: Final = "whether each function of a job, given the same, does the same"
+SUMMARY: Final = "check that each function of a job, given the same input, does the same"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
