@@ -28,24 +28,13 @@ from clonos.causal.node import (
 )
 from clonos.storage.journal import JournalBroken
 from clonos.transport.events import ClientClosed, ClientOpened
+from tests.link import Link
 
 SEEDS = 150
 
 
-class Peer:
-    """The node's end of a stream; what is sent waits until the world delivers it."""
-
-    def __init__(self, conn_id: int) -> None:
-        self.conn_id = conn_id
-        self.stood = True
-        self.sent: list[Any] = []
-        self.is_closed = False
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        self.is_closed = True
+class Peer(Link):
+    """What is sent waits until the world delivers it."""
 
     def take(self) -> list[Any]:
         sent, self.sent = self.sent, []
