@@ -184,7 +184,7 @@ def test_what_was_forgotten_stays_forgotten():
     peer = opened(world)
     world.turn((1, m.Append(KEY, "e", b"one", 2)))
     world.turn(world.disk.settle())
-    world.turn((1, m.Truncate("q", None, 3)))
+    world.turn((1, m.Forget("q", 3)))
     assert peer.take() == [m.Done(2)]
     world.turn(world.disk.settle())
     assert peer.one() == m.Done(3)
