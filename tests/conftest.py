@@ -4,7 +4,6 @@ import gc
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import pyspark
 import pytest
 
 from clonos_bench.run import end_jvm
+from tests.processes import free_port
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,9 +71,7 @@ class PostgresServer:
             shutil.chown(folder, "postgres")
         data = f"{folder}/data"
         self._run([f"{binaries}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "-N"])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         self._options += " -c max_prepared_transactions=2"
         self._control = [f"{binaries}/pg_ctl", "-D", data, "-l", f"{folder}/log", "-w"]
@@ -204,10 +202,8 @@ def redis_url() -> Iterator[str]:
     if binary is None:
         pytest.skip("Redis is not installed here (Debian's package: redis-server)")
     redis = pytest.importorskip("redis")
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        port = free_port()
         command = [
             binary,
             "--port",
@@ -238,9 +234,7 @@ def mqtt_port() -> Iterator[int]:
     if binary is None:
         pytest.skip("Mosquitto is not installed here (Debian's package: mosquitto)")
     pytest.importorskip("paho.mqtt.client")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="mqtt-") as folder:
         config = Path(folder, "conf")
         config.write_text(

@@ -1,6 +1,41 @@
-"""What tests ask about processes that they have not started themselves."""
+"""Processes that tests start and kill, or ask about, and the ports at which they listen."""
 
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def start(script: str, *arguments: object) -> Any:
+    """A process that runs a script, which prints a line when it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def kill(process: Any) -> None:
+    """Returns when it is gone."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def is_there(pid: int) -> bool:

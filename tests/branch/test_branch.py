@@ -11,7 +11,6 @@ import pytest
 
 import clonos
 from clonos.branch import Branch, Budget, CannotReplace, Unanswered
-from clonos.core.history import Keep
 from clonos.simulator.jobs.arrow import _START as START
 from clonos.simulator.jobs.arrow import (
     SCHEMA,
@@ -22,24 +21,16 @@ from clonos.simulator.jobs.arrow import (
     look_up,
     random_arrow_job,
 )
-from clonos.simulator.runs.seeds import random_options, simulate_job
 from tests.replay.test_points import at_point
 from tests.replay.test_replay import past_of
+from tests.simulated import with_history
 
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 80))]
 
 
 def simulated(job, seed, **how):
     """A run with kills, of which everything is kept."""
-    random = Random(f"branch {seed}")
-    options = random_options(random, job)
-    options.epoch_ms, options.floors_at_end, options.availability = 20.0, 4, False
-    options.keep = Keep(ms=1 << 40, every_ms=40)
-    for name, value in how.items():
-        setattr(options, name, value)
-    result, cluster = simulate_job(seed, job, options, random)
-    assert not result.failure
-    return cluster
+    return with_history(job, seed, Random(f"branch {seed}"), **how)
 
 
 def points_of(job, cluster):

@@ -13,27 +13,20 @@ import pytest
 import clonos
 from clonos.branch import Branch, CannotReplace
 from clonos.branch.bundling import Wanted, made_of
-from clonos.core.history import Keep
 from clonos.errors import Divergence, OtherJob
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.errors import UnreadableBundle
 from clonos.replay.kept import since
 from clonos.replay.past import read
 from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob, Running, enrich, random_arrow_job
-from clonos.simulator.runs.seeds import random_options, simulate_job
 from tests.replay.test_replay import past_of
+from tests.simulated import with_history
 
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 60))]
 
 
 def simulated(job, seed):
-    random = Random(f"bundle {seed}")
-    options = random_options(random, job)
-    options.epoch_ms, options.floors_at_end, options.availability = 20.0, 4, False
-    options.keep = Keep(ms=1 << 40, every_ms=40)
-    result, cluster = simulate_job(seed, job, options, random)
-    assert not result.failure
-    return cluster
+    return with_history(job, seed, Random(f"bundle {seed}"))
 
 
 def bundled(job, cluster, tmp_path, number=1, **wanted):

@@ -28,24 +28,13 @@ from clonos.causal.node import (
 )
 from clonos.storage.journal import JournalBroken
 from clonos.transport.events import ClientClosed, ClientOpened
+from tests.link import Link
 
 SEEDS = 150
 
 
-class Peer:
-    """The node's end of a stream; what is sent waits until the world delivers it."""
-
-    def __init__(self, conn_id: int) -> None:
-        self.conn_id = conn_id
-        self.stood = True
-        self.sent: list[Any] = []
-        self.is_closed = False
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        self.is_closed = True
+class Peer(Link):
+    """What is sent waits until the world delivers it."""
 
     def take(self) -> list[Any]:
         sent, self.sent = self.sent, []
@@ -195,7 +184,7 @@ def test_what_was_forgotten_stays_forgotten():
     peer = opened(world)
     world.turn((1, m.Append(KEY, "e", b"one", 2)))
     world.turn(world.disk.settle())
-    world.turn((1, m.Truncate("q", None, 3)))
+    world.turn((1, m.Forget("q", 3)))
     assert peer.take() == [m.Done(2)]
     world.turn(world.disk.settle())
     assert peer.one() == m.Done(3)

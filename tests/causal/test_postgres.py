@@ -132,7 +132,7 @@ def test_a_batch_that_begins_is_the_floor(holder, where):
         one.open(where._replace(batch=7), "2", "e")
     with pytest.raises(causal.BelowFloor):
         one.append(where._replace(batch=7), "e", b"zombie")
-    one.truncate(where.scope, None)
+    one.forget(where.scope)
     assert one.open(where, "3", "e").length == 0
 
 

@@ -158,7 +158,7 @@ def test_the_budget_is_a_typed_error(tmp_path, holder_of):
         holder.append(KEY, "e", bytes(500))
         with pytest.raises(errors.LogFull, match="bytes_max"):
             holder.append(KEY, "e", bytes(500))
-        holder.truncate("query", None)
+        holder.forget("query")
         holder.open(KEY, "1", "e")
         holder.append(KEY, "e", bytes(500))
 

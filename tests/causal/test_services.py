@@ -319,7 +319,7 @@ def test_a_key_names_what_is_asked_not_where(attempt):
 def test_a_fresh_run_of_the_same_name_has_other_keys(attempt):
     first = keys_of(attempt, [1, 2])
     with attempt():
-        process.holder().truncate("run", None)  # as at the end of a run
+        process.holder().forget("run")  # as at the end of a run
     again = keys_of(attempt, [1, 2])
     assert not {key for keys in first.values() for key in keys} & {
         key for keys in again.values() for key in keys

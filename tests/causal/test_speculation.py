@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pyspark import TaskContext, cloudpickle
 
 from clonos import causal
 from clonos.spark.session import get_or_create
+from tests.processes import free_port
 
 from .conftest import model_service
 
@@ -54,9 +54,7 @@ def started(folder: Path, host: str, *arguments: str):
 def spark(new_jvm, tmp_path_factory):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors have no tests
     folder = tmp_path_factory.mktemp("cluster")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     deploy, url = "org.apache.spark.deploy", f"spark://127.0.0.1:{port}"
     worker = (f"{deploy}.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", url)
     settings = {

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+
+from tests.cluster.test_persistence import TASK, wait_current
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
     pytest.mark.timeout(900),
 ]
-TASK = "running[0]"
-
-
-def wait_current(kit: Any, job: Any) -> None:
-    """Until the copy has the newest checkpoint. Rows are held back, so it stays so."""
-    kit.wait_quiet(job)
-
-    def is_current() -> bool:
-        found = {task.name: task for task in job.last_progress.tasks}
-        at_rest = not any(task.steps_to_replay for task in found.values())
-        return at_rest and found[TASK].current_standbys == 1
-
-    kit.wait_for(is_current)
 
 
 def test_a_killed_task_is_restored_from_the_nearest_level_that_is_left(kit, spark, tmp_path):

@@ -39,7 +39,7 @@ def rows_in(running: Any) -> int:
 
 
 def wait_current(kit: Any, running: Any) -> None:
-    """Until floors are where tasks are, and copies have them."""
+    """Until floors are where tasks are, and copies have them. Rows are held back: it stays so."""
     kit.wait_quiet(running)
 
     def is_current() -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import clonos
 from clonos.cluster import audience
 from clonos.cluster.audience import JobAudience, Observer, Post, Warnings
 from clonos.cluster.listener import Listener
@@ -27,6 +26,7 @@ from clonos.nodes.views import (
 )
 from clonos.operators.chain import ChainProgram
 from clonos.testing.in_memory import InMemoryRun
+from tests.nodes.test_progress import word_count
 
 WAIT_S = 10.0
 STARTED = JobStarted("wordcount", "wordcount-1", 1, ("lines[0]",), 5, "app")
@@ -137,13 +137,7 @@ def test_nobody_listens_costs_no_thread(watched, warnings):
 
 
 def test_what_a_chain_counts():
-    job = clonos.Job("wordcount")
-    texts = [("to be or",), ("not to be",)]
-    lines = job.source(clonos.sources.from_batches([texts], schema="value string"), name="lines")
-    words = lines.flat_map(lambda row: row.value.split(), schema="word string", name="words")
-    counts = words.key_by("word").window(clonos.tumbling("1 second")).agg(n=clonos.count())
-    counts.sink(clonos.sinks.collect(), name="out")
-    run = InMemoryRun(job.compile())
+    run = InMemoryRun(word_count().compile())
     run.run()
     counted = {}
     for code in run._compiled.codes:

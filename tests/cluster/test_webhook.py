@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import socket
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 import clonos
+from tests.processes import free_port
 
 pytestmark = [
     pytest.mark.spark,
@@ -28,9 +28,7 @@ def post(port: int, n: int) -> int:
 
 
 def test_each_request_is_there_once_though_tasks_die_and_senders_repeat(kit, spark, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def start() -> Any:
         job = clonos.Job(

@@ -162,9 +162,9 @@ def test_known_bad_bytes(data: bytes) -> None:
 
 def test_sizes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MESSAGE_BYTES_MAX", 100)
-    stop = messages.Stop("x" * 200)
+    life = Incarnation(1, 0)
     with pytest.raises(ProtocolError, match="more than 100"):
-        encode(stop)
+        encode(messages.Unreachable(0, life, 0, life, "x" * 200))
     with pytest.raises(MalformedMessage, match="more than 100"):
         decode(msgpack.packb([25, "x" * 200]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import uuid
@@ -27,6 +26,7 @@ from clonos.testing import InMemoryRun
 from tests.oracle.programs import FAR_ROW, SCHEMA, batch_of, batches_of, build, rows_of
 
 pytest.importorskip("grpc_status")
+from tests.processes import free_port
 
 pytestmark = [
     pytest.mark.spark,
@@ -68,9 +68,7 @@ out = source(0).with_watermark("t", "1 hour").key_by("k").join(
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),

@@ -5,15 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.core.messages import Kind
-from clonos.simulator.jobs.arrow import ArrowJob
-from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos_bench.nexmark import Generator
 from clonos_bench.nexmark.queries import QUERIES, Auctions
+from tests.simulated import delivered
 
 EVENTS = 3500
 DELAY_US = 20_000
@@ -29,21 +26,7 @@ def run(number, seed):
     job = clonos.Job("nexmark", parallelism=2, sharing_depth=depth)
     house = Auctions(job, EVENTS, delay_us=DELAY_US, block_events=100)
     QUERIES[number](house).sink(clonos.sinks.collect(), name="out")
-    arrow = ArrowJob(job.compile())
-    options = random_options(random, arrow)
-    options.availability = False
-    options.rows_at_once = 20
-    result, cluster = simulate_job(seed, arrow, options, random)
-    assert result.verdict == "ok", f"query {number}, seed {seed}: {result.failure}"
-    batches = [
-        payload
-        for code in arrow.compiled.codes
-        if code.sink is not None
-        for kind, payload, _ in cluster.recorder.output(code.task.id)
-        if kind == Kind.BATCH
-    ]
-    schema = next(code.sink.schema for code in arrow.compiled.codes if code.sink is not None)
-    return pa.Table.from_batches(batches, schema), cluster.deaths
+    return delivered(job, seed, random, rows_at_once=20)
 
 
 @pytest.mark.parametrize("number", sorted(QUERIES))

@@ -36,6 +36,7 @@ from clonos.transport.events import (
     Register,
     TaskStatistics,
 )
+from tests.link import Link
 
 PLAN = Plan(
     (TaskSpec(0, "lines[0]", "lines", 0, (), (0,), is_source=True, sink="out"),),
@@ -47,21 +48,6 @@ SILENCE_S = 10.0
 
 class SparkIsGone(ClonosError):
     """Says nothing against the job."""
-
-
-class Link:
-    stood = True
-
-    def __init__(self, conn_id: int) -> None:
-        self.conn_id = conn_id
-        self.sent: list[Any] = []
-        self.is_closed = False
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def injected(link: Link) -> list[int]:

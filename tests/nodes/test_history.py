@@ -16,7 +16,8 @@ from clonos.nodes import events
 from clonos.nodes.commits import ROTATE_BYTES
 from clonos.nodes.history import AGAIN_S
 from clonos.nodes.layers import GARBAGE_S
-from tests.nodes.test_driver import Link, World
+from tests.link import Link
+from tests.nodes.test_driver import World
 
 
 class KeepingWorld(World):

@@ -27,6 +27,7 @@ from clonos.nodes.places import (
 )
 from clonos.nodes.versions import HASH_SEED
 from clonos.transport.events import ControlOpened, Register
+from tests.link import Link
 
 DIED = ClonosError("it has died")
 BROKEN = SlotBroken("KeyError: 3 (resident.py:10)", where="slot 0")
@@ -51,21 +52,6 @@ class Launcher:
 
     def describe(self, task: str, text: str) -> None:
         self.described.append(f"{task}, {text}")
-
-
-class Link:
-    stood = True
-
-    def __init__(self, conn_id: int) -> None:
-        self.conn_id = conn_id
-        self.sent: list[Any] = []
-        self.is_closed = False
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class World:

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.columns.batches import to_bytes
-from clonos.core.messages import Kind
 from clonos.errors import BadGraph, ProtocolError, UnknownColumn, WrongType
 from clonos.operators.look_up import VERSIONS, SideTable
-from clonos.simulator.jobs.arrow import ArrowJob
-from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos.testing import Batches, End, Source, StepHarness, Watermark, check_restore, rows
 from clonos.testing.harness import Event
+from tests.simulated import delivered
 
 TABLE = pa.schema([("id", pa.int64()), ("label", pa.string())])
 IDS = range(3)
@@ -128,7 +126,7 @@ def test_without_the_driver_there_is_no_table():
         StepHarness(code.program()).input(code.task.inputs[0], [(1,)], "k long")
 
 
-def simulated(seed):
+def killed(seed):
     random = Random(seed)
     depth: Any = random.choice((0, 1, 2, "full"))
     job = clonos.Job("side", parallelism=2, sharing_depth=depth)
@@ -142,29 +140,16 @@ def simulated(seed):
     given_versions = clonos.sources.from_batches([version_row(v) for v in range(1, 8)], VERSIONS)
     vertices["op.table"].source.__dict__["factory"] = given_versions.factory
     vertices["op"].__dict__["operation"] = shipped(vertices["op"].operation)
-    arrow = ArrowJob(job.compile())
-    options = random_options(random, arrow)
-    options.availability = False
-    options.rows_at_once = 3
-    result, cluster = simulate_job(seed, arrow, options, random)
-    assert result.verdict == "ok", f"seed {seed}: {result.failure}"
-    found = [
-        row
-        for code in arrow.compiled.codes
-        if code.sink is not None
-        for kind, payload, _ in cluster.recorder.output(code.task.id)
-        if kind == Kind.BATCH
-        for row in rows(payload)
-    ]
-    return found, cluster.deaths
+    return delivered(job, seed, random, rows_at_once=3)
 
 
 def test_under_kills_the_versions_are_those_of_the_log():
     """That replays see the same ones is the invariant of equivalence; here, that they change."""
     deaths, versions = 0, set()
     for seed in range(12):
-        found, died = simulated(seed)
+        table, died = killed(seed)
         deaths += died
+        found = rows(table)
         assert sorted(key for key, _ in found) == sorted(i % 4 for i in range(60))
         for key, label in found:
             assert label is None or label.startswith(f"{key} in version ")

@@ -10,9 +10,21 @@ from typing import Any
 from clonos.core.plan import Incarnation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.transport.inbox import Inbox
 
 WAIT_S = 100.0
 """Only a test that has failed waits for so long."""
+
+
+class Real:
+    """The real port, which tells its loop by an inbox what has come."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self.heard: list[Any] = []
+
+    def until(self, condition: Callable[[], object]) -> None:
+        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
 
 def wait(condition: Callable[[], object], listen: Callable[[], object]) -> None:

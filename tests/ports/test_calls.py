@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,24 +16,22 @@ from clonos.nodes.ports import Calls
 from clonos.operators.service import Policy
 from clonos.runtime.calls import CallRunner
 from clonos.simulator.processes.calls import SlotCalls
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 LIFE, OTHER = 7, 8
 CALLS = 30
 
 
-class InEventLoop:
+class InEventLoop(Real):
     """The service is a function that waits until it may answer."""
 
     def __init__(self) -> None:
-        self._inbox = Inbox()
+        super().__init__()
         self._runner = CallRunner(self._inbox.put)
         self._may_answer = threading.Event()
         self._may_answer.set()
         self.port: Calls = self._runner
-        self.heard: list[Any] = []
         self.asked: list[int] = []
         self._policy = Policy(
             fn=self._ask,
@@ -60,9 +58,6 @@ class InEventLoop:
 
     def request(self, number: int) -> Request:
         return Request(self._policy, (number,), number)
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     def close(self) -> None:
         self._may_answer.set()

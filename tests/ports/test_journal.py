@@ -16,24 +16,19 @@ from clonos.nodes.events import Committed, JournalFailed
 from clonos.nodes.ports import Journal as JournalPort
 from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 
-class OnDisk:
+class OnDisk(Real):
     """A journal in files, written at once or by a thread."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         self._folder, self._patch = folder, patch
-        self._inbox = Inbox()
         self._file = JournalFile(folder, "fsync", self._inbox.put)
         self._thread = JournalThread(self._file, self._inbox)
         self.port: JournalPort = self._thread
-        self.heard: list[Any] = []
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     def fail(self, is_failing: bool) -> None:
         if not is_failing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,18 @@ from clonos.sinks import collect
 from clonos.sources import from_batches
 from clonos.spark.session import get_or_create
 from clonos.transport.events import ControlOpened
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 PLACES = 3
 
 
-class OnSpark:
+class OnSpark(Real):
     """A process leaves a file with its place, and ends when another one says how."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self._folder, self._inbox = folder, Inbox()
+        super().__init__()
+        self._folder = folder
         self._spark = get_or_create(f"local[{2 * PLACES}]", "launcher")
         where = str(folder)
 
@@ -50,10 +50,6 @@ class OnSpark:
         shipment: Any = type("Shipment", (), {"job_id": "launcher"})
         self._pool = SlotPool(self._spark, compile_graph(job.graph), shipment, self._inbox, 0)
         self.port: Launcher = self._pool
-        self.heard: list[Any] = []
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     def came(self) -> list[int]:
         """The places whose processes have come, each as often as it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,23 @@ from clonos.nodes.events import DiskAnswered
 from clonos.nodes.ports import Scratch
 from clonos.runtime.scratch import LocalScratch
 from clonos.simulator.processes.scratch import SlotScratch
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 LIFE, OTHER, CHANNEL = 7, 8, 3
 
 
-class OnDisk:
+class OnDisk(Real):
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         self._folder, self._patch = folder, patch
         patch.setenv("SPARK_LOCAL_DIRS", str(folder))
-        self._inbox = Inbox()
         self._scratch = LocalScratch(self._inbox.put, digests=True)
         self.port: Scratch = self._scratch
-        self.heard: list[Any] = []
 
     def batch(self, number: int) -> Any:
         texts = pa.array([None if number % 2 else "x"], pa.string())
         return seal(pa.record_batch({"n": [number], "t": texts}))
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     def fill_up(self) -> None:
         self._patch.setenv("SPARK_LOCAL_DIRS", str(self._folder / "missing"))

@@ -15,29 +15,24 @@ from clonos.nodes.ports import Prefetch
 from clonos.simulator.processes.slot import SlotPrefetch
 from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import BatchesReader
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 ROWS = 12
 
 
-class ByThread:
+class ByThread(Real):
     """The rows are 0, 1, 2, ..."""
 
     def __init__(self) -> None:
+        super().__init__()
         batch = pa.record_batch({"n": list(range(ROWS))})
-        self._inbox = Inbox()
-        self.heard: list[Any] = []
         self.port: Prefetch = PrefetchThread(
             BatchesReader([batch], batch.schema),
             lambda: self._inbox.put(RowsReady()),
             batch_rows_max=3,
             linger_s=0.0,
         )
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     @staticmethod
     def rows(ready: SourceRows) -> list[int]:

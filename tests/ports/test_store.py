@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,24 +30,19 @@ from clonos.runtime.layers import Layers
 from clonos.simulator.processes.durable import SlotStore
 from clonos.storage import retry
 from clonos.storage.files import LocalFiles
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 
-class InFolder:
+class InFolder(Real):
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         self._folder, self._patch = folder, patch
         patch.setattr(retry, "FIRST_PAUSE_S", 0.001)
-        self._inbox = Inbox()
         levels, local = (MEMORY, LOCAL, STORE), folder / "local"
         self._layers = Layers(str(folder / "store"), "fsync", self._inbox, levels, str(local))
         self._folder = folder / "store"
         self.port: Store = self._layers
-        self.heard: list[Any] = []
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     def fail(self, for_calls: int) -> None:
         """The next calls that write fail."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -18,9 +18,8 @@ from clonos.nodes.ports import Writer
 from clonos.runtime.writers import TaskWriter
 from clonos.simulator.processes.slot import SlotWriter
 from clonos.sinks.lanes import OutputWriter
-from clonos.transport.inbox import Inbox
 
-from .common import Simulated, wait
+from .common import Real, Simulated
 
 LIFE, CHANNEL = 7, 3
 OUTPUTS = 20
@@ -48,16 +47,12 @@ class Store:
         """Nothing is open."""
 
 
-class ByThread:
+class ByThread(Real):
     def __init__(self) -> None:
+        super().__init__()
         self.store = Store()
-        self._inbox = Inbox()
         writer: OutputWriter = self.store
         self.port: Writer = TaskWriter(writer, self._inbox, "output of a test")
-        self.heard: list[Any] = []
-
-    def until(self, condition: Callable[[], object]) -> None:
-        wait(condition, lambda: self.heard.extend(self._inbox.take()))
 
     def close(self) -> None:
         self.port.close()  # type: ignore[attr-defined]

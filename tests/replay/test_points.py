@@ -13,9 +13,9 @@ from clonos.errors import WrongType
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.kept import Pin, find, parse_time, require_there, since
 from clonos.simulator.jobs.arrow import random_arrow_job
-from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos.storage.layers import LayerStore
 from tests.replay.test_replay import past_of
+from tests.simulated import with_history
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 60))]
 
@@ -35,11 +35,7 @@ def test_all_since_a_point_is_done_again(seed):
     """Kills, markers or none, windows, joins, calls: from the beginning, and from in between."""
     random = Random(seed)
     job = random_arrow_job(random, has_markers=seed % 2 == 0)
-    options = random_options(random, job)
-    options.epoch_ms, options.floors_at_end, options.availability = 20.0, 4, False
-    options.keep = Keep(ms=1 << 40, every_ms=40)
-    result, cluster = simulate_job(seed, job, options, random)
-    assert not result.failure
+    cluster = with_history(job, seed, random)
     keeper = past_of(job, cluster).keeper
     points = keeper.history.points
     assert len(points) > 1

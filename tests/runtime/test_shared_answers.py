@@ -16,6 +16,7 @@ from clonos.errors import WrongType
 from clonos.operators.service import policy_of
 from clonos.runtime import shared_answers
 from clonos.runtime.shared_answers import Known, SharedAnswers
+from tests.processes import free_port
 from tests.runtime.slot import Slot, policy
 
 _names = itertools.count()
@@ -102,9 +103,7 @@ def test_who_finds_an_answer_has_it_for_the_rest_of_its_time(cache):
 
 
 def test_a_store_that_is_away_costs_a_moment_and_no_row(caplog):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pytest.importorskip("redis")
     service = Asked()
     how = policy(

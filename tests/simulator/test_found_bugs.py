@@ -195,7 +195,8 @@ def test_a_later_cut_does_not_move_where_a_receiver_starts_over():
     assert channel.hello(OLD, LogBook()).reset_at == 8
 
 
-def test_what_was_forgiven_once_does_not_make_a_receiver_start_over_again():
+def whose_sender_was_forgiven():
+    """A task that has taken what its sender's new life does not know; it hears from that life."""
     task = machine(1)
     task.handle(ev.Opened(0, 1, OLD))
     run = Run(0, OLD, 1, (SOURCE, SOURCE, SOURCE))
@@ -204,6 +205,11 @@ def test_what_was_forgiven_once_does_not_make_a_receiver_start_over_again():
     task.handle(msg.Fence(0, NEW))
     task.handle(msg.Resolve(0, NEW, 2, 1, reset=True))
     task.handle(ev.Opened(0, 2, NEW))
+    return task
+
+
+def test_what_was_forgiven_once_does_not_make_a_receiver_start_over_again():
+    task = whose_sender_was_forgiven()
     task.handle(ev.Received(0, 2, msg.Welcome(0, NEW, 3, 0)))
     task.handle(msg.Fence(0, NEWER))
     task.handle(msg.Resolve(0, NEWER, 3, 2, reset=True))
@@ -220,14 +226,7 @@ def test_the_clock_does_not_go_back_behind_a_timer():
 
 def test_a_sender_hears_that_its_receiver_is_live_after_it_has_started_over():
     """Else it counts as away, and its sender goes on without a bound, until its next step."""
-    task = machine(1)
-    task.handle(ev.Opened(0, 1, OLD))
-    run = Run(0, OLD, 1, (SOURCE, SOURCE, SOURCE))
-    task.handle(ev.Received(0, 1, msg.Data(0, OLD, item(1, {0: Dependency(OLD, 3)}), (run,))))
-    assert task.step() is not None
-    task.handle(msg.Fence(0, NEW))
-    task.handle(msg.Resolve(0, NEW, 2, 1, reset=True))
-    task.handle(ev.Opened(0, 2, NEW))
+    task = whose_sender_was_forgiven()
     (told,) = task.handle(ev.Received(0, 2, msg.Welcome(0, NEW, 3, 0)))
     assert told == ev.Reply(2, msg.Credit(0, 2, relaxed=False))
 

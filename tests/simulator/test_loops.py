@@ -14,7 +14,6 @@ from clonos.simulator.command import main
 from clonos.simulator.jobs.loops import deliveries, loop_job
 from clonos.simulator.jobs.programs import Behaviour, Toy, build_job
 from clonos.simulator.mistakes.mutations import MUTATIONS
-from clonos.simulator.processes.cluster import Cluster
 from clonos.simulator.runs.kinds import Kind as KindOfSeed
 
 from .play import SEEDS, Play, sink, source, stage
@@ -78,15 +77,6 @@ def test_in_some_jobs_rows_are_copied_with_each_round_and_leave_on_the_way():
 def _copies(job):
     rows = deliveries(job, {t.id: [t.id * 1000 + 1] for t in job.plan.tasks if t.is_source})
     return any(count > 1 for counts in rows.values() for count in counts.values())
-
-
-@pytest.fixture(params=[True, False], ids=["marked", "uncoordinated"])
-def has_markers(request, monkeypatch):
-    def of_kind(job, *rest):
-        return Cluster(replace(job, plan=replace(job.plan, has_markers=request.param)), *rest)
-
-    monkeypatch.setattr("tests.simulator.play.Cluster", of_kind)
-    return request.param
 
 
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))

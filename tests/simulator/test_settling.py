@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from clonos.simulator.jobs.programs import Behaviour
-from clonos.simulator.processes.cluster import Cluster
 
 from .play import CHAIN, SEEDS, Play, sink, source, stage
 
@@ -41,15 +38,6 @@ def restored(play):
     """By task, how far the second driver's first life of it had come when it had replayed all."""
     lives = [note for note in play.noted("live") if note.incarnation.term == 2]
     return {note.task: note.value for note in reversed(lives)}
-
-
-@pytest.fixture(params=[True, False], ids=["marked", "uncoordinated"])
-def has_markers(request, monkeypatch):
-    def of_kind(job, *rest):
-        return Cluster(replace(job, plan=replace(job.plan, has_markers=request.param)), *rest)
-
-    monkeypatch.setattr("tests.simulator.play.Cluster", of_kind)
-    return request.param
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.soak) for s in SEEDS[1:])])

@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +21,7 @@ from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.mqtt_inlet import Session
 from clonos.sources.offered import OFFERED
 from clonos.sources.spool import Spool, SpoolReader
+from tests.processes import free_port, kill, start
 
 paho = pytest.importorskip("paho.mqtt.client")
 _numbers = itertools.count()
@@ -153,28 +151,14 @@ sys.stdin.read()
 
 
 def test_no_message_is_lost_though_the_process_is_killed(bench):
-    uri = str(bench.folder / "spool")
-
-    def start() -> Any:
-        arguments = [str(bench.port), bench.topic, bench.client_id, uri]
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listening\n"
-        return process
-
-    process = start()
+    driver = (DRIVER, bench.port, bench.topic, bench.client_id, bench.folder / "spool")
+    process = start(*driver)
     published = 0
     for _ in range(3):
         bench.publish(*range(published, published + 150))
         published += 150
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        process = start()
+        kill(process)
+        process = start(*driver)
     found: set[int] = set()
     count = 0
     while len(found) < published:
@@ -197,9 +181,7 @@ class Broker:
 
     def __init__(self, binary: str, folder: Any) -> None:
         self._binary, self._folder = binary, folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self._process: Any = None
 
     def start(self, rule: str) -> None:

@@ -16,10 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.core.messages import Kind
 from clonos.errors import SourceError
-from clonos.simulator.jobs.arrow import ArrowJob
-from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos.sources import spool as spool_module
 from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import EndOfInput
@@ -38,6 +35,7 @@ from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 from clonos.storage.table_batches import OtherQuery
 from clonos.storage.terms import Superseded
+from tests.simulated import delivered
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -530,20 +528,7 @@ def test_tasks_that_read_a_spool_are_killed(tmp_path):
         job = clonos.Job("spooled", parallelism=2)
         rows = job.source(replace(source, factory=partial(SpoolReader, spool.uri, SCHEMA)))
         rows.key_by("n").sink(clonos.sinks.collect(), name="out")
-        arrow = ArrowJob(job.compile())
-        options = random_options(random, arrow)
-        options.availability = False
-        options.rows_at_once = 7
-        result, cluster = simulate_job(seed, arrow, options, random)
-        assert result.verdict == "ok", f"seed {seed}: {result.failure}"
-        deaths += cluster.deaths
-        found = [
-            value
-            for code in arrow.compiled.codes
-            if code.sink is not None
-            for kind, payload, _ in cluster.recorder.output(code.task.id)
-            if kind == Kind.BATCH
-            for value in payload.column(0).to_pylist()
-        ]
-        assert sorted(found) == list(range(100))
+        table, died = delivered(job, seed, random, rows_at_once=7)
+        deaths += died
+        assert sorted(table["n"].to_pylist()) == list(range(100))
     assert deaths

@@ -6,11 +6,7 @@ import hashlib
 import hmac
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -27,14 +23,9 @@ from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.offered import OFFERED
 from clonos.sources.spool import Spool, SpoolReader
 from clonos.testing.harness import Source, StepHarness
+from tests.processes import free_port, kill, start
 
 DAY_MS = 86_400_000
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def post(port: int, body: bytes, path: str = "/orders", /, **headers: str) -> tuple[int, str, Any]:
@@ -381,27 +372,17 @@ def test_whatever_was_thanked_for_is_there_though_the_process_is_killed(tmp_path
                     thanked.append(n)
                     break
 
-    def start() -> Any:
-        command = [sys.executable, "-c", DRIVER, str(port), uri]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listening\n"
-        return process
-
     lock = threading.Lock()
     senders = [threading.Thread(target=send, args=[lock]) for _ in range(4)]
-    process = start()
+    process = start(DRIVER, port, uri)
     for sender in senders:
         sender.start()
     for life in range(4):
         while len(thanked) < 40 * (life + 1):
             assert process.poll() is None
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        process = start()
+        kill(process)
+        process = start(DRIVER, port, uri)
     is_over.set()
     for sender in senders:
         sender.join()

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,14 +21,9 @@ from clonos.sources import inlet_feed, websocket_inlet
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.offered import OFFERED
 from clonos.sources.spool import Spool, SpoolReader
+from tests.processes import free_port, kill, start
 
 serving = pytest.importorskip("websockets.sync.server")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Server:
@@ -332,24 +325,6 @@ feed.start()
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-def start(script: str, *arguments: object) -> Any:
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def kill(process: Any) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def test_what_was_kept_is_there_once_though_reader_and_server_are_killed(tmp_path):

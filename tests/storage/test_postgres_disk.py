@@ -20,6 +20,7 @@ from clonos.storage.files import Locked, UnusableStore
 from clonos.storage.journal import Journal, JournalBroken
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Superseded
+from tests.processes import free_port
 
 LEASE_S = 0.5
 BEAT_S = 0.05
@@ -194,9 +195,7 @@ def pool(postgres, tmp_path) -> Iterator[str]:
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("PgBouncer is not installed here (Debian's package: pgbouncer)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = urlsplit(postgres)
     with tempfile.TemporaryDirectory(prefix="pool-") as folder:
         config = Path(folder, "pgbouncer.ini")

@@ -49,8 +49,8 @@ def test_control(node: Callable[..., Node]) -> None:
     event = driver.next(ControlOpened)
     assert event.register == register
     assert driver.next(Heartbeat) == Heartbeat("nonce", *beating(7))
-    driver.reply(event.incoming, Stop("done"))
-    assert slot.next(Stop) == Stop("done")
+    driver.reply(event.incoming, Stop(is_complete=True))
+    assert slot.next(Stop) == Stop(is_complete=True)
     slot.send(link, Live(0, A, 12))
     while (message := driver.events.get(timeout=WAIT_S)[1]) != Live(0, A, 12):
         assert isinstance(message, Heartbeat)

@@ -41,8 +41,8 @@ CHUNK_ENTRIES: Final = 10_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench causal``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
     add("--pairs", type=int, default=5, help="runs of each kind")
     add("--answers", type=int, default=1_000_000, help="logged answers to recover")
 

@@ -32,9 +32,8 @@ _LARGE: Final = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench columns``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--rows", type=int, nargs="+", default=[_SMALL, _LARGE], help="of a batch")
     add("--rounds", type=int, default=300, help="batches of each size")
     add("--expressions", type=int, default=50, help="to compile")

@@ -108,7 +108,7 @@ def _measure(name: str, arguments: argparse.Namespace, console: Console) -> int:
     settings = vars(arguments)
     folder = run.folder(arguments, name)
     for part in [report, *report.parts] if report.lines else report.parts:
-        if getattr(arguments, "markdown", False):
+        if arguments.markdown:
             print(part.markdown(), end="\n\n")
         else:
             part.show(console)

@@ -77,9 +77,8 @@ SQL: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench executions``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--events", type=int, default=1_000_000, help="of all kinds together")
     add("--queries", type=int, nargs="+", default=sorted(set(QUERIES) - {12}))
     add("--ways", nargs="+", choices=["tasks", "spark", "sql"], default=["tasks", "spark", "sql"])

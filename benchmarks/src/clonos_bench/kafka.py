@@ -46,9 +46,8 @@ FETCH: Final = {"fetch.wait.max.ms": 5}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench kafka``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--servers", default="", help="a cluster; without it librdkafka's mock is started")
     add("--rows", type=int, default=120_000, help="as fast as possible; the mock keeps so many")
     add("--rate", type=float, default=1000.0, help="messages per second, for latency")

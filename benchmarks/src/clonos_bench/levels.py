@@ -57,9 +57,8 @@ _SHARE: Final = 0.05
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench levels``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--levels", nargs="+", choices=tuple(LEVELS), default=tuple(LEVELS))
     add("--mb", type=float, nargs="+", default=[10.0, 100.0], help="sizes of the state")
     add("--value-bytes", type=int, default=1000, help="state per key")

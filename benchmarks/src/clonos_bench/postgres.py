@@ -45,9 +45,8 @@ LEAD_S: Final = 15.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench postgres``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--dsn", default="", help="a server; without it one is started in a folder of its own")
     add("--rate", type=float, default=1000.0, help="rows per second, for latency")
     add("--seconds", type=float, default=20.0, help="how long latency is measured")

@@ -165,12 +165,18 @@ def time_all(
     return used
 
 
-def common_arguments(parser: argparse.ArgumentParser) -> None:
-    """What all measurements of jobs understand."""
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """What all measurements understand."""
     add = parser.add_argument
-    add("--parallelism", type=int, default=2, help="tasks per operator")
     add("--out", default="out/bench", help="where the results go, a folder per measurement")
     add("--markdown", action="store_true", help="print tables as Markdown")
+
+
+def common_arguments(parser: argparse.ArgumentParser) -> None:
+    """What all measurements of jobs understand."""
+    report_arguments(parser)
+    add = parser.add_argument
+    add("--parallelism", type=int, default=2, help="tasks per operator")
     add("--profile", action="store_true", help="profile the slots (slows everything down)")
 
 

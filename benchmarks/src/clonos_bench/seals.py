@@ -19,6 +19,7 @@ import pyarrow as pa
 import clonos
 from clonos.core.program import Program
 from clonos.testing import Batches, StepHarness
+from clonos_bench import run
 from clonos_bench.report import Report
 from clonos_bench.statistics import percentile
 
@@ -44,9 +45,8 @@ _COLUMNS: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench seals``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--kinds", nargs="+", choices=(*KINDS, PROCESS), default=(*KINDS, PROCESS))
     add("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="of the state")
     add("--changed", type=int, default=100, help="rows between two seals")

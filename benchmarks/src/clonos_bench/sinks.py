@@ -41,9 +41,8 @@ class Kind(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench sinks``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--parts", nargs="+", choices=("postgres", "kafka"), default=("postgres", "kafka"))
     add("--dsn", default="", help="a PostgreSQL server; without it one is started")
     add("--servers", default="", help="a Kafka cluster; without it librdkafka's mock is started")

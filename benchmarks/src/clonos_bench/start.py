@@ -34,9 +34,8 @@ _OURS, _SPARK, _DEEP = "clonos", "Spark alone", "deep"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench start``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--rounds", type=int, default=5, help="runs of each program")
 
 

@@ -60,9 +60,8 @@ _AFTER_S: Final = 20.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench state``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--gb", type=float, nargs="+", default=[0.1, 1.0], help="sizes of the state")
     add("--standbys", type=int, nargs="+", default=[1, 0], help="copies of the task")
     add("--kind", choices=tuple(_KINDS), default="values", help="what the state is")

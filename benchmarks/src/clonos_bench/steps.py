@@ -8,7 +8,7 @@ from typing import Any, Final
 from clonos.core import messages as msg
 from clonos.transport.events import WIRE
 from clonos.transport.frames import HEAD, Bodies, FrameReader
-from clonos_bench import bare
+from clonos_bench import bare, run
 from clonos_bench.report import Report
 from clonos_bench.statistics import percentile
 
@@ -17,9 +17,8 @@ _COLUMNS: Final = ("", "rows a batch", "CPU, us", "Python calls")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench steps``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--rows", type=int, nargs="+", default=[500, 8192], help="rows of a batch")
     add("--batches", type=int, default=400, help="of each run")
     add("--runs", type=int, default=5, help="of which the median counts")

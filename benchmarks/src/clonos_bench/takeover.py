@@ -41,9 +41,8 @@ _STANDBY, _AGAIN = "a standby driver", "the same command again"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench takeover``."""
+    run.report_arguments(parser)
     add = parser.add_argument
-    add("--out", default="out/bench", help="where the results go, a folder per measurement")
-    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--dsn", default="", help="a server; without it one is started in a folder of its own")
     add("--rounds", type=int, default=5, help="kills of each kind")
     add("--stores", nargs="+", choices=STORES, default=list(STORES), help="where the journal is")

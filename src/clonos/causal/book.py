@@ -143,11 +143,6 @@ class AnswerBook:
         log = self.find(key)
         return [] if log is None else log.chunks[since : log.durable]
 
-    def length(self, key: AnswerKey) -> int:
-        """How many chunks a log has, durable or not."""
-        log = self.find(key)
-        return 0 if log is None else len(log.chunks)
-
     def owner(self, key: AnswerKey) -> object | None:
         """The session that may append to this log."""
         log = self.find(key)

@@ -79,7 +79,7 @@ class Log:
 
     def forget(self, scope: str) -> None:
         """Forget all answers of a run, or of a streaming query (by its id)."""
-        self._holder.truncate(scope, None)
+        self._holder.forget(scope)
 
     def stop(self) -> None:
         """Stop the log; its answers stay in the directory."""

@@ -39,7 +39,7 @@ class Holder(Protocol):
 
     def beat(self) -> None: ...
 
-    def truncate(self, scope: str, below: int | None) -> None: ...
+    def forget(self, scope: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -94,8 +94,8 @@ class ServedHolder:
     def beat(self) -> None:
         self._ask(m.Done, m.Beat)
 
-    def truncate(self, scope: str, below: int | None) -> None:
-        self._ask(m.Done, m.Truncate, scope, below)
+    def forget(self, scope: str) -> None:
+        self._ask(m.Done, m.Forget, scope)
 
     def _ask(self, expected: type, kind: type, *fields: Any) -> Any:
         try:

@@ -84,11 +84,10 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate:
-    """Everything of `scope` below a batch is committed (all of it: `below` is None)."""
+class Forget:
+    """Everything of `scope` is committed."""
 
     scope: str
-    below: int | None
     ticket: int
 
 
@@ -145,7 +144,7 @@ ANSWERS: Final = WIRE.extended(
         131: Lookup,
         132: Close,
         133: Beat,
-        134: Truncate,
+        134: Forget,
         160: Opened,
         161: Chunks,
         162: Found,

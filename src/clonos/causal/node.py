@@ -168,7 +168,7 @@ class AnswerNode:
             m.Lookup: self._lookup,
             m.Close: self._close,
             m.Beat: self._beat,
-            m.Truncate: self._truncate,
+            m.Forget: self._forget,
         }
 
     def turn(self, events: Iterable[Event | tuple[int, Any]], now_s: float) -> float:
@@ -286,10 +286,9 @@ class AnswerNode:
         self._book.append(client, request.key, request.execution, request.chunk)
         self._answer(client, m.Done(request.ticket), self._book.made)
 
-    def _truncate(self, client: _Client, request: m.Truncate) -> None:
-        self._book.truncate(request.scope, request.below)
-        if request.below is None:
-            self._judged.pop(request.scope, None)
+    def _forget(self, client: _Client, request: m.Forget) -> None:
+        self._book.truncate(request.scope, None)
+        self._judged.pop(request.scope, None)
         self._answer(client, m.Done(request.ticket), self._book.made)
 
     def _lookup(self, client: _Client, request: m.Lookup) -> None:

@@ -168,11 +168,8 @@ class PostgresHolder:
     def beat(self) -> None:
         """Nothing to do: the end of its connection shows that a process is dead."""
 
-    def truncate(self, scope: str, below: int | None) -> None:
-        if below is None:
-            self._do(lambda sql: sql.execute("delete from clonos_scopes where scope = %s", [scope]))
-        else:
-            self._do(lambda sql: self._truncate(sql, scope, below))
+    def forget(self, scope: str) -> None:
+        self._do(lambda sql: sql.execute("delete from clonos_scopes where scope = %s", [scope]))
 
     def close(self) -> None:
         """End the connection, and with it the ownership of logs."""

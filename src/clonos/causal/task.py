@@ -68,7 +68,6 @@ class OperatorLog:
         self._broken: Exception | None = None
         self._lock = threading.RLock()
         self._open()
-        self.reused = self.asked = 0
 
     def _open(self, *, take_over: bool = False) -> Opened:
         opened = self._holder.open(self.key, self._attempt, self._execution, take_over=take_over)
@@ -110,8 +109,6 @@ class OperatorLog:
                 if entry is not None:
                     self._from_others[digest] = rank + 1
                     self._fresh.append(entry)  # so that this log has it the next time
-        if entry is not None:
-            self.reused += 1
         return entry
 
     def _next(self, digest: bytes) -> Entry | None:
@@ -147,7 +144,6 @@ class OperatorLog:
 
     def add(self, entry: Entry) -> None:
         """Keep an answer."""
-        self.asked += 1
         self._fresh.append(entry)
 
     def send(self, *, failures: bool) -> None:
@@ -318,12 +314,6 @@ class Task:
                     log.close()
                 except errors.CausalError:
                     break  # the log cannot be reached; it notices the end by itself
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many answers were reused, and how many calls were made."""
-        logs = list(self.logs.values())
-        return sum(log.reused for log in logs), sum(log.asked for log in logs)
 
 
 class _Flusher:

@@ -147,14 +147,6 @@ class Observer:
     def floors(self) -> int:
         return self.look().floor
 
-    @property
-    def generation(self) -> int:
-        return self.look().generation
-
-    @property
-    def orphans(self) -> int:
-        return self.look().orphans
-
     def samples(self) -> list[Sample]:
         with self._lock:
             return list(self._samples)
@@ -180,7 +172,7 @@ class JobAudience:
     def __init__(
         self, observer: Observer, warn: Warnings, listeners: Sequence[Listener], feeds: Feeds
     ) -> None:
-        self.observer, self._feeds = observer, feeds
+        self._feeds = feeds
         self.noted, self.sampled, self.warned = observer.note, observer.sample, warn
         self._posts = tuple(Post(listener, warn) for listener in listeners)
 

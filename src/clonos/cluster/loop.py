@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 from clonos.cluster.setup import DriverSetup
@@ -42,7 +41,10 @@ class DriverLoop:
         self._thread.start()
 
     def _run(self) -> None:
-        self._guarded(self._node.start)
+        try:
+            self._node.start()
+        except Exception as error:  # noqa: BLE001 - the thread's end must not go unnoticed
+            self._node.fail(_as_ours(error, "the driver failed"))
         with low_latency():
             self._turns()
         self.error = self._node.error
@@ -65,12 +67,6 @@ class DriverLoop:
         self._is_unfed = True
         self._setup.plane.flush()
         self._setup.feeds.close()
-
-    def _guarded(self, act: Callable[[], None], what: str = "the driver failed") -> None:
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - see _run
-            self._node.fail(_as_ours(error, what))
 
     def _finish(self) -> None:
         """Release everything; if a part fails, still release the rest and wake the waiting user."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.columns.datum import Datum
 from clonos.columns.rows import values_of
-
-_ASCII_END: Final = 128
 
 
 def _text(datum: Datum) -> str:

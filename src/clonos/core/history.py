@@ -375,7 +375,7 @@ def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> 
     return found
 
 
-def joined(point: Point, parts: Iterable[Iterable[Run]], where: str = "") -> list[Run]:
+def joined(point: Point, parts: Iterable[Iterable[Run]]) -> list[Run]:
     """The log entries after a point, joined from parts without gaps.
 
     Raises
@@ -390,7 +390,6 @@ def joined(point: Point, parts: Iterable[Iterable[Run]], where: str = "") -> lis
         if run.start > end + 1:
             raise UnreadableHistory(
                 f"log entries {end + 1} to {run.start - 1} of task {run.task} are missing",
-                where=where,
                 remedy="begin at a later point",
             )
         ends[run.task] = max(end, run.end)

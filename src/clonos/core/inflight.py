@@ -8,7 +8,7 @@ only when the receiver's floor has passed them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from clonos.core.digest import chain
@@ -166,13 +166,6 @@ class InFlightLog:
 
     def item(self, seq: int) -> Item:
         return self._items[seq - self.first]
-
-    def unsent(self) -> Iterator[Item]:
-        """Items from the cursor on, moving it."""
-        while self.cursor <= self.last:
-            item = self.item(self.cursor)
-            self.cursor += 1
-            yield item
 
     def made_until(self, task: int, position: int) -> tuple[int, int]:
         """Number and digest of the last item that `task` made in its first `position` steps."""

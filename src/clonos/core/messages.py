@@ -324,7 +324,6 @@ class ToTask:
 class Stop:
     """Exit: the job has ended (or failed); ``is_complete``: it will never be continued."""
 
-    reason: str = ""
     is_complete: bool = False
 
 

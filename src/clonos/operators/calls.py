@@ -28,14 +28,13 @@ from clonos.operators.marks import JOINS, Marks
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy, columns_of
 from clonos.operators.shares import (
+    CALLS,
     REWOUND,
     Share,
-    as_of_the_newest,
     highest,
     may_be_made,
     nothing,
     require_answered,
-    shared_out,
 )
 from clonos.operators.with_column import with_values, without
 from clonos.state.deltas import Frozen, both
@@ -76,16 +75,9 @@ class CallOperator(Operator):
 
     joins: ClassVar = {
         **JOINS,
+        **CALLS,
         "came": highest,
-        "asked": highest,
-        REWOUND: as_of_the_newest,
-        "calls": shared_out,
-        "hits": shared_out,
-        "micros": shared_out,
-        "tokens": shared_out,
-        "unknown": shared_out,
         "waits since": nothing,
-        "rows over": nothing,
     }
 
     def __init__(

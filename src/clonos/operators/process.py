@@ -34,15 +34,7 @@ from clonos.operators.service import (
     policy_of,
     undeclared,
 )
-from clonos.operators.shares import (
-    REWOUND,
-    Share,
-    as_of_the_newest,
-    highest,
-    nothing,
-    require_answered,
-    shared_out,
-)
+from clonos.operators.shares import CALLS, Share, highest, nothing, require_answered
 from clonos.state.deltas import Frozen, both
 from clonos.state.stores import KeyedStore, Undo, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, place_of
@@ -253,16 +245,9 @@ class ProcessOperator(Operator):
     has_values = True
     joins: ClassVar = {
         **JOINS,
+        **CALLS,
         "timers": highest,
-        "asked": highest,
-        REWOUND: as_of_the_newest,
-        "calls": shared_out,
-        "hits": shared_out,
-        "micros": shared_out,
-        "tokens": shared_out,
-        "unknown": shared_out,
         "since": nothing,
-        "rows over": nothing,
     }
 
     def __init__(

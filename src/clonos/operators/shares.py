@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -106,6 +106,19 @@ def everybody(values: Sequence[Any], heir: Heir) -> bool:
 def nothing(values: Sequence[Any], heir: Heir) -> None:
     """The fact is dropped, because it is computed anew."""
     del values, heir
+
+
+CALLS: Final[Mapping[str, Join]] = {
+    "asked": highest,
+    REWOUND: as_of_the_newest,
+    "calls": shared_out,
+    "hits": shared_out,
+    "micros": shared_out,
+    "tokens": shared_out,
+    "unknown": shared_out,
+    "rows over": nothing,
+}
+"""How the facts of an operator that makes calls are combined."""
 
 
 def require_answered(waiting: int, where: str) -> None:

@@ -89,7 +89,7 @@ class SlotLoop:
 
     def __init__(self, shipment: Shipment, slot: int, host: str, batches: Any = None) -> None:
         self._shipment = shipment
-        self._inbox = inbox = Inbox()
+        inbox = Inbox()
         self._plane = Plane(
             host,
             shipment.secret,

@@ -415,7 +415,7 @@ class SpoolReader(BaseReader):
         self.schema = schema
         self._uri = uri
         self._task_index = task_index
-        self._parallelism = parallelism
+        del parallelism  # manifests say how files are dealt out
         self._opened: LayerStore | None = None
         self._closing = threading.Event()
         self._at = 0

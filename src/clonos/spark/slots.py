@@ -105,8 +105,7 @@ OnEnd = Callable[[int, "ClonosError | None"], None]
 class SlotHandle:
     """A launched slot, as the driver sees it."""
 
-    def __init__(self, slot_id: int, tag: str, cancel: Callable[[str], None]) -> None:
-        self.slot_id = slot_id
+    def __init__(self, tag: str, cancel: Callable[[str], None]) -> None:
         self.tag = tag
         self.cancelled = False
         self._cancel = cancel
@@ -205,11 +204,6 @@ class SlotLauncher:
 
     # --- capacity ---
 
-    def free_slots(self) -> int | None:
-        """How many more slots can run now; None if executors are added when there is work."""
-        capacity, active = self._cores()
-        return None if capacity is None else max(0, capacity - active)
-
     def _cores(self) -> tuple[int | None, int]:
         """For how many slots there is room (None: unlimited), and how many of these are used."""
         taken = [(each.running, each.cpus) for each in _LAUNCHERS if each.is_in(self._context)]
@@ -235,7 +229,7 @@ class SlotLauncher:
         """Whether its slots are of this Spark application."""
         return self._context is context
 
-    def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
+    def require(self, count: int, *, cores: int = 0) -> None:
         """Make sure that `count` more slots can run; waits for executors, and for tasks that are
         ending.
 
@@ -256,7 +250,7 @@ class SlotLauncher:
             if capacity is None or (free := max(0, capacity - active)) >= needed:
                 return
             # No core is added to a local master; but what has ended may still be counted.
-            patience_s = 0.0 if self.is_local and capacity < needed else wait_s
+            patience_s = 0.0 if self.is_local and capacity < needed else EXECUTORS_WAIT_S
             if time.monotonic() > began + patience_s:
                 each = "" if self._resources.profile is None else f" of {self.cpus} cores each"
                 there = f"{free} of Spark's cores are free"
@@ -310,7 +304,7 @@ class SlotLauncher:
             For Spark's UI, after the job's name and the slot's number.
         """
         tag = f"clonos-slot-{slot_id}-{secrets.token_hex(4)}"
-        handle = SlotHandle(slot_id, tag, self._context.cancelJobsWithTag)
+        handle = SlotHandle(tag, self._context.cancelJobsWithTag)
         self._handles = [other for other in self._handles if other.is_running] + [handle]
         text = f"{self._name}: slot {slot_id}" + (f" ({description})" if description else "")
 

@@ -16,7 +16,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -413,9 +413,6 @@ def _places(block: bytes) -> tuple[int, _Places]:
     is_there = groups + 2 * rows
     data = is_there + rows
     return rows, _Places(keys, values, groups, is_there, data, data + key_bytes)
-
-
-_NOTHING: Final[Any] = object()
 
 
 def _look_up(block: bytes, wanted: int) -> Iterator[tuple[bytes, bytes | None]]:

@@ -198,9 +198,9 @@ class Folder:
         """Finished files and folders in a folder, sorted, with paths relative to this folder."""
         return [info for info in self._all(under, recursive=recursive) if not is_unfinished(info)]
 
-    def unfinished(self, under: str = "", *, recursive: bool = False) -> list[Info]:
+    def unfinished(self, *, recursive: bool = False) -> list[Info]:
         """Files that killed writers have left, or that others are filling just now."""
-        return [info for info in self._all(under, recursive=recursive) if is_unfinished(info)]
+        return [info for info in self._all("", recursive=recursive) if is_unfinished(info)]
 
     def _all(self, under: str, *, recursive: bool) -> list[Info]:
         folder = self.path(under) if under else self.root

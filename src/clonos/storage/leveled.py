@@ -38,8 +38,8 @@ class MemoryLayers:
     >>> layers = MemoryLayers()
     >>> layers.put("3/17.layer", b"state")
     5
-    >>> layers.get("3/17.layer"), layers.has("3/18.layer")
-    (b'state', False)
+    >>> layers.get("3/17.layer")
+    b'state'
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,6 @@ class MemoryLayers:
     def open(self, path: str) -> Content:
         """The same, to be read part by part."""
         return Held(self.get(path))
-
-    def has(self, path: str) -> bool:
-        """Whether the layer is here."""
-        return path in self._kept
 
     def delete(self, paths: Iterable[str]) -> None:
         """Forget these layers."""

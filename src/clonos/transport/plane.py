@@ -193,11 +193,6 @@ class Plane:
         random part, because other processes may have listened at this port before."""
         return f"{self._name}:{self._listener.getsockname()[1]}/{self._life}"
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is any stream with a process of this job."""
-        return len(self._streams) > len(self._strangers)
-
     # --- the loop -----------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Any]:

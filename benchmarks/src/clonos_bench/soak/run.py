@@ -38,6 +38,7 @@ _LOOK_S: Final = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench soak``."""
+    run.report_arguments(parser)
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="how long rows are due")
     add("--seed", type=int, default=1, help="of the faults and of the service")
@@ -48,8 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--master", default="local-cluster[3,10,1024]")
     add("--parallelism", type=int, default=2)
     add("--standbys", type=int, default=1)
-    add("--out", default="out/bench", help="where the results go")
-    add("--markdown", action="store_true", help="print tables as Markdown")
 
 
 def measure(arguments: argparse.Namespace) -> Report:

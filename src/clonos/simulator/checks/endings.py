@@ -69,11 +69,9 @@ def rerun_task(
     task: int,
     history: list[bytes],
     items: Mapping[int, Sequence[Item]],
-    floor: msg.Layer | None = None,
 ) -> TaskMachine:
     """Run one task through its whole log, with the items of its input channels."""
-    first = {} if floor is None else {task: floor}
-    return rerun_tasks(job, [task], {task: history}, items, first)[task]
+    return rerun_tasks(job, [task], {task: history}, items)[task]
 
 
 def rerun_tasks(

@@ -61,7 +61,7 @@ class Recorder:
         self.cuts: Cuts = {}
         self.first: dict[int, Layer] = {}
         self.generation = self._begun_in = 0
-        self.steps = self.backs = 0
+        self.steps = 0
         self.checks_state, self.has_failures = True, False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
@@ -464,7 +464,6 @@ class Recorder:
     def goes_back(self, positions: Mapping[int, int]) -> None:
         """All tasks restart from the hard floors."""
         self._in_use = positions
-        self.backs += 1
 
     def _check_cuts(self, keeper: HouseKeeper | ClosedKeeper) -> None:
         """Compare cuts that are new in the journal with what tasks were told before."""

@@ -412,9 +412,7 @@ class Job:
         return {n: counts for n, counts in result.items() if self.stages[n].is_sink}
 
 
-def build_job(
-    stages: Sequence[Stage], *, sharing_depth: int, rows: int, causal_log: bool = True
-) -> Job:
+def build_job(stages: Sequence[Stage], *, sharing_depth: int, rows: int) -> Job:
     """Lay out stages as tasks and channels; every stage pair is connected all to all."""
     tasks: list[list[int]] = []
     stage_of: dict[int, int] = {}
@@ -457,7 +455,7 @@ def build_job(
         )
         for task, number in stage_of.items()
     )
-    plan = Plan(specs, tuple(channels), sharing_depth, causal_log)
+    plan = Plan(specs, tuple(channels), sharing_depth)
     sources = {task.id: SourceData(1 + 1000 * task.id, rows) for task in specs if task.is_source}
     every = {task: tuple(of_task) for task, of_task in edges.items()}
     return Job(tuple(stages), plan, every, stage_of, sources, back)

@@ -40,8 +40,6 @@ def mutation(breaks: str, *patches: Patch, kind: Kind = AS_THE_SEED_SAYS) -> Mut
 
 
 HARSH = Kind(harsh=True)
-FORGIVING = Kind(availability=True)
-HARSH_AND_FORGIVING = Kind(harsh=True, availability=True)
 EDGE = Kind(edge=True)
 DISK = Kind(disk=True)
 OVERLAP = Kind(overlap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -139,7 +139,6 @@ class Outcome:
     error: str = ""
     message: str = ""
     task: int = -1
-    notes: list[co.Note] = field(default_factory=list)
 
 
 class Cluster:
