@@ -13,6 +13,7 @@ from tests.processes import is_there
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.soak,
     pytest.mark.filterwarnings("default"),
     pytest.mark.timeout(900),
 ]

@@ -76,6 +76,7 @@ def test_standbys_are_on_the_other_executor(kit, cluster, tmp_path):
     assert not together
 
 
+@pytest.mark.soak
 def test_slots_share_cores_by_a_resource_profile(kit, cluster, tmp_path):
     """24 slots on 16 cores, and another job beside them; an executor is killed."""
     profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(0.25)).build
