@@ -75,12 +75,9 @@ class Aside:
         module, _, name = function.partition(":")
         # Its files there are deleted with it, even if it is killed: they may have rows and state.
         room = tempfile.mkdtemp(prefix="clonos-aside-")
+        program = f"from {__name__} import serve; serve{module, name, priority, room, os.getpid()}"
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"from {__name__} import serve; serve{module, name, priority, room}",
-            ],
+            [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -190,10 +187,9 @@ def told() -> Iterator[Any]:
         yield what
 
 
-def serve(module: str, name: str, priority: int, room: str) -> None:
-    """Run a function of this process's driver."""
+def serve(module: str, name: str, priority: int, room: str, driver: int) -> None:
+    """Run a function of the process `driver`."""
     os.nice(priority)
-    driver = os.getppid()
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # functions may print
     sys.path[:] = cloudpickle.load(requests)
