@@ -16,6 +16,7 @@ from clonos.nodes.settings import DriverSettings
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.waiting import Waiting
 from clonos.transport.events import ControlLost, ControlOpened, Register
+from tests.link import Link
 
 PLAN = Plan(
     (
@@ -37,20 +38,6 @@ PLAN = Plan(
 def chain(task: int, *epochs: int, level: str = "store") -> tuple[LayerRef, ...]:
     life = Incarnation(1, 1)
     return tuple(LayerRef(task, e, life, e, f"{task}/{e}", 9, 0, level) for e in epochs)
-
-
-class Link:
-    stood = True
-
-    def __init__(self, conn_id: int) -> None:
-        self.conn_id = conn_id
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        pass
 
 
 class World:
@@ -142,6 +129,7 @@ def test_it_is_ready_when_no_copy_is_empty_any_more(world):
     world.waiting.follow({**layers, 1: chain(1, 1, 5)})
     assert links[0].sent[1:] == [msg.Follow(1, chain(1, 1, 5))]
     assert world.waiting.is_ready, "the last layers come with the task"
+    assert dict(world.waiting.ready[0].copies) == {1: 1}, "it has what it had"
 
 
 def test_a_copy_that_fails_is_not_waited_for(world):

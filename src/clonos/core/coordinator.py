@@ -324,8 +324,8 @@ class Coordinator:
     # --- slots --------------------------------------------------------------------------------
 
     def _on_slot_ready(self, event: SlotReady) -> None:
-        known = (event.slot, event.address, event.group, event.bound, dict(event.copies))
-        slot = Slot(*known, disk=event.disk)
+        slot = Slot(event.slot, event.address, event.group, event.bound, disk=event.disk)
+        slot.standbys.update(event.copies)
         self.slots[event.slot] = slot
         self.holdings.joined(slot)
         self.moves.joined(slot)

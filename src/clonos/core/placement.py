@@ -29,7 +29,7 @@ class Slot:
 
     def serves(self, cell: Cell, bound: Collection[int]) -> bool:
         """Whether `cell` could live here; tasks in `bound` need slots of their own."""
-        return self.bound == next((task for task in cell if task in bound), None)
+        return self.bound == bound_of(cell, bound)
 
     def keeps(self, cell: Cell) -> bool:
         """Whether this slot should have a copy of `cell`, even if it is still empty."""
@@ -38,6 +38,11 @@ class Slot:
     def progress(self, cell: Cell) -> int:
         """The epoch that its copy of the whole cell has reached; -2: there is no copy."""
         return min(self.standbys.get(task, -2) for task in cell)
+
+
+def bound_of(cell: Cell, bound: Collection[int]) -> int | None:
+    """The task of a cell that needs a slot of its own, if there is one."""
+    return next((task for task in cell if task in bound), None)
 
 
 def best_slot(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from clonos.core import messages as msg
 from clonos.core.coordinator import SlotReady
 from clonos.core.levels import STORE, LayerRef
+from clonos.core.placement import bound_of
 from clonos.core.plan import Cell, Plan
 from clonos.nodes.events import Ended
 from clonos.nodes.places import Places
@@ -95,15 +96,15 @@ class Waiting:
                 if all(ref.level == STORE for ref in chain):
                     if (slot, task) not in self._told:
                         self._behind[slot, task] = chain[-1].epoch
+                        self._has_copy(slot, task, -1)
                     self._told[slot, task] = chain
-                    self._has_copy(slot, task, -1)
                     self.places.command(slot, msg.Follow(task, chain))
 
     def _cells(self) -> Iterator[tuple[int, Cell]]:
         cells = list(self._plan.cells)
         for ready in self.ready.values():
             for cell in cells:
-                if ready.bound == next((task for task in cell if task in self._bound), None):
+                if ready.bound == bound_of(cell, self._bound):
                     cells.remove(cell)
                     yield ready.slot, cell
                     break
