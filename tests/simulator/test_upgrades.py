@@ -39,7 +39,7 @@ def test_any_job_goes_on_while_it_runs(seed):
 
 def test_some_jobs_do_not_settle_in_time():
     results = [simulated(seed, Kind(live=True)) for seed in range(6)]
-    assert sum(result.coverage["went on", "finished"] for result in results) > 0
+    assert sum(result.coverage["went on", "finished"] for result in results) > 3
 
 
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
