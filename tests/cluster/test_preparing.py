@@ -102,7 +102,7 @@ def test_a_change_that_is_given_up_leaves_no_process(monkeypatch):
     assert is_there(pid)
     running.succession.give_up()
     wait_for(lambda: not is_there(pid))
-    wait_for(running.succession._prepared.done)
+    wait_for(running.succession._is_prepared.is_set)
     assert running.may_go_on.is_set()
 
 

@@ -23,7 +23,6 @@ import math
 import threading
 import time
 from collections.abc import Collection, Iterator
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from secrets import randbelow
 from typing import Any, Final
@@ -74,8 +73,8 @@ class Succession:
         self._goes_on = threading.Event()
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
-        self._prepared: Future[Prepared] = Future()
         self._so_far = NOTHING  # what the rounds have come to
+        self._is_prepared = threading.Event()  # no more rounds follow
         self._stays = False
         self._is_given_up = False
         self._aside: Aside | None = None
@@ -87,7 +86,7 @@ class Succession:
         self._setup.inbox.put(EndIsNear())
         self._stays = describe(before) == describe(compiled)  # state does, where it is
         if self._stays:
-            self._prepared.set_result(NOTHING)
+            self._is_prepared.set()
             return
         self._setup.merger.may_go_on.clear()  # before the layers are listed
         request = {
@@ -111,7 +110,7 @@ class Succession:
         except (ClonosError, OSError) as error:
             LOGGER.info("%s: no more is prepared: %s", self._setup.compiled.name, error)
         finally:
-            self._prepared.set_result(self._so_far)
+            self._is_prepared.set()
 
     def _rounds(self, aside: Aside) -> Iterator[Prepared | None]:
         more: Prepared | None = None
@@ -162,7 +161,7 @@ class Succession:
     @property
     def prepared(self) -> Prepared:
         """The values that were shared out."""
-        return self._prepared.result() if self._prepared.done() else NOTHING
+        return self._so_far if self._is_prepared.is_set() else NOTHING
 
     def require(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
         """Check that the job can go on with another graph, as far as that does not depend on its
@@ -218,7 +217,7 @@ class Succession:
             waiting.follow(self._setup.keeper.layers if self._stays else self._so_far.layers)
         if waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s:
             self._may_pause.set()
-        if self._may_pause.is_set() and self._prepared.done() and not self._is_asked:
+        if self._may_pause.is_set() and self._is_prepared.is_set() and not self._is_asked:
             self._is_asked = True
             self._setup.inbox.put(StopAsked(self._settle_s, self._goes_on.set))
         return False
