@@ -26,10 +26,12 @@ HELD = 600
 
 
 def home() -> str:
-    """Where a slot has its clonos from."""
+    """Where a slot has its clonos from; an executor's own folder would be another after a
+    recovery."""
     import clonos.runtime.slot
 
-    return str(clonos.runtime.slot.__file__)
+    file = str(clonos.runtime.slot.__file__)
+    return next((part for part in Path(file).parts if part in ("clonos.zip", "environment")), file)
 
 
 class Held(BaseReader):

@@ -1,40 +1,58 @@
-"""The wheel in an empty environment, and the first program of the README in it."""
+"""The wheel in an empty environment: the first program of the README, and an application whose
+executors get the environment as an archive."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.deploy.conftest import small
+
+ROOT: Final = Path(__file__).parent.parent.parent
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
-def test_hello_world_of_the_wheel(tmp_path):
-    """All that it imports comes with it: nothing of this checkout is on the path."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+def environment(**more: str) -> dict[str, str]:
+    """Nothing of this checkout is on the path."""
+    kept = ("PATH", "HOME", "JAVA_HOME", "LANG")
+    found = {name: os.environ[name] for name in kept if name in os.environ}
+    return {**found, "SPARK_LOCAL_IP": "127.0.0.1", **more}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the programs of an environment are that has the wheel, and what that needs."""
+    folder = tmp_path_factory.mktemp("installed")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("clonos-*.whl")
-    venv.create(tmp_path / "empty", with_pip=True)
-    python = str(tmp_path / "empty" / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "-q", str(wheel)], check=True, timeout=1500)
+    (wheel,) = folder.glob("clonos-*.whl")
+    venv.create(folder / "empty", with_pip=True)
+    programs = folder / "empty" / "bin"
+    install = [str(programs / "python"), "-m", "pip", "install", "-q", f"{wheel}[tls]"]
+    subprocess.run(install, check=True, timeout=1500)
+    return programs
+
+
+def test_hello_world_of_the_wheel(installed, tmp_path):
+    """All that it imports comes with it."""
     readme = (ROOT / "README.md").read_text("utf-8")
     found = re.search(r"## Hello, world\n\n```python\n(.*?)```", readme, re.DOTALL)
     assert found
     (tmp_path / "hello.py").write_text(found[1])
-    kept = ("PATH", "HOME", "JAVA_HOME", "LANG")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-    environment |= {"SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        [python, "hello.py"],
+        [str(installed / "python"), "hello.py"],
         cwd=tmp_path,
-        env=environment,
+        env=environment(),
         check=False,
         capture_output=True,
         text=True,
@@ -45,3 +63,57 @@ def test_hello_world_of_the_wheel(tmp_path):
     for word, n in re.findall(r"^\d+\s+(\w+)\s.*\s(\d+)$", done.stdout, re.MULTILINE):
         counts[word] = counts.get(word, 0) + int(n)
     assert counts == {"to": 2, "be": 2, "or": 1, "not": 1}, done.stdout
+
+
+@pytest.fixture
+def cluster(standalone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two workers whose Python has no packages but Spark's."""
+    monkeypatch.delenv("PYTHONPATH")
+    made = standalone(tmp_path)
+    try:
+        made.add_workers("first", "second")
+        yield made
+    finally:
+        made.stop()
+
+
+def test_executors_get_the_environment(installed, cluster, tmp_path):
+    """As an archive, unpacked where an executor works; an executor is killed."""
+    pack = [str(installed / "python"), "-m", "pip", "install", "-q", "venv-pack"]
+    subprocess.run(pack, check=True, timeout=600)
+    archive = tmp_path / "environment.tar.gz"
+    pack = [str(installed / "venv-pack"), "-q", "--compress-level", "1", "-o", str(archive)]
+    subprocess.run([*pack, "-p", str(installed.parent)], check=True, timeout=600)
+    settings = [word for pair in small().items() for word in ("--conf", "=".join(pair))]
+    application = str(Path(__file__).parent / "application.py")
+    done = subprocess.run(
+        [
+            str(installed / "spark-submit"),
+            "--master",
+            cluster.address,
+            "--archives",
+            f"{archive}#environment",
+            *settings,
+            application,
+            str(tmp_path),
+        ],
+        env=environment(
+            PYSPARK_DRIVER_PYTHON=str(installed / "python"),
+            PYSPARK_PYTHON="./environment/bin/python",
+        ),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-9000:]
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert [n for n, *_ in said["rows"]] == list(range(3_000))
+    assert {(key, seen) for _, key, seen, _ in said["rows"]} == {
+        (n % 7, n // 7 + 1) for n in range(3_000)
+    }
+    assert {home for *_, home in said["rows"]} == {"environment"}
+    assert said["executors"] == 2
+    assert "count[0]" in said["recovered"]
+    assert said["address"].startswith("tls://driver@127.0.0.1:")

@@ -6,6 +6,7 @@ import pytest
 
 import clonos
 from clonos.spark.session import get_or_create
+from clonos.testing import InMemoryRun
 from clonos_bench.nexmark import Generator
 from clonos_bench.nexmark.queries import QUERIES, Auctions
 from clonos_bench.nexmark.spark import NexmarkSource, write_table
@@ -22,20 +23,38 @@ def spark(new_jvm, tmp_path_factory):
     session.stop()
 
 
-@pytest.mark.parametrize(
-    "query",
-    [pytest.param(q, marks=() if q in (3, 5, 9) else pytest.mark.soak)
-     for q in sorted(set(QUERIES) - {6, 12})],
-)  # fmt: skip
-def test_plans_give_the_rows_of_the_reference(spark, reference, query):
-    generator = Generator(5000)
-
+def house(job, generator, **options):
     def source(kind):
         return clonos.sources.from_batches([generator.batch(kind, 0, generator.rows(kind))])
 
-    stream = QUERIES[query](Auctions(clonos.Job(), 5000, source=source))
+    return Auctions(job, generator.events, source=source, **options)
+
+
+QUICK = [(3, True), (5, False), (9, False)]
+
+
+@pytest.mark.parametrize(
+    ("query", "in_columns"),
+    [
+        pytest.param(query, way, marks=() if (query, way) in QUICK else pytest.mark.soak)
+        for query in sorted(set(QUERIES) - {6, 12})
+        for way in (False, True)
+    ],
+)
+def test_plans_give_the_rows_of_the_reference(spark, reference, query, in_columns):
+    generator = Generator(5000)
+    stream = QUERIES[query](house(clonos.Job(), generator, in_columns=in_columns))
     table = stream.to_dataframe(spark, execution="spark").toArrow()
     assert reference.found(table) == reference.expected(query, generator)
+
+
+@pytest.mark.parametrize("query", [1, 2, 3, 4, 6, 9, 13, 14])
+def test_tasks_give_the_rows_of_the_reference_in_columns_too(spark, reference, query):
+    generator = Generator(5000)
+    job = clonos.Job("nexmark")
+    QUERIES[query](house(job, generator, in_columns=True)).sink(clonos.sinks.collect(), name="out")
+    found = reference.found(InMemoryRun(job.compile()).run()["out"])
+    assert found == reference.expected(query, generator)
 
 
 @pytest.mark.soak

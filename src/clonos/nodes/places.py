@@ -290,7 +290,8 @@ class Places:
             )
         return (
             f"{which} has not come {ASKED_S:.0f} s after Spark was asked for it: other jobs of the "
-            "application hold its cores, or its executor does not reach the driver"
+            "application hold its cores, its executor still unpacks what it was sent (--archives), "
+            "or does not reach the driver"
         )
 
     def _urgent(self, waiting: Collection[int]) -> list[Place]:

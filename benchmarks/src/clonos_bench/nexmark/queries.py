@@ -1,13 +1,14 @@
 """The queries of Nexmark as Beam defines them (0 to 9, 11 to 14), with the public API.
 
-Where the Flink SQL set says it more exactly, that is noted. Those with a function of the user's
-come twice: with Arrow, and row by row in Python (:data:`ROW_QUERIES`).
+Where the Flink SQL set says it more exactly, that is noted. What users would write themselves is
+here in three ways: functions of Arrow's batches, Spark's columns (``Auctions(in_columns=True)``,
+which needs a session), and row by row in Python (:data:`ROW_QUERIES`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,24 @@ WAIT: Final = "600 seconds"
 BID: Final = "auction long, bidder long, price long, date_time timestamp, extra string"
 
 
+class Change(NamedTuple):
+    """What a query does to its rows, written in two ways.
+
+    Attributes
+    ----------
+    batches
+        As a function of Arrow's batches.
+    columns
+        As Spark's columns.
+    schema
+        Of the function's result; None: that of its input.
+    """
+
+    batches: Callable[[pa.RecordBatch], pa.RecordBatch]
+    columns: Callable[[clonos.Stream], clonos.Stream]
+    schema: str | None = None
+
+
 class Auctions:
     """The streams of one job's auction house; each is made when it is first asked for.
 
@@ -38,6 +57,8 @@ class Auctions:
         How many events, of all kinds.
     source
         Makes the source of a kind; by default :func:`~clonos_bench.nexmark.source.events`.
+    in_columns
+        Whether queries are written with Spark's columns; else, with functions of batches.
     options
         Of :func:`~clonos_bench.nexmark.source.events`.
     """
@@ -48,9 +69,10 @@ class Auctions:
         count: int,
         *,
         source: Callable[[str], SourceSpec] | None = None,
+        in_columns: bool = False,
         **options: Any,
     ) -> None:
-        self._job = job
+        self._job, self._in_columns = job, in_columns
         self._source = source or (lambda kind: events(kind, count, **options))
         self._made: dict[str, clonos.Stream] = {}
 
@@ -69,6 +91,12 @@ class Auctions:
         """What is offered."""
         return self._stream("bid")
 
+    def change(self, stream: clonos.Stream, change: Change, name: str) -> clonos.Stream:
+        """What becomes of a stream."""
+        if self._in_columns:
+            return change.columns(stream)
+        return stream.map_batches(change.batches, change.schema, name=name)
+
     def _stream(self, kind: str) -> clonos.Stream:
         if kind not in self._made:
             stream = self._job.source(self._source(kind), name=f"{kind}s")
@@ -83,12 +111,12 @@ def q0(house: Auctions) -> clonos.Stream:
 
 def q1(house: Auctions) -> clonos.Stream:
     """Currency: prices times 89 / 100."""
-    return house.bids.map_batches(_in_euros, name="q1")
+    return house.change(house.bids, IN_EUROS, "q1")
 
 
 def q2(house: Auctions) -> clonos.Stream:
     """Selection: bids on some auctions."""
-    return house.bids.select("auction", "price").map_batches(_some, name="q2")
+    return house.change(house.bids.select("auction", "price"), SOME, "q2")
 
 
 def q3(house: Auctions) -> clonos.Stream:
@@ -100,11 +128,10 @@ def local_sellers(house: Auctions) -> clonos.Stream:
     """The join of query 3, all columns."""
     persons = house.persons.select("name", "city", "state", "id", "date_time")
     persons = persons.withColumnsRenamed({"id": "person", "date_time": "since"})
-    sellers = persons.map_batches(_local, name="local")
+    sellers = house.change(persons, LOCAL, "local")
     auctions = house.auctions.select("id", "seller", "category", "date_time")
-    items = auctions.withColumnRenamed("date_time", "opens").map_batches(
-        _in_category, "id long, seller long, opens timestamp", name="in_category"
-    )
+    auctions = auctions.withColumnRenamed("date_time", "opens")
+    items = house.change(auctions, IN_CATEGORY, "in_category")
     return sellers.key_by("person").join(
         items.key_by("seller"), keep=WAIT, on=("since", "opens"), name="q3"
     )
@@ -123,7 +150,7 @@ def winning_bids(house: Auctions) -> clonos.Stream:
     sales = offers.key_by("id").join(
         bids.key_by("auction"), between=("opens", "expires"), on="bid_time", name="sales"
     )
-    valid = cast("clonos.KeyedStream", sales.map_batches(_at_least_reserve, name="valid"))
+    valid = cast("clonos.KeyedStream", house.change(sales, VALID, "valid"))
     return valid.window(clonos.between("opens", "expires")).top(
         1, "price", clonos.asc("bid_time"), clonos.asc("bidder"), name="winning"
     )
@@ -134,9 +161,7 @@ def q4(house: Auctions) -> clonos.Stream:
 
     A win has the last millisecond of its auction as event time, as in Beam.
     """
-    wins = winning_bids(house).map_batches(
-        _wins, "id long, seller long, category long, price long, closed timestamp", name="wins"
-    )
+    wins = house.change(winning_bids(house), WINS, "wins")
     window = wins.key_by("category").window(clonos.sliding("10 seconds", "5 seconds", on="closed"))
     return window.agg(price=clonos.avg("price"), name="q4")
 
@@ -151,9 +176,7 @@ def q5(house: Auctions) -> clonos.Stream:
 
 def q6(house: Auctions) -> clonos.Stream:
     """Per seller the mean price of the last ten sales, at every sale, in order of closing."""
-    wins = winning_bids(house).map_batches(
-        _wins, "id long, seller long, category long, price long, closed timestamp", name="wins"
-    )
+    wins = house.change(winning_bids(house), WINS, "wins")
     sales = wins.key_by("seller").in_order("closed", "id", name="sorted")
     return sales.last(10, mean=clonos.avg("price"), name="q6")
 
@@ -210,7 +233,7 @@ def q14(house: Auctions) -> clonos.Stream:
     enriched = _enriched(house)
     window = clonos.session("10 minutes", on="date_time")
     rows = enriched.key_by("bidder").window(window).rows(name="sessions")
-    return rows.map_batches(_with_bounds, BID, name="q14")
+    return house.change(rows, WITH_BOUNDS, "q14")
 
 
 def q1_rows(house: Auctions) -> clonos.Stream:
@@ -298,9 +321,8 @@ def _with_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _enriched(house: Auctions) -> clonos.Stream:
-    schema = "auction long, bidder long, price long, date_time timestamp, key long"
     bids = house.bids.select("auction", "bidder", "price", "date_time")
-    found = bids.map_batches(_side_key, schema, name="keys").look_up(side_input(), "key")
+    found = house.change(bids, SIDE_KEY, "keys").look_up(side_input(), "key")
     return found.drop("key").withColumnRenamed("value", "extra")
 
 
@@ -308,3 +330,42 @@ def _side_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     bidder = batch.column("bidder")
     key = pc.subtract(bidder, pc.multiply(pc.divide(bidder, SIDE_ROWS), SIDE_ROWS))
     return batch.append_column("key", key)
+
+
+# What users would write.
+
+IN_EUROS: Final = Change(
+    _in_euros,
+    lambda bids: bids.selectExpr(
+        "auction", "bidder", "price * 89 div 100 as price", "date_time", "extra"
+    ),
+)
+SOME: Final = Change(_some, lambda bids: bids.where(f"auction % {EVERY} = 0"))
+LOCAL: Final = Change(_local, lambda persons: persons.where("state in ('OR', 'ID', 'CA')"))
+IN_CATEGORY: Final = Change(
+    _in_category,
+    lambda auctions: auctions.where(f"category = {CATEGORY}").select("id", "seller", "opens"),
+    "id long, seller long, opens timestamp",
+)
+VALID: Final = Change(_at_least_reserve, lambda sales: sales.where("price >= reserve"))
+WINS: Final = Change(
+    _wins,
+    lambda wins: wins.selectExpr(
+        "id", "seller", "category", "price", "expires - interval 1 millisecond as closed"
+    ),
+    "id long, seller long, category long, price long, closed timestamp",
+)
+SIDE_KEY: Final = Change(
+    _side_key,
+    lambda bids: bids.selectExpr("*", f"bidder % {SIDE_ROWS} as key"),
+    "auction long, bidder long, price long, date_time timestamp, key long",
+)
+WITH_BOUNDS: Final = Change(
+    _with_bounds,
+    lambda rows: rows.selectExpr(
+        "auction", "bidder", "price", "date_time",
+        "concat(extra, ':', cast(unix_millis(window_start) as string), "
+        "':', cast(unix_millis(window_end) as string)) as extra",
+    ),
+    BID,
+)  # fmt: skip
