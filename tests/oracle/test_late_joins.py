@@ -100,15 +100,16 @@ class Case:
 def check(seed: int) -> Counter[str]:
     """What was seen of a seed: pairs, rows that stay alone, late rows."""
     case = Case(seed)
-    full = case.run("full")
-    seen = _checked(case, full, full, {"full"})
-    return seen + _checked(case, case.run("left"), case.run("right"), set(HOWS) - {"full"})
+    found = {how: case.run(how) for how in HOWS}
+    full = {"full": found.pop("full")}
+    seen = _checked(case, full["full"], full["full"], full)
+    return seen + _checked(case, found["left"], found["right"], found)
 
 
-def _checked(case: Case, left: Found, right: Found, hows: set[str]) -> Counter[str]:
+def _checked(case: Case, left: Found, right: Found, results: dict[str, Found]) -> Counter[str]:
     """The result of one kind has all left rows that were not late, that of another all right ones;
     what these and others should be."""
-    told = f"seed {case.seed}\n{case.text(min(hows))}\n# {case.rows}"
+    told = f"seed {case.seed}\n{case.text(min(results))}\n# {case.rows}"
     lefts, rights = {a for a, _ in left.rows} - {None}, {b for _, b in right.rows} - {None}
     late = left.late
     assert sum(map(len, case.rows)) - len(lefts) - len(rights) == late, told
@@ -125,8 +126,7 @@ def _checked(case: Case, left: Found, right: Found, hows: set[str]) -> Counter[s
         "semi": {(n, None) for n, _ in pairs},
         "anti": lonely,
     }
-    for how in sorted(hows):
-        found = case.run(how)
+    for how, found in sorted(results.items()):
         assert found == Found(Counter(expected[how]), late), f"{how}: {found}\n{told}"
     return Counter(pairs=len(pairs), alone=len(lonely) + len(others), late=late)
 
