@@ -13,7 +13,9 @@ from typing import Any
 
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
+from clonos.spark.session import get_or_create
 from clonos_bench.run import end_jvm
 from tests.processes import free_port
 
@@ -58,6 +60,39 @@ def jvm() -> Jvm:
 def new_jvm(jvm: Jvm) -> None:
     """A module that makes a session gets a JVM of its own: nothing is left of another's."""
     jvm.need()
+
+
+_SHARED = {
+    "spark.ui.enabled": "false",
+    "spark.default.parallelism": "2",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "1h",
+}
+
+
+@pytest.fixture(scope="module")
+def shared_spark(jvm: Jvm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Modules that need nothing special share a session: no job outlives its test, and what a
+    module sets, or has as a view, goes with it. Whoever needs another one ends it."""
+    jvm.need("all who share a session")
+    tables = {"spark.sql.warehouse.dir": str(tmp_path_factory.getbasetemp() / "warehouse")}
+    spark = get_or_create("local[18]", "tests", config={**_SHARED, **tables})
+    before = dict(spark.conf.getAll)
+    yield spark
+    if spark is not SparkSession._instantiatedSession:
+        return
+    spark._jsparkSession.sessionState().catalog().clearTempTables()
+    for key, value in spark.conf.getAll.items():
+        if key not in before:
+            spark.conf.unset(key)
+        elif value != before[key]:
+            spark.conf.set(key, before[key])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that share a session come after the others: a process then starts it once."""
+    sharing = {item.path for item in items if "shared_spark" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in sharing)
 
 
 # --- a PostgreSQL server of the tests' own -------------------------------------------------------

@@ -87,17 +87,9 @@ def test_the_service_does_not_complain_of_who_dies_while_asking(tmp_path, capsys
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm):
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return shared_spark
 
 
 GOOD = [(0, 7, 1, 1, 10, 950), (1, 7, 1, 2, 10, 5), (2, 8, 2, 1, 11, 6)]

@@ -6,29 +6,27 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+import clonos
 from clonos.replay import NothingToReplay
 from examples.fraud import pipeline
 from examples.fraud.__main__ import Options, run
 from examples.fraud.page import write
 from examples.fraud.payments import day
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("new_jvm")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 @pytest.mark.soak
-def test_a_prompt_is_tried_on_the_past_and_adopted_while_workers_die(tmp_path):
-    from clonos.spark.session import get_or_create
-
-    spark = get_or_create("local[16]", "fraud")
+def test_a_prompt_is_tried_on_the_past_and_adopted_while_workers_die(shared_spark, tmp_path):
     said: list[str] = []
     options = Options(payments=240, seconds=8.0, latency_ms=20.0)
-    told = run(spark, tmp_path, options, said.append)
+    told = run(shared_spark, tmp_path, options, said.append)
     assert not [line for line in told.lines if not line.ok]
     assert sum(line.wanted is not None for line in told.lines) == 13
     assert sum("kill -9" in line for line in said) == 2
     branch = told.branch
     found = branch.compare("scored", keys=["id"])
-    frame = found.dataframe(spark)
+    frame = found.dataframe(shared_spark)
     assert frame.count() == found.changes
     for row in found.table.to_pylist():
         if row["change"] == "changed":  # no other prompt, no other score
@@ -42,12 +40,8 @@ def test_a_prompt_is_tried_on_the_past_and_adopted_while_workers_die(tmp_path):
     assert len(day(240)) == len(told.seen.rows)
 
 
-def test_unchanged_code_asks_nobody(tmp_path):
+def test_unchanged_code_asks_nobody(shared_spark, tmp_path):
     """... and leaves no trace."""
-    import clonos
-    from clonos.spark.session import get_or_create
-
-    spark = get_or_create("local[16]", "fraud")
     midnight = datetime(2030, 5, 4, tzinfo=timezone.utc)
     rows = [
         (one.id, midnight + timedelta(seconds=one.at_s), one.card, one.cents, one.country)
@@ -55,7 +49,7 @@ def test_unchanged_code_asks_nobody(tmp_path):
     ]
     source = clonos.sources.from_batches([rows], pipeline.ROWS)
     job = pipeline.build(source, Silent(), str(tmp_path / "checkpoint"))
-    job.run(spark, timeout_s=300)
+    job.run(shared_spark, timeout_s=300)
     before = contents(tmp_path)
     unchanged = job.branch(at="oldest", replace={})
     assert unchanged.compare("scored").changes == 0

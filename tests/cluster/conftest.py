@@ -24,7 +24,6 @@ from clonos.cluster import shipping
 from clonos.cluster.driver import RunningJob
 from clonos.graph.compile import TaskCode
 from clonos.sources.readers import BaseReader, EndOfInput, IteratorReader, Reader
-from clonos.spark.session import get_or_create
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -319,8 +318,5 @@ def _no_job_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture(scope="module")
-def spark(jvm: Any) -> SparkSession:
-    """These modules share a virtual machine and, unless a test has ended it, its session: no job
-    outlives its test. Whoever needs another one ends both."""
-    jvm.need("cluster tests")
-    return get_or_create("local[18]", "cluster tests")
+def spark(shared_spark: SparkSession) -> SparkSession:
+    return shared_spark

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import struct
 import unicodedata
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -17,10 +16,9 @@ from clonos.columns.evaluation import compute
 from clonos.columns.formula import Expression, columns_of
 from clonos.errors import ExpressionFailed
 from clonos.spark.expressions import projected
-from clonos.spark.session import get_or_create
 from tests.columns import parity
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 NO_SHORT_CUT = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
 RAISING_ROWS = 6
@@ -28,17 +26,12 @@ RAISING_ROWS = 6
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[Any]:
+def spark(shared_spark):
     logging.getLogger("SQLQueryContextLogger").disabled = True  # errors are what is asked for
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        # Rows that the driver has would be computed by the optimizer, not by generated code.
-        "spark.sql.optimizer.excludedRules": NO_SHORT_CUT,
-    }
-    session = get_or_create("local[1]", config=settings)
-    yield session
-    session.stop()
+    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
+    # Rows that the driver has would be computed by the optimizer, not by generated code.
+    shared_spark.conf.set("spark.sql.optimizer.excludedRules", NO_SHORT_CUT)
+    return shared_spark
 
 
 def ours(made: Expression, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, str]]:

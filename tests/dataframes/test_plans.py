@@ -39,7 +39,6 @@ from clonos.sinks.file_buffer import BufferFiles
 from clonos.sources.lines import ParseLines
 from clonos.sources.messages import ParseFields, ParseMessages
 from clonos.sources.offered import ParseOffered
-from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 
 SCHEMA = "k string, n long, f double, t timestamp, u timestamp"
@@ -125,16 +124,11 @@ REFUSED: Any = {
 class TestWithSpark:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def session(cls, request) -> Iterator[Any]:
-        request.getfixturevalue("new_jvm")
-        config = {
-            "spark.ui.enabled": "false",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "1",
-        }
-        session = get_or_create("local[2]", config=config)
-        yield session
-        session.stop()
+    def session(cls, request) -> Any:
+        session = request.getfixturevalue("shared_spark")
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+        session.conf.set("spark.sql.shuffle.partitions", "1")
+        return session
 
     @pytest.fixture
     def spark(self, session):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,19 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 import clonos
 from clonos.errors import NotInSpark
-from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 AT = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
 ORDERS = [[0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0]]
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[Any]:
-    config = {
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "1",
-    }
-    session = get_or_create("local[2]", config=config)
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
+    shared_spark.conf.set("spark.sql.shuffle.partitions", "1")
+    return shared_spark
 
 
 def rows_of(zeros: list[float], kind: str = "double") -> pa.Table:

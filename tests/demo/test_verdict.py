@@ -22,20 +22,12 @@ NOON = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm):
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.adaptive.enabled", "false")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
+    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
+    shared_spark.conf.set("spark.sql.codegen.wholeStage", "false")
+    shared_spark.conf.set("spark.sql.adaptive.enabled", "false")
+    return shared_spark
 
 
 class Run:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from clonos.spark.session import get_or_create
 from tests.docs.test_tutorial import BLOCK, DOCS
 
 pytestmark = [
@@ -23,11 +22,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[Any]:
-    config = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
-    session = get_or_create("local[8]", "pages", config=config)
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return shared_spark
 
 
 @pytest.fixture

@@ -5,22 +5,18 @@ from __future__ import annotations
 import pytest
 
 import clonos
-from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 from clonos_bench.nexmark import Generator
 from clonos_bench.nexmark.queries import QUERIES, Auctions
 from clonos_bench.nexmark.spark import NexmarkSource, write_table
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm, tmp_path_factory):
-    config = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
-    session = get_or_create("local[8]", "nexmark tests", config=config)
-    session.conf.set("spark.sql.shuffle.partitions", "2")
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return shared_spark
 
 
 def house(job, generator, **options):

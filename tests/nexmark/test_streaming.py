@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 import clonos
-from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 from clonos_bench.nexmark import Generator
 from clonos_bench.nexmark import queries as ours
@@ -17,7 +16,7 @@ from clonos_bench.nexmark.parts import spark as nexmark_spark
 from clonos_bench.nexmark.parts.functions import CASES
 from clonos_bench.nexmark.parts.spark_queries import INEXPRESSIBLE, QUERIES
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 GENERATOR = Generator(20_000, delay_us=2_000)
 """Lasts 40 s: several windows."""
@@ -25,11 +24,9 @@ FEW = Generator(2_000)
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm):
-    session = get_or_create("local[2]", "nexmark in spark")
-    nexmark_spark.configure(session, 1)
-    yield session
-    session.stop()
+def spark(shared_spark):
+    nexmark_spark.configure(shared_spark, 1)
+    return shared_spark
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.oracle.judges import FAILED, Case, judge
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 
 def judge_all(

@@ -31,7 +31,7 @@ from clonos.dataframes.rows import spark_schema
 from clonos.errors import NotInSpark
 from clonos.testing import InMemoryRun
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 arrow_udf: Any = functions.arrow_udf
 pandas_udf: Any = functions.pandas_udf

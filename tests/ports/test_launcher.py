@@ -19,7 +19,6 @@ from clonos.nodes.ports import Launcher
 from clonos.simulator.processes.spark import Spark
 from clonos.sinks import collect
 from clonos.sources import from_batches
-from clonos.spark.session import get_or_create
 from clonos.transport.events import ControlOpened
 
 from .common import Real, Simulated
@@ -30,10 +29,9 @@ PLACES = 3
 class OnSpark(Real):
     """A process leaves a file with its place, and ends when another one says how."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, spark: Any, folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self._folder = folder
-        self._spark = get_or_create(f"local[{2 * PLACES}]", "launcher")
         where = str(folder)
 
         def body(info: Any, _: Any) -> None:
@@ -48,7 +46,7 @@ class OnSpark(Real):
         job = Job("launcher", parallelism=PLACES, standbys=0)
         job.source(from_batches([], "n long")).sink(collect())
         shipment: Any = type("Shipment", (), {"job_id": "launcher"})
-        self._pool = SlotPool(self._spark, compile_graph(job.graph), shipment, self._inbox, 0)
+        self._pool = SlotPool(spark, compile_graph(job.graph), shipment, self._inbox, 0)
         self.port: Launcher = self._pool
 
     def came(self) -> list[int]:
@@ -63,7 +61,6 @@ class OnSpark(Real):
         for place in range(PLACES):
             self.ends(place, badly=False)
         self._pool.close()
-        self._spark.stop()
         self._inbox.close()
 
 
@@ -99,7 +96,11 @@ def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     kind = request.param
-    with closing(OnSpark(tmp_path, monkeypatch) if kind == "Spark" else InSimulation(kind)) as made:
+    if kind == "Spark":
+        made: Any = OnSpark(request.getfixturevalue("shared_spark"), tmp_path, monkeypatch)
+    else:
+        made = InSimulation(kind)
+    with closing(made):
         yield made
 
 

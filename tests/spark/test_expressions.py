@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -12,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import clonos
 from clonos.errors import ExpressionFailed, NeedsSpark, NotInTasks
-from clonos.spark.session import get_or_create
 from clonos.testing import StepHarness, rows
 from clonos.testing.in_memory import InMemoryRun
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 SCHEMA = (
     "n int, l long, s string, d double, t timestamp, day date, dec decimal(10,2), "
@@ -30,13 +29,9 @@ START = dt.datetime(2024, 2, 29, 12, 30, 45, tzinfo=dt.timezone.utc)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def spark(new_jvm: None) -> Iterator[Any]:
-    with pytest.raises(NeedsSpark, match="get_or_create"):
-        stream().where("n > 1")
-    settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
-    session = get_or_create("local[1]", config=settings)
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
+    return shared_spark
 
 
 def stream(given: list[list[Any]] | None = None, schema: Any = SCHEMA, **options: Any) -> Any:
@@ -51,6 +46,13 @@ def result(made: Any, **how: Any) -> list[tuple[Any, ...]]:
 
 ROWS = [(i, 100 * i, "Abc"[: i % 4], START) for i in range(10)]
 NARROW = "n int, l long, s string, t timestamp"
+
+
+def test_no_session(monkeypatch):
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    with pytest.raises(NeedsSpark, match="get_or_create"):
+        stream().where("n > 1")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -31,10 +31,9 @@ from pyspark.sql.types import (
 import clonos
 from clonos.dataframes.rows import spark_schema
 from clonos.errors import ExpressionFailed, NotInTasks, OperatorError
-from clonos.spark.session import get_or_create
 from clonos.testing.in_memory import InMemoryRun
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+pytestmark = pytest.mark.spark
 
 sf: Any = F
 SCHEMA = (
@@ -49,12 +48,10 @@ ROWS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def spark(new_jvm: None) -> Iterator[Any]:
-    settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
-    session = get_or_create("local[1]", config=settings)
-    session.udf.register("known", plus_one)
-    yield session
-    session.stop()
+def spark(shared_spark):
+    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
+    shared_spark.udf.register("known", plus_one)
+    return shared_spark
 
 
 @sf.udf(LongType())

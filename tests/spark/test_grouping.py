@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import clonos
 from clonos.errors import BadGraph, NotInTasks, WrongType
-from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
@@ -23,10 +21,8 @@ ROWS = [("abc"[n % 3], n, START + dt.timedelta(seconds=n)) for n in range(40)]
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[SparkSession]:
-    session = get_or_create("local[2]", "grouping")
-    yield session
-    session.stop()
+def spark(shared_spark):
+    return shared_spark
 
 
 def stream(*, has_watermark: bool = True):
