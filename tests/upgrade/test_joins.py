@@ -13,7 +13,7 @@ from clonos.core.plan import Incarnation
 from clonos.operators.outer_join import HOWS
 from clonos.testing import StepHarness, rows
 from clonos.testing.harness import _batch
-from clonos.upgrade.layers import redistribute
+from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
@@ -106,9 +106,9 @@ def test_a_join_goes_on_in_more_or_fewer_tasks(how, becomes):
     first = Tasks(before)
     for port in (0, 1):
         first.feed(port, SIDES[port])
-    layers = redistribute(
-        Shape.of(before), layers_of(before, first), after, Sealed(Incarnation(2, 0), 8, 1), ()
-    )
+    layers = Redistribution(
+        Shape.of(before), layers_of(before, first), after, Sealed(Incarnation(2, 0), 8, 1)
+    ).layers()
     then = Tasks(after)
     for code, program in zip(then.codes, then.programs, strict=True):
         program.apply(layers[code.task.id].delta)
@@ -125,4 +125,4 @@ def test_what_one_join_keeps_is_nothing_to_another(kinds):
     tasks.feed(0, SIDES[0])
     layers = layers_of(before, tasks)
     with pytest.raises(clonos.errors.CannotUpgrade, match="kind and settings have changed"):
-        redistribute(Shape.of(before), layers, after, Sealed(Incarnation(2, 0), 8, 1), ())
+        Redistribution(Shape.of(before), layers, after, Sealed(Incarnation(2, 0), 8, 1)).layers()

@@ -14,10 +14,10 @@ from clonos.core.messages import Dependency, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
 from clonos.errors import CannotUpgrade
 from clonos.graph.description import describe
-from clonos.state.deltas import CHAIN, Changes, encode_delta
+from clonos.state.deltas import CHAIN, Changes, Values, encode_delta
 from clonos.state.kept import fact_changes, kept_of, nothing_kept
-from clonos.state.timers import EVENT_TIME
-from clonos.upgrade.layers import Redistribution, redistribute, require_continuable
+from clonos.state.timers import EVENT_TIME, place_of
+from clonos.upgrade.layers import Redistribution, require_continuable
 from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
@@ -76,7 +76,9 @@ class Before:
                     rows.append((g, timer(g, 50), encode([n, g])))
                 facts |= {"timers": len(mine), "late_rows": 1 + task.index}
                 facts |= {k: v[task.index] for k, v in self.facts.items()}
-                changes.append((number, Changes(*map(list, zip(*rows, strict=True)))))
+                groups, keys, values = zip(*rows, strict=True)
+                kept = Values(dict(zip(keys, values, strict=True)), groups, place_of)
+                changes.append((number, lambda kept=kept: [kept]))
             changes.append((number, fact_changes(facts)))
         outs = {
             c: (7, 77) if self.compiled.plan.channels[c].receiver == HOUSE_KEEPER else (3, 33)
@@ -100,7 +102,7 @@ class Before:
 
     def upgraded(self, to: clonos.Job, drop_state: Any = ()) -> After:
         compiled = to.compile()
-        made = redistribute(self.shape, self.layers, compiled, SEALED, drop_state)
+        made = Redistribution(self.shape, self.layers, compiled, SEALED, drop_state).layers()
         return After(compiled, made)
 
 
@@ -252,9 +254,9 @@ def test_rows_that_the_checkpoint_keeps_are_not_read_as_those_of_another_source(
     )
     before, spooled = Before(job(2, readers=1)), replace(compiled, codes=codes)
     with pytest.raises(CannotUpgrade, match="still has rows of the source"):
-        redistribute(before.shape, before.layers, spooled, SEALED, ["rows"])
+        Redistribution(before.shape, before.layers, spooled, SEALED, ["rows"]).layers()
     with pytest.raises(CannotUpgrade, match="still has rows of the source"):  # whatever else goes
-        redistribute(before.shape, before.layers, spooled, SEALED, ["rows", "kept"])
+        Redistribution(before.shape, before.layers, spooled, SEALED, ["rows", "kept"]).layers()
     other = describe(job(2, readers=1).compile())
     for task in other["tasks"].values():
         task["operators"] = [["other", *rest] for _, *rest in task["operators"]]

@@ -23,6 +23,7 @@ from clonos.graph.compile import CompiledJob
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_whole
+from clonos.storage.opened import ScratchFile
 from clonos.testing import StepHarness, rows
 from clonos.testing.harness import _batch
 from clonos.upgrade.layers import Redistribution
@@ -200,7 +201,8 @@ class Tasks:
         else:
             prepared = NOTHING
             tasks = self.compiled.plan.tasks
-            last = {task.id: as_one(task, chains[task.id], self.store) for task in tasks}
+            scratch = ScratchFile()
+            last = {t.id: as_one(t, chains[t.id], self.store, scratch) for t in tasks}
         made = Redistribution(
             self.shape, last, then.compiled, sealed, (), None, prepared.operators
         ).layers()

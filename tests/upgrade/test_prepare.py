@@ -12,6 +12,7 @@ import pytest
 
 import clonos
 from clonos.columns.keys import KEY_GROUPS
+from clonos.core.content import chunks_of
 from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
@@ -145,9 +146,17 @@ def test_the_switch_reads_only_what_was_sealed_since(tmp_path):
         how: Any = (before.store, Incarnation(2, 1 << 30), (), prepared)
         prepared = prepare(before.shape, Shape.of(job(3)), before.chains, *how) or prepared
     before.work()
-    due = layers_since(before.shape, before.chains, before.store, replace(prepared, basis={}))
+    since = before.shape, before.chains, before.store
+    due = read(layers_since(*since, replace(prepared, basis={})))
     before.store.delete([ref.path for chain in before.chains.values() for ref in chain[:-1]])
-    assert layers_since(before.shape, before.chains, before.store, prepared) == due
+    assert read(layers_since(*since, prepared)) == due
+
+
+def read(layers: Mapping[int, Layer]) -> dict[int, Layer]:
+    """The same layers, with their deltas in memory."""
+    return {
+        task: replace(layer, delta=bytes(chunks_of(layer.delta))) for task, layer in layers.items()
+    }
 
 
 @pytest.mark.parametrize("basis_bytes", [0, 1 << 20])

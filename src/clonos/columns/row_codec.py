@@ -45,6 +45,11 @@ class RowCodec:
             fields += [(f"valid {number}", bool), (f"value {number}", _held(width))]
         self._head = np.dtype(fields)
 
+    @property
+    def head_bytes(self) -> int:
+        """How long a head is; it ends with the value of the last column, or with its length."""
+        return self._head.itemsize
+
     def encode(self, columns: list[pa.Array]) -> pa.Array:
         """One binary value per row."""
         rows = len(columns[0])

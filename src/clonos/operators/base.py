@@ -29,6 +29,7 @@ from clonos.state.stores import Facts
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
     from clonos.core.program import Step
+    from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
 
 
@@ -223,8 +224,7 @@ class Operator:
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with state of the operator's former tasks, after their number has changed.
 
-        Called instead of :meth:`open`. Rows that those have numbered get new numbers, in the order
-        of the old ones; where two are equal, by task.
+        Called instead of :meth:`open`. What is in runs is shared out without it.
 
         Raises
         ------
@@ -236,11 +236,12 @@ class Operator:
             self.facts.set(name, value)
         self.adopt_state(shares, where)
 
-    def as_they_are(self, keys: pa.Array) -> pa.Array | None:
-        """A mask of the rows of its state by key that are the same in any task, and so need not be
-        adopted. None: there are none, because each row has a number of its task."""
-        del keys
-        return None
+    @property
+    def numbered(self) -> Mapping[str, Numbered]:
+        """By the fact that counts them, the rows or pieces in its runs. When the number of tasks
+        changes, they get new numbers, in the order of the old ones; where two are equal, by task.
+        Without any, what is in runs is the same in any task."""
+        return {}
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         """Adopt state by key; facts are adopted already."""

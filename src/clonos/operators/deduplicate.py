@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.keeps_rows import KeepsRows
-from clonos.operators.shares import Share, nothing
+from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.large_rows import LargeRowStore
@@ -66,8 +66,5 @@ class DeduplicateOperator(KeepsRows):
         return None
 
     @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        return [self._store]
-
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        self.facts.set("order", self._store.adopt([share.values for share in shares], 0))
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        return {"order": self._store}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
-from clonos.operators.shares import Share, nothing
+from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen
@@ -19,6 +19,7 @@ from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
+    from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
 
 
@@ -107,5 +108,6 @@ class InOrderOperator(Operator):
         self._store.restore_run(run)
         self._earliest = None
 
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        self._store.adopt([share.values for share in shares])
+    @property
+    def numbered(self) -> Mapping[str, Numbered]:
+        return {"order": self._store.numbered}

@@ -7,20 +7,19 @@ end of its interval. The kinds of joins differ only in where the interval comes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clonos.operators.keeps_rows import KeepsRows
-from clonos.operators.shares import Share, nothing
+from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.pieces import numbers, orders_of, take
+from clonos.state.pieces import numbers, take
 from clonos.state.row_store import DUE, Found
 
 Int64 = npt.NDArray[np.int64]
@@ -121,16 +120,8 @@ class JoinOperator(KeepsRows):
         return None
 
     @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        return self._stores
-
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        are_right = [pa.array(orders_of(share.keys) >= _ORDERS[1].start) for share in shares]
-        for port, store in enumerate(self._stores):
-            mine = [is_right if port else pc.invert(is_right) for is_right in are_right]
-            chosen = [s.values.filter(is_mine) for s, is_mine in zip(shares, mine, strict=True)]
-            first = _ORDERS[port].start
-            self.facts.set(f"order {port}", first + store.adopt(chosen, first))
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        return {f"order {port}": store for port, store in enumerate(self._stores)}
 
     def _new_stores(self) -> list[LargeRowStore]:
         times = [DUE] if self._is_bounded else []

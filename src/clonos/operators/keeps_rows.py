@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from clonos.operators.base import Operator
-from clonos.operators.shares import Heir, Share
 from clonos.state.deltas import Frozen, both
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.placed import with_rows
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
+    from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
 
 
@@ -23,23 +22,23 @@ class KeepsRows(Operator):
     has_values = True
 
     @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        """All stores of the operator. They share no row numbers, because layers mix their rows."""
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        """All stores of the operator, by the fact that counts their rows. They share no row
+        numbers, because layers mix their rows."""
         raise NotImplementedError
 
+    @property
+    def numbered(self) -> Mapping[str, Numbered]:
+        return {fact: store.numbered for fact, store in self.row_stores.items()}
+
     def changes(self) -> Frozen:
-        return reduce(both, [store.changes() for store in self.row_stores])
+        return reduce(both, [store.changes() for store in self.row_stores.values()])
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        stores = self.row_stores
+        stores = self.row_stores.values()
         for store in stores:
             store.use(shelf, nbytes // len(stores))
 
     def restore_values(self, run: Run) -> None:
-        for store in self.row_stores:
+        for store in self.row_stores.values():
             store.restore_run(run)
-
-    def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
-        # Rows get new numbers, which are their keys in layers, so whole rows must be read.
-        mine = [Share(share.facts, *with_rows(*share[1:])) for share in shares]
-        super().adopt(mine, heir, where)

@@ -13,7 +13,7 @@ from clonos.columns.batches import concat
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.aggregates import Aggregate, Fold
 from clonos.operators.keeps_rows import KeepsRows
-from clonos.operators.shares import Share, nothing
+from clonos.operators.shares import nothing
 from clonos.state.large_rows import LargeRowStore
 
 Int64 = npt.NDArray[np.int64]
@@ -71,11 +71,8 @@ class LastOperator(KeepsRows):
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        return [self._store]
-
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        self.facts.set("order", self._store.adopt([share.values for share in shares], 0))
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        return {"order": self._store}
 
     def _results(self, rows: pa.RecordBatch, first: Int64, wanted: Int64) -> list[pa.Array]:
         """The aggregates at the rows `wanted`; `rows` are sorted by key, each begins at `first`."""

@@ -7,7 +7,7 @@ its interval, because no partner can come any more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -16,10 +16,10 @@ import pyarrow as pa
 from clonos.columns.batches import concat
 from clonos.operators.join import TIME as ROW_TIME
 from clonos.operators.join import Always, Bounds, JoinOperator, Keys, Schemas
-from clonos.operators.shares import Share, lowest, nothing
+from clonos.operators.shares import lowest, nothing
 from clonos.operators.watermark import IDLE
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.pieces import orders_of, take
+from clonos.state.pieces import take
 from clonos.state.row_store import DUE, Found
 
 _END: Final = int(np.iinfo(np.int64).max)
@@ -205,26 +205,14 @@ class OuterJoinOperator(JoinOperator):
         waiting = self._waiting[port]
         return [self._stores[port], *([] if waiting is None else [waiting])]
 
-    def _numbered(self) -> list[tuple[int, str, LargeRowStore]]:
-        """All stores, with their numbers in layers and the facts that count their rows."""
-        base = [(2 * port, f"order {port}", store) for port, store in enumerate(self._stores)]
-        waiting = [
-            (2 * port + 1, f"waiting {port}", store)
+    @property
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        waiting = {
+            f"waiting {port}": store
             for port, store in enumerate(self._waiting)
             if store is not None
-        ]
-        return [*base, *waiting]
-
-    @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        return [store for _, _, store in self._numbered()]
-
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        for number, fact, store in self._numbered():
-            mine = [pa.array((orders_of(share.keys) >> _SHIFT) == number) for share in shares]
-            chosen = [s.values.filter(is_mine) for s, is_mine in zip(shares, mine, strict=True)]
-            first = _ORDERS[fact].start
-            self.facts.set(fact, first + store.adopt(chosen, first))
+        }
+        return {**super().row_stores, **waiting}
 
     def _unusable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
         """The rows that :meth:`_usable` excludes."""

@@ -6,11 +6,9 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clonos.columns.instants import to_ms
 from clonos.columns.keys import DistinctKeys, distinct_keys
@@ -372,12 +370,9 @@ class ProcessOperator(Operator):
         self.store.restore(keys, values)
         self._calls.restore(keys, values)
 
-    def as_they_are(self, keys: pa.Array) -> pa.Array:
-        # Timers of two tasks may have the same number: those due at once fire by number and key.
-        kinds = (pc.starts_with(keys, p) for p in (_STATE, EVENT_TIME, PROCESSING_TIME))
-        return reduce(pc.or_, kinds)
-
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        # Values and timers are in runs. Timers of two tasks may have the same number: those due at
+        # once fire by number and key.
         require_answered(sum(len(share.keys) for share in shares), where)
 
     # --- calls --------------------------------------------------------------------------------

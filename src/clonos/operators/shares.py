@@ -6,23 +6,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from clonos.errors import CannotUpgrade
+
+if TYPE_CHECKING:
+    from clonos.state.runs import Run
 
 
 class Share(NamedTuple):
     """One former task's contribution: all its facts, and the state by key that is taken over.
 
     ``groups``: the key group of each row of ``keys`` and ``values``, which come from a layer.
+    ``runs``: its runs, with all key groups. They are shared out without the operator.
     """
 
     facts: Mapping[str, Any]
     groups: pa.Array
     keys: pa.Array
     values: pa.Array
+    runs: Sequence[Run] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ input all open windows fire. Output is ordered by window, then by first appearan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -22,10 +22,12 @@ from clonos.operators.window_content import Content
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
 from clonos.state.deltas import Frozen
 from clonos.state.large_pieces import LargePieceStore
+from clonos.state.piece_runs import earliest_of
 from clonos.state.pieces import END, START, PieceStore, numbers
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
+    from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
 
 Int64 = npt.NDArray[np.int64]
@@ -151,14 +153,20 @@ class WindowOperator(_Windowing):
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         self.adopt_pieces(shares, [share.values for share in shares], where)
 
+    @property
+    def numbered(self) -> Mapping[str, Numbered]:
+        return {"order": self._store.numbered} if isinstance(self._store, LargePieceStore) else {}
+
     def adopt_pieces(self, shares: Sequence[Share], values: Sequence[pa.Array], where: str) -> None:
         """Adopt pieces of former tasks; none may belong to a window that was released already."""
         done = self.facts.get("done", -FOR_EVER)
         for share, of_share in zip(shares, values, strict=True):
             before = share.facts.get("done", -FOR_EVER)
             if before < done:
-                times = numbers(self._store.decode(of_share), self._window.time)
-                if len(times) and self._window.next_end(int(times.min()), before) - 1 <= done:
+                times = numbers(self._store.decode(of_share), self._window.time).tolist()
+                if self.numbered:
+                    times += [earliest_of(run) for run in share.runs]
+                if times and self._window.next_end(min(times), before) - 1 <= done:
                     raise CannotUpgrade(
                         "some of its tasks have released a window that others have not yet",
                         where=where,

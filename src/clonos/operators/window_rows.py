@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clonos.operators.keeps_rows import KeepsRows
-from clonos.operators.shares import Share, nothing
+from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window import WindowOperator
 from clonos.operators.window_content import BOUNDS, Content, Folded, instants
 from clonos.operators.window_kinds import Fixed, Session
 from clonos.state.deltas import Frozen, both
 from clonos.state.large_rows import LargeRowStore
-from clonos.state.pieces import END, START, PieceStore, numbers, orders_of
+from clonos.state.pieces import END, START, PieceStore, numbers
 
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62
@@ -66,17 +65,8 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
         return both(WindowOperator.changes(self), self._rows.changes())
 
     @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        return [self._rows]
-
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        are_rows = [pa.array(orders_of(share.keys) >= _FIRST_ORDER) for share in shares]
-        both_kinds = list(zip(shares, are_rows, strict=True))
-        self.adopt_pieces(
-            shares, [s.values.filter(pc.invert(is_row)) for s, is_row in both_kinds], where
-        )
-        rows = self._rows.adopt([s.values.filter(is_row) for s, is_row in both_kinds], _FIRST_ORDER)
-        self.facts.set("row", _FIRST_ORDER + rows)
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        return {"row": self._rows}
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows that have a time and are not late: the window that each makes alone is not over."""

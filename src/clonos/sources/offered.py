@@ -6,7 +6,7 @@ are dropped here. The remembered keys are state of the source's task, and as dur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,8 +76,8 @@ class ParseOfferedOperator(KeepsRows, ParseMessagesOperator):
         return None if parsed is None else parsed.select(self._names)
 
     @property
-    def row_stores(self) -> Sequence[LargeRowStore]:
-        return [self._seen]
+    def row_stores(self) -> Mapping[str, LargeRowStore]:
+        return {"order": self._seen}
 
     def _first_ones(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         has_key = batch.column(KEY).is_valid().to_numpy(zero_copy_only=False)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -76,8 +75,9 @@ class Values(NamedTuple):
     placing: Placing = HASH
 
 
-Frozen = Callable[[], Sequence[Changes | Values | Rows]]
-"""Computes changes later, perhaps in another thread, from data that no longer changes."""
+Frozen = Callable[[], Sequence[Changes | Values | Rows | Run]]
+"""Computes changes later, perhaps in another thread, from data that no longer changes. A run is
+copied as it is."""
 
 
 def both(first: Frozen, second: Frozen) -> Frozen:
@@ -112,7 +112,7 @@ def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Fr
 
 def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> Chunks:
     table: list[tuple[int, Changes]] = []
-    blocks: list[bytes] = []
+    blocks: list[bytes | Content] = []
     runs: list[tuple[int, Index]] = []
     rows: dict[int, list[Rows]] = {}
     for operator, given in changes:
@@ -121,6 +121,11 @@ def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]
                 table.append((operator, changed))
             elif isinstance(changed, Rows):
                 rows.setdefault(operator, []).append(changed)
+            elif isinstance(changed, Run):
+                if not len(changed):
+                    continue
+                runs.append((operator, changed.index))
+                blocks.append(changed.blocks)
             elif changed.values:
                 values, groups, placing = changed
                 runs.append((operator, write_values(values, groups, blocks.append, placing)))
@@ -259,18 +264,16 @@ def merge_deltas(
 
 
 def merge_into(
-    scratch: Writable, deltas: Sequence[bytes | Content], *, is_base: bool = False
+    scratch: Writable,
+    deltas: Sequence[bytes | Content],
+    *,
+    is_base: bool = False,
+    below: Mapping[int, int] | None = None,
 ) -> Content:
-    """The same, but values by key go to `scratch` and need not fit into memory."""
-    head = _merge(deltas, scratch.write, is_base=is_base)
-    return Chunks([head, scratch])
-
-
-def of_runs(
-    names: Sequence[str], runs: Sequence[tuple[int, Index]], blocks: Writable
-) -> bytes | Chunks:
-    """A delta that has only values by key; ``blocks``: those of all runs, in order."""
-    return Chunks([_head(names, b"", runs), blocks]) if runs else b""
+    """The same, but runs go to the end of `scratch` and need not fit into memory."""
+    start = len(scratch)
+    head = _merge(deltas, scratch.write, is_base=is_base, below=below or {})
+    return Chunks([head, Part(scratch, start, len(scratch))])
 
 
 def _merge(
@@ -278,7 +281,7 @@ def _merge(
     write: Callable[[bytes], object],
     *,
     is_base: bool,
-    below: Mapping[int, int] = MappingProxyType({}),
+    below: Mapping[int, int],
 ) -> bytes:
     numbered = [(n, open_delta(delta)) for n, delta in enumerate(deltas) if len(delta)]
     opened = [one for _, one in numbered]

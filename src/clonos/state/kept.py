@@ -19,14 +19,14 @@ from clonos.state.deltas import (
     open_delta,
     table_of,
 )
-from clonos.state.runs import Rows, UInt64, in_order
+from clonos.state.runs import Rows, Run, UInt64, in_order
 from clonos.state.stores import Facts
 
 
 class Kept(NamedTuple):
     """Facts, and rows of state by key, of one operator or (without rows) the chain.
 
-    ``in_run``: which rows were in a run, under these ``hashes``.
+    ``in_run``: which rows were in a run, under these ``hashes``. ``runs``: runs that were not read.
     """
 
     facts: dict[str, Any]
@@ -35,20 +35,21 @@ class Kept(NamedTuple):
     values: pa.Array
     in_run: npt.NDArray[np.bool_]
     hashes: UInt64
+    runs: tuple[Run, ...] = ()
 
     def chosen(self, is_chosen: npt.NDArray[np.bool_]) -> Kept:
         """The same facts, and some of the rows."""
         mask = pa.array(is_chosen)
         columns = self.keys.filter(mask), self.values.filter(mask)
         marks = self.in_run[is_chosen], self.hashes[is_chosen]
-        return Kept(self.facts, self.groups[is_chosen], *columns, *marks)
+        return Kept(self.facts, self.groups[is_chosen], *columns, *marks, self.runs)
 
     def changes(self) -> list[Changes | Frozen]:
         """Everything, in a layer's form."""
-        return [fact_changes(self.facts), self.rows]
+        return [fact_changes(self.facts), self.rows, lambda: self.runs]
 
     def rows(self) -> list[Changes | Rows]:
-        """Everything except the facts."""
+        """Everything that was read, except the facts."""
         table, run = self.chosen(~self.in_run), self.chosen(self.in_run)
         return [
             Changes(table.groups, table.keys, table.values),
@@ -69,23 +70,30 @@ def fact_changes(facts: dict[str, Any]) -> Changes:
     return Changes([FACTS] * len(facts), [name.encode() for name in facts], values)
 
 
-def kept_of(base: bytes | Content) -> dict[int, Kept]:
-    """The content of a task's merged layers, by operator number."""
+def kept_of(base: bytes | Content, *, reads_runs: bool = True) -> dict[int, Kept]:
+    """The content of a task's merged layers, by operator number.
+
+    ``reads_runs``: else runs stay where they are, and need not fit into memory.
+    """
     found: dict[int, Kept] = {}
     if not len(base):
         return found
     opened = open_delta(base)
-    tables = [table_of(opened.table)] if opened.table else []
+    tables = [SCHEMA.empty_table(), *([table_of(opened.table)] if opened.table else [])]
     in_table = sum(map(len, tables))
     hashes = [np.zeros(in_table, np.uint64)]
+    left: dict[int, tuple[Run, ...]] = {}
     for operator, run in opened.runs:
+        if not reads_runs:
+            left[operator] = (*left.get(operator, ()), run)
+            continue
         for rows in run.parts():
             tables.append(_table(operator, rows))
             hashes.append(rows.hashes)
     table = pa.concat_tables([t.replace_schema_metadata(None) for t in tables])
     in_run, all_hashes = np.arange(len(table)) >= in_table, np.concatenate(hashes)
     numbers = table["operator"].to_numpy()
-    for number in sorted(set(numbers.tolist())):
+    for number in sorted({*numbers.tolist(), *left}):
         is_mine = numbers == number
         part = table.filter(pa.array(is_mine))
         groups = part["key_group"].to_numpy().astype(np.int64)
@@ -95,7 +103,7 @@ def kept_of(base: bytes | Content) -> dict[int, Kept]:
         rows = part.filter(pa.array(~is_fact))
         columns = column_of(rows, "key"), column_of(rows, "value")
         rest = groups[~is_fact], *columns, in_run[is_mine][~is_fact], all_hashes[is_mine][~is_fact]
-        found[number] = Kept(dict(facts.as_dict()), *rest)
+        found[number] = Kept(dict(facts.as_dict()), *rest, left.get(number, ()))
     return found
 
 

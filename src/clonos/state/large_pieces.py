@@ -36,6 +36,7 @@ from clonos.state.piece_runs import (
     rows_of,
 )
 from clonos.state.pieces import ORDER, Int64, PieceStore, addresses, numbers, take
+from clonos.state.renumbered import Numbered
 from clonos.state.runs import (
     WRITTEN_ROWS,
     Index,
@@ -105,6 +106,11 @@ class LargePieceStore(PieceStore):
         self._told: Told | None = None
         self._to_tell: list[Callable[[], Iterable[Rows]]] = []
         self._lowest: tuple[int | None] | None = None  # the earliest time below, if it is known
+
+    @property
+    def numbered(self) -> Numbered:
+        """Its pieces, to be renumbered in runs."""
+        return Numbered(range(1 << 63), self._schema)
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Use about this much memory; the rest goes on the shelf."""

@@ -34,6 +34,7 @@ from clonos.state.placed import (
     times_in,
     write,
 )
+from clonos.state.renumbered import Numbered
 from clonos.state.row_store import DUE, Chunk, Int64, RowStore, UInt64
 from clonos.state.runs import Index, Rows, Run, RunWriter, in_memory
 
@@ -186,6 +187,11 @@ class LargeRowStore(RowStore):
         self._leaving: _Leaving | None = None
         self._gone_below: list[Entries] = []
         self._ahead = {name: _Ahead(n, len(times)) for n, name in enumerate(times, 1)}
+
+    @property
+    def numbered(self) -> Numbered:
+        """Its rows, to be renumbered in runs."""
+        return Numbered(self._orders, self.schema)
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Use about this much memory; the rest goes on the shelf."""

@@ -23,7 +23,7 @@ from clonos.columns.row_codec import RowCodec
 from clonos.errors import ExpressionFailed
 from clonos.state.levels import LEVELS_MAX
 from clonos.state.pieces import ORDER, Combiner, Int64, addresses, numbers, orders_of
-from clonos.state.placed import TIMES_END, place_of, places_at
+from clonos.state.placed import TIMES_END, place_of, places_at, time_at
 from clonos.state.runs import Rows, Run, UInt64
 
 _HASH_BITS: Final = 16
@@ -51,6 +51,11 @@ def end_of(time: int) -> int:
     """The end of the places of pieces that are due by this time."""
     begin = begin_of(time)
     return begin + (1 << _HASH_BITS) if begin < FAR else PLACES_END
+
+
+def earliest_of(run: Run) -> int:
+    """The time at which the first piece of a run that is not empty is due."""
+    return int(time_at(run.index.firsts[:1] >> np.uint64(_HASH_BITS))[0])
 
 
 def places_of(pieces: pa.RecordBatch, combiner: Combiner) -> tuple[UInt64, Int64]:

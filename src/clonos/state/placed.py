@@ -146,12 +146,6 @@ def have_rows(keys: pa.Array) -> pa.Array:
     return pc.equal(pc.binary_length(keys), _KEY_BYTES)
 
 
-def with_rows(groups: pa.Array, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, ...]:
-    """The rows of a layer that hold a row of an operator."""
-    has_row = have_rows(keys)
-    return groups.filter(has_row), keys.filter(has_row), values.filter(has_row)
-
-
 def write(
     rows: pa.RecordBatch,
     fresh: Entries,

@@ -23,7 +23,7 @@ from clonos.columns.keys import factorise, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.core.canonical import encode
 from clonos.state.deltas import Frozen
-from clonos.state.pieces import ORDER, changed_rows, in_one_order, numbers, orders_of, take
+from clonos.state.pieces import ORDER, changed_rows, numbers, orders_of, take
 
 DUE: Final = "~due"
 
@@ -256,15 +256,6 @@ class RowStore:
             self._add(pa.RecordBatch.from_arrays(columns, schema=self.schema))
         self._next = max(self._next, 1 + int(orders.max(initial=-1)))
         self._sealed = max(self._sealed, self._next)
-
-    def adopt(self, values: Sequence[pa.Array], first_order: int) -> int:
-        """Take over rows of other stores, encoded as in layers; returns their number."""
-        parts = [self._codec.decode(some) for some in values if len(some)]
-        batches = [pa.RecordBatch.from_arrays(part, schema=self.schema) for part in parts]
-        rows = in_one_order(batches, self.schema)
-        if rows.num_rows:
-            self.append(rows, first_order)
-        return int(rows.num_rows)
 
     # --- chunks -------------------------------------------------------------------------------
 

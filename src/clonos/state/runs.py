@@ -215,7 +215,7 @@ class RunWriter:
     Parameters
     ----------
     rows_max
-        An upper bound of the number of rows.
+        How many rows there are at most; with more, its filter would be less exact.
     write
         Takes the blocks.
     """

@@ -8,14 +8,12 @@ combined by the operator's own rules.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from clonos.columns.keys import owner_of_group
 from clonos.core.messages import Dependency, Layer
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import CannotUpgrade
@@ -24,9 +22,13 @@ from clonos.graph.description import describe, names_of
 from clonos.operators.make import make_operator
 from clonos.operators.shares import REWOUND, Heir, Share, calls_are_open
 from clonos.operators.watermark import IDLE
-from clonos.state.deltas import CHAIN, Changes, Frozen, encode_delta
+from clonos.state.deltas import CHAIN, Changes, Delta, Frozen
 from clonos.state.kept import Kept, fact_changes, kept_of, nothing_kept
+from clonos.state.renumbered import Numbered, Ranks, Renumbered
+from clonos.state.runs import Run
+from clonos.storage.opened import ScratchFile
 from clonos.upgrade.flow import Flow, slowest
+from clonos.upgrade.owners import owned, share_out
 from clonos.upgrade.sealed import NUMBERS_APART, Sealed
 from clonos.upgrade.section import gone_back
 from clonos.upgrade.shape import Shape
@@ -34,37 +36,6 @@ from clonos.upgrade.shape import Shape
 _SAME_GRAPH: Final = "start the job as it was; or, if that state may go, add "
 
 _NUMBERS: Final = ("asked", "came")
-
-
-def redistribute(
-    before: Shape,
-    layers: Mapping[int, Layer],
-    compiled: CompiledJob,
-    sealed: Sealed,
-    drop_state: Collection[str] = (),
-    numbers: Mapping[str, int] | None = None,
-) -> dict[int, Layer]:
-    """The first layer of each new task.
-
-    Parameters
-    ----------
-    before
-        The job that has settled.
-    layers
-        By task of that job, all its layers merged into one.
-    compiled
-        The job that is to continue.
-    drop_state
-        Operators whose state may be lost.
-    numbers
-        By name, how many calls an operator of this name had made in an earlier graph.
-
-    Raises
-    ------
-    CannotUpgrade
-        State would be lost or misread.
-    """
-    return Redistribution(before, layers, compiled, sealed, drop_state, numbers).layers()
 
 
 def require_continuable(
@@ -124,16 +95,25 @@ def _old_rows(name: str) -> CannotUpgrade:
     )
 
 
-def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
-    """A mask of the key groups that a new task owns."""
-    is_owned: npt.NDArray[np.bool_] = owner_of_group(groups, heir.parallelism) == heir.index
-    return is_owned
-
-
 class Redistribution:
-    """One redistribution; the parameters are those of :func:`redistribute`.
+    """One redistribution.
 
-    ``elsewhere``: operators whose values are in other layers below these, except for changes.
+    Parameters
+    ----------
+    before
+        The job that has settled.
+    layers
+        By task of that job, all its layers merged into one. Runs are not read into memory.
+    compiled
+        The job that is to continue.
+    sealed
+        The names of the new layers.
+    drop_state
+        Operators whose state may be lost.
+    numbers
+        By name, how many calls an operator of this name had made in an earlier graph.
+    elsewhere
+        Operators whose values are in other layers below these, except for changes.
     """
 
     def __init__(
@@ -150,7 +130,11 @@ class Redistribution:
         self._asked_before = numbers or {}
         self._before, self._layers, self._sealed = before, layers, sealed
         self._compiled, self._now = compiled, Shape.of(compiled)
-        self._kept = {task: kept_of(layer.delta) for task, layer in layers.items()}
+        self._kept = {
+            task: kept_of(layer.delta, reads_runs=False) for task, layer in layers.items()
+        }
+        self._files: dict[int, ScratchFile] = {}  # by new task: the runs that it takes over
+        self._shared: dict[str, tuple[dict[int, Run], dict[str, int]]] = {}
         self._flow = Flow(before, layers, self._kept, self._now)
         self._dropped = frozenset(drop_state)
         # No position is used twice, because random numbers derive from task and position.
@@ -160,8 +144,18 @@ class Redistribution:
         self._clock_ms = max(layer.clock_ms for layer in layers.values())
 
     def layers(self) -> dict[int, Layer]:
+        """The first layer of each new task.
+
+        Raises
+        ------
+        CannotUpgrade
+            State would be lost or misread.
+        """
         self._require_nothing_lost()
-        return {code.task.id: self._layer(code) for code in self._compiled.codes}
+        found = {code.task.id: self._layer(code) for code in self._compiled.codes}
+        for file in self._files.values():
+            file.finish()
+        return found
 
     # --- refusals -------------------------------------------------------------------------------
 
@@ -194,9 +188,8 @@ class Redistribution:
         """Whether an operator has state that would be lost, including a source's position."""
         if name in self._before.sources:
             return not all(self._layers[t].source_ended for t in self._before.homes[name])
-        return name in self._elsewhere or any(
-            len(self._of(name, task).keys) for task in self._before.homes[name]
-        )
+        kept = [self._of(name, task) for task in self._before.homes[name]]
+        return name in self._elsewhere or any(len(one.keys) or one.runs for one in kept)
 
     def _require_fitting(self, name: str) -> None:
         before, now = self._before, self._now
@@ -273,7 +266,7 @@ class Redistribution:
             source_rows=rows,
             source_cut=cut,
             source_ended=source_ended,
-            delta=encode_delta(names, changes),
+            delta=Delta(names, changes).encoded(),
             end_is_out=all(has_ended),
             generation=sealed.generation,
         )
@@ -328,21 +321,46 @@ class Redistribution:
             kept = self._of(name, predecessor)
             return (self._gone_back(kept) if "asked" in operator.joins else kept).changes()
         heir = Heir(code.task.index, code.parallelism)
-        shares, as_they_are, watermark = [], list[Frozen](), self._watermark(name)
+        shares, watermark = [], self._watermark(name)
         for task in former:
             kept = self._of(name, task)
             mine = kept.chosen(owned(kept.groups, heir))
-            if (same := operator.as_they_are(mine.keys)) is not None:
-                is_same = same.to_numpy(zero_copy_only=False)
-                as_they_are.append(mine.chosen(is_same).rows)
-                mine = mine.chosen(~is_same)
             facts = {fact: v for fact, v in mine.facts.items() if fact != "watermark"}
-            shares.append(Share(facts, pa.array(mine.groups), mine.keys, mine.values))
+            shares.append(Share(facts, pa.array(mine.groups), mine.keys, mine.values, kept.runs))
         operator.adopt(shares, heir, name)
-        if watermark is not None:
-            operator.facts.set("watermark", watermark)
+        if name not in self._shared:
+            self._shared[name] = self._share_out(name, former, operator.numbered)
+        runs, counts = self._shared[name]
+        for fact, count in {**counts, "watermark": watermark}.items():
+            if count is not None:
+                operator.facts.set(fact, count)
         changes = operator.changes()  # before the facts: it may change one
-        return [operator.facts.changes(), changes, *as_they_are]
+        return [operator.facts.changes(), changes, lambda: [runs[code.task.id]] if runs else []]
+
+    def _share_out(
+        self, name: str, former: Sequence[int], numbered: Mapping[str, Numbered]
+    ) -> tuple[dict[int, Run], dict[str, int]]:
+        """By new task its part of the runs of former tasks; and the facts that count the rows."""
+        runs, stores = [self._of(name, task).runs for task in former], list(numbered.values())
+        counts, given = dict[str, int](), [run for of_task in runs for run in of_task]
+        if numbered:
+            ranks = Ranks(runs, stores)
+            counts = dict(zip(numbered, ranks.ends(), strict=True))
+            given = [
+                Renumbered(run, ranks, number, stores)
+                for number, of_task in enumerate(runs)
+                for run in of_task
+            ]
+        if not given:
+            return {}, counts
+        homes = self._now.homes[name]
+        heirs = {
+            task: partial(owned, heir=Heir(index, len(homes)))
+            for index, task in enumerate(homes)
+            if self._predecessor(name, index) is None
+        }
+        to = [(self._files.setdefault(task, ScratchFile()), owns) for task, owns in heirs.items()]
+        return dict(zip(heirs, share_out(given, to, is_base=False), strict=True)), counts
 
     def _gone_back(self, kept: Kept) -> Kept:
         """Record a rewind, so that calls from now on get other names than discarded ones."""

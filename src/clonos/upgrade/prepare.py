@@ -15,21 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
+from clonos.core.content import Content
 from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.operators.shares import Heir
-from clonos.state.deltas import Opened, merge_deltas, of_runs, open_delta
-from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
+from clonos.state.deltas import Delta, Frozen, Opened, merge_deltas, merge_into, open_delta
+from clonos.state.runs import Run
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.storage.opened import ScratchFile
 from clonos.upgrade.flow import Flow
-from clonos.upgrade.layers import owned
+from clonos.upgrade.owners import Owns, all_of_them, owned, share_out
 from clonos.upgrade.sealed import beginning
 from clonos.upgrade.shape import Shape
 
@@ -126,7 +125,7 @@ def prepare(
         if one.runs:
             # Later layers, applied on top, have the task's positions.
             first = beginning(now.plan.tasks[task])
-            delta = one.delta(now.chains[task])
+            delta = Delta(now.chains[task], one.runs).encoded()
             layer = replace(first, incarnation=maker, epoch=rounds, delta=delta)
             layers[task] = (*so_far.below(task), put_whole(store, layer))
     upto = {task: chain[-1].epoch for task, chain in chains.items()}
@@ -158,53 +157,32 @@ def _nbytes(delta: Opened, others: Collection[int]) -> int:
 
 
 def _as_one(
-    before: Shape, task: int, layers: Sequence[Layer], operators: Collection[str], old: int
+    before: Shape,
+    task: int,
+    layers: Sequence[Layer],
+    operators: Collection[str],
+    old: int,
+    merge: Callable[..., bytes | Content] = merge_deltas,
 ) -> Layer:
     """Merge these layers of a task, without the values of `operators` in the first `old` layers."""
     names = enumerate(before.chains[task])
     below = {number: old for number, name in names if name in operators}
-    return merge_layers(layers, partial(merge_deltas, below=below), is_base=True)
+    return merge_layers(layers, partial(merge, below=below), is_base=True)
 
 
 class _Made:
     """The runs of one task of the next plan."""
 
     def __init__(self) -> None:
-        self.runs: list[tuple[int, Index]] = []
+        self.runs: list[tuple[int, Frozen]] = []
         self.scratch = ScratchFile()
 
-    def delta(self, names: Sequence[str]) -> Any:
-        return of_runs(names, self.runs, self.scratch)
+    def add(self, operator: int, run: Run) -> None:
+        if len(run):
+            self.runs.append((operator, lambda: [run]))
 
 
-class _Owner:
-    """Takes rows, and writes those in one task's key groups."""
-
-    def __init__(self, rows_max: int, made: _Made, owns: Callable[[Any], Any]) -> None:
-        self._writer, self._owns = RunWriter(rows_max, made.scratch.write), owns
-        self._made = made
-
-    def add(self, rows: Rows) -> None:
-        self._writer.add(rows.chosen(self._owns(rows.groups)))
-
-    def end(self, operator: int) -> None:
-        if (index := self._writer.index()).rows:
-            self._made.runs.append((operator, index))
-
-
-_Heir = tuple[int, Callable[[Any], Any]]
-"""A task, and a function that tells which of some key groups it owns."""
-
-
-class _Owners:
-    """A writer that distributes rows to their owners."""
-
-    def __init__(self, owners: Sequence[_Owner]) -> None:
-        self._owners = owners
-
-    def add(self, rows: Rows) -> None:
-        for owner in self._owners:
-            owner.add(rows)
+_Heir = tuple[int, Owns]
 
 
 class _Values:
@@ -228,33 +206,30 @@ class _Values:
         """Write the values of an operator for each of its next tasks."""
         for former, heirs in self._heirs(name):
             runs = [run for task in former for run in self._runs.get((name, task), ())]
-            rows = sum(map(len, runs))
-            owners = [_Owner(rows, made[task], owns) for task, owns in heirs]
-            merge_runs(runs, _Owners(owners), is_base=is_base)
-            for (task, _), owner in zip(heirs, owners, strict=True):
-                owner.end(self._now.chains[task].index(name))
+            to = [(made[task].scratch, owns) for task, owns in heirs]
+            for (task, _), run in zip(heirs, share_out(runs, to, is_base=is_base), strict=True):
+                made[task].add(self._now.chains[task].index(name), run)
 
     def _heirs(self, name: str) -> Iterator[tuple[Sequence[int], list[_Heir]]]:
         """Former tasks, with the new tasks that continue their state."""
         homes, shared = self._now.homes[name], list[_Heir]()
         for index, task in enumerate(homes):
             if self._flow.predecessor(name, index) is not None:
-                yield self._flow.former(name, index), [(task, _all)]
+                yield self._flow.former(name, index), [(task, all_of_them)]
             else:
                 shared.append((task, partial(owned, heir=Heir(index, len(homes)))))
         if shared:
             yield self._flow.all_former(name), shared
 
 
-def _all(groups: Any) -> Any:
-    return np.ones(len(groups), np.bool_)
-
-
 def layers_since(
     before: Shape, chains: Chains, store: LayerStore, prepared: Prepared
 ) -> dict[int, Layer]:
-    """The state of each task; of prepared values only the changes since, including deletions."""
-    found = {}
+    """The state of each task; of prepared values only the changes since, including deletions.
+
+    Its runs are on the local disk.
+    """
+    found, scratch = {}, ScratchFile()
     for task, chain in chains.items():
         basis, upto = prepared.basis.get(task), prepared.upto[task]
         if basis is not None:
@@ -263,5 +238,7 @@ def layers_since(
         else:
             layers = get_layers(store, chain)
         old = sum(layer.epoch <= upto for layer in layers)
-        found[task] = _as_one(before, task, layers, prepared.operators, old)
+        to = partial(merge_into, scratch)
+        found[task] = _as_one(before, task, layers, prepared.operators, old, to)
+    scratch.finish()
     return found

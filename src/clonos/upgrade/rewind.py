@@ -27,6 +27,7 @@ from clonos.core.plan import HOUSE_KEEPER, Incarnation
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
 from clonos.storage.layers import LayerStore, put_whole
+from clonos.storage.opened import ScratchFile
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.sealed import NUMBERS_APART, Discarded, Sealed
 from clonos.upgrade.section import borders, with_section_back
@@ -88,6 +89,7 @@ class Rewind:
         everybody = frozenset(task.id for task in self._plan.tasks)
         self.section = everybody if section is None else frozenset(section)
         self._is_whole = self.section == everybody
+        self._scratch = ScratchFile()
         self._require_rest()
         self.layers = {task.id: self._layer(task.id) for task in self._plan.tasks}
         self._require()
@@ -105,7 +107,7 @@ class Rewind:
 
     def _layer(self, task: int) -> Layer:
         chains = self.point.layers if task in self.section else self._keeper.layers
-        return as_one(self._plan.tasks[task], chains[task], self.store)
+        return as_one(self._plan.tasks[task], chains[task], self.store, self._scratch)
 
     def _require_rest(self) -> None:
         """Check that tasks that stay have nothing to replay."""

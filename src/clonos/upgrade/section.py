@@ -18,7 +18,7 @@ from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.make import make_operator
 from clonos.operators.shares import REWOUND
-from clonos.state.deltas import Changes, Frozen, encode_delta
+from clonos.state.deltas import Changes, Delta, Frozen
 from clonos.state.kept import Kept, kept_of, nothing_kept
 from clonos.upgrade.sealed import Sealed
 
@@ -147,14 +147,15 @@ def _renamed(code: TaskCode, layer: Layer, generation: int) -> Layer:
     asks = {n for n, (_, made) in enumerate(code.operators) if "asked" in make_operator(made).joins}
     if not asks:
         return layer
-    kept, names = kept_of(layer.delta), [name for name, _ in code.operators]
+    kept = kept_of(layer.delta, reads_runs=False)
+    names = [name for name, _ in code.operators]
     changes: list[tuple[int, Changes | Frozen]] = []
     for number in sorted(kept.keys() | asks):
         of_operator = kept.get(number, nothing_kept())
         if number in asks:
             of_operator = gone_back(of_operator, generation)
         changes += [(number, change) for change in of_operator.changes()]
-    return replace(layer, delta=encode_delta(names, changes))
+    return replace(layer, delta=Delta(names, changes).encoded())
 
 
 def gone_back(kept: Kept, generation: int) -> Kept:

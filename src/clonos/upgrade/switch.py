@@ -27,8 +27,9 @@ from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
-from clonos.state.deltas import merge_deltas
+from clonos.state.deltas import merge_into
 from clonos.storage.layers import LayerStore, get_layers, put_whole
+from clonos.storage.opened import ScratchFile
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.prepare import NOTHING, Prepared, layers_since
 from clonos.upgrade.sealed import Sealed, beginning
@@ -153,14 +154,20 @@ class Switch:
 
 
 def last_layers(plan: Plan, keeper: HouseKeeper, store: LayerStore) -> dict[int, Layer]:
-    """All layers of each task, merged into one."""
-    return {task.id: as_one(task, keeper.layers[task.id], store) for task in plan.tasks}
+    """All layers of each task, merged into one; their runs are on the local disk."""
+    scratch = ScratchFile()
+    found = {task.id: as_one(task, keeper.layers[task.id], store, scratch) for task in plan.tasks}
+    scratch.finish()
+    return found
 
 
-def as_one(task: TaskSpec, chain: Sequence[LayerRef], store: LayerStore) -> Layer:
-    """Merge these layers of a task; without layers, the one with which the task begins."""
-    layers = get_layers(store, chain)
-    return merge_layers(layers, merge_deltas, is_base=True) if layers else beginning(task)
+def as_one(
+    task: TaskSpec, chain: Sequence[LayerRef], store: LayerStore, scratch: ScratchFile
+) -> Layer:
+    """Merge these layers of a task, with runs in `scratch`; without layers, the one with which the
+    task begins."""
+    layers, merge = get_layers(store, chain), partial(merge_into, scratch)
+    return merge_layers(layers, merge, is_base=True) if layers else beginning(task)
 
 
 def require_stored(plan: Plan) -> None:
