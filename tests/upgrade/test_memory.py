@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import clonos
@@ -27,6 +25,7 @@ from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.sealed import Sealed, beginning
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import as_one
+from tests.state.held import counted
 
 ROWS = "key string, t timestamp"
 KEYS, KEY_BYTES, AT_ONCE = 12_000, 2_000, 6_000
@@ -99,20 +98,12 @@ def test_an_upgrade_holds_a_part_of_the_state_at_a_time(
     chains = filled(before, store)
     nbytes = sum(ref.nbytes for chain in chains.values() for ref in chain)
     assert nbytes > KEYS * KEY_BYTES
-    pool = pa.proxy_memory_pool(pa.system_memory_pool())
-    usual = pa.default_memory_pool()
-    pa.set_memory_pool(pool)
-    tracemalloc.start()
-    try:
+    with counted() as held:
         scratch = ScratchFile()
         tasks = before.plan.tasks
         last = {task.id: as_one(task, chains[task.id], store, scratch) for task in tasks}
         sealed = Sealed(Incarnation(2, 0), 9, 1)
         made = Redistribution(Shape.of(before), last, after, sealed).layers()
         refs = [put_whole(store, layer) for layer in made.values()]
-        held = tracemalloc.get_traced_memory()[1] + pool.max_memory()
-    finally:
-        tracemalloc.stop()
-        pa.set_memory_pool(usual)
     assert sum(ref.nbytes for ref in refs) > KEYS * KEY_BYTES
-    assert held < HELD_BYTES
+    assert held() < HELD_BYTES

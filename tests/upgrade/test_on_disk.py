@@ -261,3 +261,19 @@ def test_nobody_can_tell_where_state_was(kind, seed, tmp_path):
     for each in (alone, tasks):
         each.end()
     assert Counter(tasks.made) == Counter(alone.made)
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_window_that_only_some_tasks_have_released_is_a_refusal(is_later, tmp_path):
+    disk = Random(1)
+    store = LayerStore(tmp_path, "process")
+    tasks, then = (Tasks("sliding", parallelism, 0, disk, store) for parallelism in (2, 3))
+    at = datetime.fromtimestamp(0.090 if is_later else 0.010, timezone.utc)
+    tasks.feed([(key, at, 1, 1.0) for key in range(40)])
+    tasks.harnesses[0].watermark(tasks.codes[0].task.inputs[0], 50)
+    tasks.seal()
+    if is_later:
+        tasks.become(then)
+        return
+    with pytest.raises(clonos.errors.CannotUpgrade, match="released a window that others have not"):
+        tasks.become(then)

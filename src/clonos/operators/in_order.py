@@ -15,7 +15,7 @@ from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen
 from clonos.state.large_pieces import LargePieceStore
-from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers
+from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers, take
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
@@ -85,7 +85,7 @@ class InOrderOperator(Operator):
         if self._earliest > watermark_ms:
             return None
         pieces = self._store.take_due(watermark_ms, watermark_ms)
-        due = pieces.filter(pa.array(numbers(pieces, START) <= watermark_ms))
+        due = take(pieces, np.flatnonzero(numbers(pieces, START) <= watermark_ms))
         self._earliest = None
         keys: list[Any] = [(name, "ascending") for name in (START, *self._ties, ORDER)]
         ranked = due.take(pc.sort_indices(due, sort_keys=keys))

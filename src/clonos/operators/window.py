@@ -23,7 +23,7 @@ from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Windo
 from clonos.state.deltas import Frozen
 from clonos.state.large_pieces import LargePieceStore
 from clonos.state.piece_runs import earliest_of
-from clonos.state.pieces import END, START, PieceStore, numbers
+from clonos.state.pieces import END, START, PieceStore, numbers, take
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
@@ -229,7 +229,8 @@ class WindowOperator(_Windowing):
         result = None
         if len(due.pieces):
             names = self._content.schema.names
-            fired = pieces.select(names).take(pa.array(due.pieces))
+            fired = take(pieces.select(names), due.pieces)
+            del pieces  # it may be large
             if not self._window.is_tumbling:
                 columns = fired.columns
                 at = names.index(START)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.piece_runs import (
     FAR,
     PLACES_END,
+    Found,
     LargeCombiner,
     Merging,
     Told,
@@ -47,6 +49,7 @@ from clonos.state.runs import (
     in_memory,
     in_order,
     merge_runs,
+    ranges,
     spans,
 )
 from clonos.state.stores import Facts
@@ -106,6 +109,7 @@ class LargePieceStore(PieceStore):
         self._told: Told | None = None
         self._to_tell: list[Callable[[], Iterable[Rows]]] = []
         self._lowest: tuple[int | None] | None = None  # the earliest time below, if it is known
+        self._gone_below: list[Rows] = []
 
     @property
     def numbered(self) -> Numbered:
@@ -140,15 +144,45 @@ class LargePieceStore(PieceStore):
         return bool(len(first)) and int(first.min()) > until
 
     def _take_due(self, until: int, over: int) -> pa.RecordBatch:
-        here, below = self.all(), empty(self._schema)
-        if self._below.all and (self._lowest is None or _at_most(self._lowest[0], until)):
-            below = self._between(begin_of(self._over + 1), end_of(until))
-            below = below.filter(pa.array(numbers(below, self.combiner.time) <= until))
+        here = self.all()
         times = numbers(here, self.combiner.time)
-        pieces = concat([below, here.filter(pa.array(times <= until))])
-        pieces = pieces.take(pa.array(np.argsort(numbers(pieces, ORDER))))
+        due = here.filter(pa.array(times <= until))
+        if self._below.all and (self._lowest is None or _at_most(self._lowest[0], until)):
+            parts = list(self._with_below(due, until, over))
+            pieces = concat(parts)
+            if len(parts) > 1:
+                parts.clear()
+                pieces = pieces.take(pa.array(np.argsort(numbers(pieces, ORDER))))
+        else:
+            pieces = self._combined(due)
         self.remove(times <= over)
-        self._release(below, over)
+        self._release(over)
+        return pieces
+
+    def _with_below(self, here: pa.RecordBatch, until: int, over: int) -> Iterator[pa.RecordBatch]:
+        """Combine pieces in memory with all below that are due, a range of places at a time. Pieces
+        that belong together have the same place."""
+        begin, end = begin_of(self._over + 1), end_of(until)
+        divided = list(ranges(self._below.runs, begin, end))
+        pieces, starts = [here], [0, here.num_rows]
+        if len(divided) > 1:
+            places, _ = places_of(here, self.combiner)
+            order = np.argsort(places, kind="stable")
+            here = here.take(pa.array(order))
+            cuts = np.array([low for low, _ in divided[1:]], np.uint64)
+            starts = [0, *np.searchsorted(places[order], cuts).tolist(), here.num_rows]
+            pieces = [here.slice(a, b - a) for a, b in pairwise(starts)]
+        for (low, high), mine in zip(divided, pieces, strict=True):
+            below = self._between(low, high)
+            times = numbers(below.pieces, self.combiner.time)
+            if (is_over := times <= over).any():
+                self._gone_below.append(below.chosen(is_over).gone())
+            both = concat([below.chosen(times <= until).pieces, mine])
+            if both.num_rows or len(divided) == 1:
+                yield self._combined(both.take(pa.array(np.argsort(numbers(both, ORDER)))))
+
+    def _combined(self, pieces: pa.RecordBatch) -> pa.RecordBatch:
+        """Combine pieces, given in order."""
         combined = self.combiner.combine(pieces.select(self.combiner.schema.names))
         orders = pa.array(numbers(pieces, ORDER)[combined.firsts])
         columns = [*combined.pieces.columns, orders]
@@ -171,10 +205,11 @@ class LargePieceStore(PieceStore):
             if self._told.is_over:
                 self._told, self._below.may_merge = None, True
         to_tell, self._to_tell = self._to_tell, []
+        below, self._gone_below = self._gone_below, []
 
         def work_out() -> list[Rows]:
             changed = [take(batch, places) for batch, places in fresh if len(places)]
-            parts = [rows for some in to_tell for rows in some()]
+            parts = [*below, *(rows for some in to_tell for rows in some())]
             if gone:
                 parts.append(rows_of(concat(gone), self.combiner, None))
             if changed:
@@ -274,14 +309,14 @@ class LargePieceStore(PieceStore):
 
     # --- levels -----------------------------------------------------------------------------------
 
-    def _between(self, low: int, high: int) -> pa.RecordBatch:
+    def _between(self, low: int, high: int) -> Found:
         """The pieces below that lie between two places, by number."""
         levels = self._below.all
         parts = [rows for level in levels for rows in level.parts(low, high)]
         if not parts:
-            return empty(self._schema)
-        pieces = newest(parts, self._codec, self._schema)
-        return pieces.filter(pa.array(numbers(pieces, self.combiner.time) > self._over))
+            return Found(empty(self._schema), _NONE.astype(np.uint64), _NONE)
+        found = newest(parts, self._codec, self._schema)
+        return found.chosen(numbers(found.pieces, self.combiner.time) > self._over)
 
     def _earliest_below(self) -> int | None:
         low = begin_of(self._over + 1)
@@ -295,17 +330,14 @@ class LargePieceStore(PieceStore):
             high = min(map(int, np.concatenate(ahead)), default=PLACES_END)
             if high > FAR:
                 high = PLACES_END
-            pieces = self._between(low, high)
+            pieces = self._between(low, high).pieces
             if pieces.num_rows:
                 return int(numbers(pieces, self.combiner.time).min())
             low = high
         return None
 
-    def _release(self, below: pa.RecordBatch, over: int) -> None:
+    def _release(self, over: int) -> None:
         """Pieces below, up to a time, exist no more."""
-        is_over = numbers(below, self.combiner.time) <= over
-        if is_over.any():
-            self._gone.append(below.filter(pa.array(is_over)).select(self._names_of_gone))
         self._facts.set("over", over)
         if self._lowest is not None and _at_most(self._lowest[0], over):
             self._lowest = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.errors import ExpressionFailed
 from clonos.state.levels import LEVELS_MAX
-from clonos.state.pieces import ORDER, Combiner, Int64, addresses, numbers, orders_of
+from clonos.state.pieces import ORDER, Combiner, Int64, Mask, addresses, numbers, orders_of
 from clonos.state.placed import TIMES_END, place_of, places_at, time_at
 from clonos.state.runs import Rows, Run, UInt64
 
@@ -77,13 +77,38 @@ def rows_of(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec | None) 
     return Rows(places[order], groups[order], addresses(numbers(pieces, ORDER)), values)
 
 
-def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> pa.RecordBatch:
+class Found(NamedTuple):
+    """Pieces that are in runs, by number, and where they are."""
+
+    pieces: pa.RecordBatch
+    places: UInt64
+    groups: Int64
+
+    def chosen(self, is_chosen: Mask) -> Found:
+        """Some of them."""
+        if is_chosen.all():
+            return self
+        pieces = self.pieces.filter(pa.array(is_chosen))
+        return Found(pieces, self.places[is_chosen], self.groups[is_chosen])
+
+    def gone(self) -> Rows:
+        """Rows of a run that say that they are deleted."""
+        nothing = pa.nulls(len(self.places), pa.large_binary())
+        return Rows(self.places, self.groups, addresses(numbers(self.pieces, ORDER)), nothing)
+
+
+def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> Found:
     """The pieces that are in rows, by number; of several versions, the last one."""
     orders = np.concatenate([orders_of(rows.keys) for rows in parts])
     _, last = np.unique(orders[::-1], return_index=True)
+    chosen: Int64 = len(orders) - 1 - last
     values = pa.concat_arrays([rows.values for rows in parts])
-    values = values.take(pa.array(len(orders) - 1 - last)).drop_null()
-    return pa.RecordBatch.from_arrays(codec.decode(values), schema=schema)
+    if values.null_count:
+        chosen = chosen[values.is_valid().to_numpy(zero_copy_only=False)[chosen]]
+    values = values.take(pa.array(chosen))
+    places, groups = (np.concatenate([rows[n] for rows in parts])[chosen] for n in range(2))
+    groups = np.where(groups < 0, ~groups, groups)
+    return Found(pa.RecordBatch.from_arrays(codec.decode(values), schema=schema), places, groups)
 
 
 class Merging:

@@ -319,22 +319,30 @@ def merge_runs(runs: Sequence[Run], writer: TakesRows, *, is_base: bool) -> None
     ``is_base``: nothing lies below, so deletions need not be kept. Only one range of hashes is in
     memory at a time.
     """
-    for low, high in pairwise([0, *_cuts(runs), 1 << 64]):
+    for low, high in ranges(runs):
         parts = [rows for run in runs for rows in run.parts(low, high)]
         if parts:
             writer.add(_newest(parts, is_base=is_base))
 
 
-def _cuts(runs: Sequence[Run]) -> list[int]:
-    """Hashes that divide the runs into ranges of about the size merged at once."""
-    nothing = np.empty(0, np.uint64)
-    firsts = np.concatenate([nothing, *(run.index.firsts for run in runs)])
-    each = [np.diff(run.index.ends, prepend=np.uint64(0)) for run in runs]
-    sizes = np.concatenate([nothing, *each])
-    order = np.argsort(firsts)
-    ranges = np.cumsum(sizes[order]) // np.uint64(MERGED_BYTES)
-    cuts = firsts[order][np.flatnonzero(np.diff(ranges)) + 1]
-    return [cut for cut in np.unique(cuts).tolist() if cut]
+def ranges(runs: Sequence[Run], low: int = 0, high: int = 1 << 64) -> Iterator[tuple[int, int]]:
+    """Divide the hashes from `low` up to, but not including, `high` into ranges of which the runs
+    have about as much as is merged at once."""
+    firsts, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+    for run in runs:
+        index = run.index
+        start = int(np.searchsorted(index.firsts, np.uint64(low), "right"))
+        end = len(index.firsts)
+        if high < 1 << 64:
+            end = int(np.searchsorted(index.firsts, np.uint64(high)))
+        before = index.ends[start - 1] if start else np.uint64(0)
+        firsts.append(index.firsts[start:end])
+        sizes.append(np.diff(index.ends[start:end], prepend=before))
+    places, nbytes = np.concatenate(firsts), np.concatenate(sizes)
+    order = np.argsort(places)
+    numbers = np.cumsum(nbytes[order]) // np.uint64(MERGED_BYTES)
+    cuts = np.unique(places[order][np.flatnonzero(np.diff(numbers)) + 1])
+    return pairwise([low, *cuts.tolist(), high])
 
 
 def _newest(parts: Sequence[Rows], *, is_base: bool) -> Rows:
