@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem
 
 from clonos.core.codec import CODEC
 from clonos.core.layer import (
@@ -24,9 +25,10 @@ from clonos.core.layer import (
 from clonos.core.messages import Credit, Dependency, Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
-from clonos.storage.files import LocalFiles, UnusableStore
+from clonos.storage.files import ArrowFiles, LocalFiles, UnusableStore
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
+from tests.state.held import counted
 
 counts = st.integers(0, 2**63 - 1)
 digests = st.integers(0, 2**64 - 1)
@@ -219,3 +221,19 @@ def test_a_failed_put_leaves_nothing(tmp_path, monkeypatch):
 def test_paths_stay_inside(tmp_path, path):
     with pytest.raises(ProtocolError, match="inside"):
         LayerStore(tmp_path).put(path, b"")
+
+
+def test_a_layer_in_a_store_that_is_not_local_is_copied_piece_by_piece(tmp_path):
+    store = LayerStore(tmp_path, files=ArrowFiles(LocalFileSystem()))
+    content = bytes(range(256)) * (20 << 12)
+    store.put("3/a", content)
+    with counted() as held:
+        opened = store.open("3/a")
+    assert len(opened) == len(content) == 20 << 20
+    assert held() < 4 << 20
+    assert opened.read(5_000_000, 5_000_300) == content[5_000_000:5_000_300]
+    damaged = bytearray((tmp_path / "3" / "a").read_bytes())
+    damaged[7_000_000] ^= 1
+    (tmp_path / "3" / "a").write_bytes(damaged)
+    with pytest.raises(UnreadableLayer, match="checksum is wrong"):
+        store.open("3/a")

@@ -21,9 +21,9 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyarrow import fs
 
-from clonos.core.content import Content, pieces_of
+from clonos.core.content import CHUNK, Content, pieces_of
 from clonos.errors import ClonosError
-from clonos.storage.opened import open_file
+from clonos.storage.opened import ScratchFile, open_file
 
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives a crash of the machine. ``"process"``: survives only the death of the
@@ -67,8 +67,8 @@ class Files(Protocol):
         """The content of a file."""
 
     def open(self, path: str) -> Content | None:
-        """Open a file, to be read part by part. Its content stays even when its name is deleted.
-        None: not possible here."""
+        """Open a file, or a copy of it on the local disk, to be read part by part. Its content
+        stays even when its name is deleted. None: not possible here."""
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         """Write a new file, or overwrite one whose content may be lost."""
@@ -289,7 +289,12 @@ class ArrowFiles:
             return stream.read_buffer()
 
     def open(self, path: str) -> Content | None:
-        return None
+        copy = ScratchFile()  # many small reads from such a store would take too long
+        with self._fs.open_input_stream(path) as stream:
+            while piece := stream.read(CHUNK):
+                copy.write(piece)
+        copy.finish()
+        return copy
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         with self._fs.open_output_stream(path) as stream:

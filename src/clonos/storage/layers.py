@@ -122,10 +122,8 @@ class LayerStore:
         return data
 
     def open(self, path: str) -> Content:
-        """The same, to be read part by part. Only its length is verified.
-
-        If the store cannot do that, the content is copied to the local disk.
-        """
+        """The same, to be read part by part. Of a file on a local file system, only the length is
+        verified; other content is copied to the local disk."""
         try:
             opened = self._do(path, lambda: self._folder.open(path))
         except FileNotFoundError as error:
@@ -138,10 +136,13 @@ class LayerStore:
         if end < 0:
             raise self._unreadable(path, f"it has only {len(opened)} bytes")
         trailer = self._do(path, lambda: opened.read(end, len(opened)))
-        nbytes, _, magic = _TRAILER.unpack(trailer)
+        nbytes, digest, magic = _TRAILER.unpack(trailer)
         if magic != _MAGIC or nbytes != end:
             raise self._unreadable(path, "its end is not the one that was written")
-        return Part(opened, 0, end)
+        content = Part(opened, 0, end)
+        if not self.is_local and Chunks([content]).digest() != digest:
+            raise self._unreadable(path, "its checksum is wrong")
+        return content
 
     def has(self, path: str) -> bool:
         """Whether something is stored under `path`."""
