@@ -11,6 +11,7 @@ import pytest
 
 import clonos
 from clonos.graph.compile import TaskCode
+from clonos.operators import window_rows
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import runs
 from clonos.testing import StepHarness, rows
@@ -40,6 +41,34 @@ def code_of(kind: str) -> TaskCode:
     KINDS[kind](keyed).sink(clonos.sinks.collect(), name="out")
     (code,) = [code for code in made.compile().codes if code.operators[-2][0] == "op"]
     return code
+
+
+def test_rows_of_windows_are_read_a_few_windows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_rows, "_AT_ONCE", 20)
+    schema = "key long, t timestamp, text string"
+    made = clonos.Job("job", parallelism=1)
+    given = made.source(clonos.sources.from_batches([], schema), name="rows", parallelism=1)
+    keyed = given.with_watermark("t", "0 ms", name="marks").key_by("key")
+    windows = keyed.window(clonos.tumbling("1 s", on="t"))
+    windows.rows(name="op").sink(clonos.sinks.collect(), name="out")
+    (code,) = [code for code in made.compile().codes if code.operators[0][0] == "op"]
+    (channel,) = code.task.inputs
+    whole, program = StepHarness(code.program()), code.program()
+    program.use(SlowShelf(Random(1)), MEMORY)
+    for first in range(0, KEYS, AT_ONCE):
+        some = [
+            (n % 100, datetime.fromtimestamp(n % 3, timezone.utc), str(n).ljust(KEY_BYTES, "."))
+            for n in range(first, first + AT_ONCE)
+        ]
+        whole.input(channel, some, schema)
+        layer: Any = whole.program
+        program.apply(bytes(layer.delta()))
+    expected = whole.watermark(channel, 10_000).batches[code.task.outputs[0]]
+    small = StepHarness(program)
+    with counted() as held:
+        fired = small.watermark(channel, 10_000).batches[code.task.outputs[0]]
+    assert fired.digest == expected.digest
+    assert held() < 3 * expected.nbytes
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
+from clonos.columns.batches import concat
 from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
@@ -21,6 +22,8 @@ from clonos.state.pieces import END, START, PieceStore, numbers
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62
 """Rows are numbered from here, windows from 0, so that layers can tell them apart."""
+_AT_ONCE: Final = 4096
+"""The rows of so many windows are read at once, if some are not in memory."""
 
 
 class WindowRowsOperator(KeepsRows, WindowOperator):
@@ -85,6 +88,13 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
         return batch.filter(pa.array(~is_late))
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._rows.has_levels:
+            return self._taken(fired)
+        starts = range(0, fired.num_rows, _AT_ONCE)
+        return concat([self._taken(fired.slice(start, _AT_ONCE)) for start in starts])
+
+    def _taken(self, fired: pa.RecordBatch) -> pa.RecordBatch:
+        """The output for some windows; their rows are dropped."""
         found = self._rows.find(fired, self._keys)
         starts, ends = (numbers(fired, name)[found.probes] for name in (START, END))
         times = numbers(found.rows, _TIME)[found.which]

@@ -262,6 +262,11 @@ class LargeRowStore(RowStore):
     def _mine(self, rows: Rows) -> Rows:
         return rows.chosen(found_in(rows).are_in(self._orders))
 
+    @property
+    def has_levels(self) -> bool:
+        """Whether there are rows that are not in memory."""
+        return bool(self._below.all)
+
     # --- memory -----------------------------------------------------------------------------------
 
     @property
