@@ -390,6 +390,7 @@ OTHERS = ["deduplicate", "within", "last", "in_order", "look_up", "rows"]
 
 @settings(deadline=None, max_examples=60)
 @given(scripts, merges, st.sampled_from(OTHERS), memories)
+@example([Batches(0, (batch([(0, 0, at(n), at(61))]),)) for n in (3, 0)], None, "in_order", 0)
 def test_others_restored_equal_continued(script, merge, kind, memory):
     program = whole(partial(build_other, kind))
     check_restore(program, [*script, End(0)], merge=merge, state_memory=memory)
