@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import tempfile
 from dataclasses import replace
@@ -237,3 +238,21 @@ def test_a_layer_in_a_store_that_is_not_local_is_copied_piece_by_piece(tmp_path)
     (tmp_path / "3" / "a").write_bytes(damaged)
     with pytest.raises(UnreadableLayer, match="checksum is wrong"):
         store.open("3/a")
+
+
+def test_a_local_disk_that_is_missing_or_full_is_no_fault_of_the_store(tmp_path, monkeypatch):
+    store = LayerStore(tmp_path, files=ArrowFiles(LocalFileSystem()))
+    store.put("3/a", bytes(3 << 20))
+    with monkeypatch.context() as changed:
+        changed.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "nowhere"))
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            store.open("3/a")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as changed:
+        changed.setattr("os.pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.open("3/a")
+    assert len(store.open("3/a")) == 3 << 20

@@ -92,6 +92,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                "made in, s", "% of SQL's speed", f"{AS_FAST} %", "equal"]  # fmt: skip
     report = Report("executions", "Nexmark in two executions, and by hand", columns)
     config = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+    config |= {"spark.driver.memory": "6g", "spark.driver.maxResultSize": "0"}  # all rows go there
     with tempfile.TemporaryDirectory() as folder, run.session("local[8]", config=config) as spark:
         generator, frames = Generator(arguments.events), dict[str, Any]()
         for kind in KINDS:

@@ -149,7 +149,7 @@ class LargePieceStore(PieceStore):
         due = here.filter(pa.array(times <= until))
         if self._below.all and (self._lowest is None or _at_most(self._lowest[0], until)):
             parts = list(self._with_below(due, until, over))
-            pieces = concat(parts)
+            pieces = concat(parts or [empty(self._schema)])
             if len(parts) > 1:
                 parts.clear()
                 pieces = pieces.take(pa.array(np.argsort(numbers(pieces, ORDER))))

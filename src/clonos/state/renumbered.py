@@ -101,6 +101,7 @@ def _are_in(orders: Int64, store: Numbered) -> Mask:
 
 def _patched(column: pa.Array, numbers: Int64, at: Int64) -> pa.Array:
     """Binary values without nulls, with a number put over the 8 bytes at a place (-1: not)."""
+    assert not column.null_count
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
     raw = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]].copy()

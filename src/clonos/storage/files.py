@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
@@ -36,6 +36,14 @@ class UnusableStore(ClonosError):
 
 class Locked(Exception):
     """Another process has the lock. Its name is in the file."""
+
+
+class LocalDiskFailed(Exception):
+    """The local disk failed, not the store, which may be in order: see ``error``."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Info(NamedTuple):
@@ -275,6 +283,14 @@ def _sync(path: str, flags: int) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def _on_the_local_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LocalDiskFailed(error) from error
+
+
 class ArrowFiles:
     """Any file system that pyarrow knows: object stores, HDFS."""
 
@@ -289,11 +305,14 @@ class ArrowFiles:
             return stream.read_buffer()
 
     def open(self, path: str) -> Content | None:
-        copy = ScratchFile()  # many small reads from such a store would take too long
+        with _on_the_local_disk():
+            copy = ScratchFile()  # many small reads from such a store would take too long
         with self._fs.open_input_stream(path) as stream:
             while piece := stream.read(CHUNK):
-                copy.write(piece)
-        copy.finish()
+                with _on_the_local_disk():
+                    copy.write(piece)
+        with _on_the_local_disk():
+            copy.finish()
         return copy
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:

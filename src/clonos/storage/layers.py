@@ -16,7 +16,7 @@ from clonos.core.events import StoreLayer
 from clonos.core.layer import UnreadableLayer, layer_chunks, layer_path, open_layer, refer_to
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
-from clonos.storage.files import Durability, Files, UnusableStore, files_of
+from clonos.storage.files import Durability, Files, LocalDiskFailed, UnusableStore, files_of
 from clonos.storage.folder import Folder, OtherContent
 from clonos.storage.opened import ScratchFile
 from clonos.storage.retry import Retry, StoreAway, may_pass
@@ -128,6 +128,8 @@ class LayerStore:
             opened = self._do(path, lambda: self._folder.open(path))
         except FileNotFoundError as error:
             raise self._unreadable(path, "it is missing") from error
+        except LocalDiskFailed as failed:
+            raise failed.error from None
         if opened is None:
             copy = ScratchFile()
             copy.write(self.get(path))

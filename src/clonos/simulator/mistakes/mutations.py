@@ -54,7 +54,6 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.operators.asking import CallTable
 from clonos.operators.lanes import Lanes
-from clonos.operators.process import ProcessOperator
 from clonos.simulator.jobs.programs import Job, Toy, Waiting
 from clonos.simulator.mistakes import (
     asking,
@@ -104,6 +103,7 @@ from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
 from clonos.upgrade import flow as flow_module
 from clonos.upgrade import layers as layers_module
+from clonos.upgrade import owners
 from clonos.upgrade import switch as switch_module
 from clonos.upgrade.flow import Flow
 from clonos.upgrade.switch import Switch
@@ -485,10 +485,7 @@ MUTATIONS: dict[str, Mutation] = {
         "kept state", (layers_module, "owned", upgrades.every_group), kind=UPGRADE
     ),
     "timers are lost when tasks become others": mutation(
-        "kept state",
-        (ProcessOperator, "as_they_are", upgrades.values_alone),
-        (ProcessOperator, "adopt_state", constant(None)),
-        kind=UPGRADE,
+        "kept state", (owners._Owner, "add", upgrades.values_alone), kind=UPGRADE
     ),
     "a new task goes on with the one of its number": mutation(
         "conservation", (Flow, "predecessor", upgrades.by_index_alone), kind=UPGRADE

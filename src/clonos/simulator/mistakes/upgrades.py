@@ -9,6 +9,8 @@ import pyarrow.compute as pc
 
 from clonos.core.housekeeper import HouseKeeper
 from clonos.nodes.waiting import Waiting
+from clonos.state.runs import Rows
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME
 from clonos.storage.layers import LayerStore
 from clonos.transport.events import ControlLost
 from clonos.upgrade.flow import Flow
@@ -18,13 +20,18 @@ from clonos.upgrade.switch import Switch
 def every_group(original: Any) -> Any:
     """Every task takes over the state of all key groups."""
     del original
-    return lambda groups, _: groups >= 0
+    return lambda groups, heir: groups >= 0  # noqa: ARG005 - it is given by name
 
 
 def values_alone(original: Any) -> Any:
     """Of what processes keep, only values are taken over."""
-    del original
-    return lambda _, keys: pc.starts_with(keys, b"s")
+
+    def add(self: Any, rows: Rows) -> None:
+        are_timers = [pc.starts_with(rows.keys, kind) for kind in (EVENT_TIME, PROCESSING_TIME)]
+        kept = pc.invert(pc.or_(*are_timers))
+        original(self, rows.chosen(kept.to_numpy(zero_copy_only=False)))
+
+    return add
 
 
 def by_index_alone(original: Any) -> Any:

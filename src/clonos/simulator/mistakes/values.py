@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from clonos.columns.batches import empty
 from clonos.state.large_pieces import LargePieceStore
+from clonos.state.piece_runs import Found
 from clonos.state.values import ValueStore
 
 
@@ -28,8 +30,9 @@ def nothing_there(original: Any) -> Any:
     """Pieces of windows that are not in memory are forgotten."""
     del original
 
-    def between(self: LargePieceStore, low: int, high: int) -> pa.RecordBatch:
+    def between(self: LargePieceStore, low: int, high: int) -> Found:
         del low, high
-        return empty(self.decode(pa.array([], pa.large_binary())).schema)
+        pieces = empty(self.decode(pa.array([], pa.large_binary())).schema)
+        return Found(pieces, np.empty(0, np.uint64), np.empty(0, np.int64))
 
     return between
