@@ -67,7 +67,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "sinks": (sinks, "rows into PostgreSQL and Kafka, with exactly-once and without"),
     "columns": (columns, "column expressions beside functions, per batch, and to compile"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
-    "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
+    "edges": (edges, "Spark -> clonos -> Spark beside Spark without clonos"),
     "executions": (executions, "Nexmark in tasks and as Spark's plans, beside SQL by hand"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),
     "spark": (spark, "the same kills in Structured Streaming with micro-batches"),

@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Report:
     """Latency, then throughput, each in turn."""
     out = run.folder(arguments, "edges")
-    report = Report("edges", "Spark -> clonos -> Spark, and Spark alone", ("", "value", "unit"))
+    report = Report("edges", "Spark -> clonos -> Spark, and without clonos", ("", "value", "unit"))
     paced = Load(int(arguments.rate * (arguments.warm_up + arguments.seconds)), arguments.rate)
     whole = Load(arguments.rows, AT_ONCE, arguments.batch_rows)
     nothing = clonos.sources.from_batches([], "id long")
@@ -236,5 +236,5 @@ def _pictures(out: Path, late: dict[str, Counter], warm: float, rates: dict[str,
         kept = np.array(counter.oldest) >= warm
         moments = np.array(counter.oldest) / counter.rate
         series[way] = (moments[kept], np.array(counter.late_ms)[kept])
-    plots.timeline(out / "latency.png", series, [], "Spark -> clonos -> Spark, and Spark alone")
+    plots.timeline(out / "latency.png", series, [], "Spark -> clonos -> Spark, and without clonos")
     plots.bars(out / "throughput.png", rates, "rows per second", "throughput")

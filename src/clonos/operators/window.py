@@ -150,21 +150,18 @@ class WindowOperator(_Windowing):
         self._store.restore_run(run)
         self._is_restored = True
 
-    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
-        self.adopt_pieces(shares, [share.values for share in shares], where)
-
     @property
     def numbered(self) -> Mapping[str, Numbered]:
         return {"order": self._store.numbered} if isinstance(self._store, LargePieceStore) else {}
 
-    def adopt_pieces(self, shares: Sequence[Share], values: Sequence[pa.Array], where: str) -> None:
-        """Adopt pieces of former tasks; none may belong to a window that was released already."""
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        # No piece may belong to a window that was released already.
         done = self.facts.get("done", -FOR_EVER)
-        for share, of_share in zip(shares, values, strict=True):
+        for share in shares:
             before = share.facts.get("done", -FOR_EVER)
             if before < done:
-                times = numbers(self._store.decode(of_share), self._window.time).tolist()
-                if self.numbered:
+                times = numbers(self._store.decode(share.values), self._window.time).tolist()
+                if isinstance(self._store, LargePieceStore):  # else runs have no pieces
                     times += [earliest_of(run) for run in share.runs]
                 if times and self._window.next_end(min(times), before) - 1 <= done:
                     raise CannotUpgrade(
@@ -172,7 +169,7 @@ class WindowOperator(_Windowing):
                         where=where,
                         remedy="start the job as it was, and stop it again",
                     )
-        self._store.adopt(values)
+        self._store.adopt([share.values for share in shares])
         self._is_restored = True
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:

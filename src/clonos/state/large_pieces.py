@@ -27,9 +27,9 @@ from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.piece_runs import (
     FAR,
     PLACES_END,
-    Found,
     LargeCombiner,
     Merging,
+    PlacedPieces,
     Told,
     begin_of,
     end_of,
@@ -309,12 +309,12 @@ class LargePieceStore(PieceStore):
 
     # --- levels -----------------------------------------------------------------------------------
 
-    def _between(self, low: int, high: int) -> Found:
+    def _between(self, low: int, high: int) -> PlacedPieces:
         """The pieces below that lie between two places, by number."""
         levels = self._below.all
         parts = [rows for level in levels for rows in level.parts(low, high)]
         if not parts:
-            return Found(empty(self._schema), _NONE.astype(np.uint64), _NONE)
+            return PlacedPieces(empty(self._schema), _NONE.astype(np.uint64), _NONE)
         found = newest(parts, self._codec, self._schema)
         return found.chosen(numbers(found.pieces, self.combiner.time) > self._over)
 

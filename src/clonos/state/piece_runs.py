@@ -77,19 +77,19 @@ def rows_of(pieces: pa.RecordBatch, combiner: Combiner, codec: RowCodec | None) 
     return Rows(places[order], groups[order], addresses(numbers(pieces, ORDER)), values)
 
 
-class Found(NamedTuple):
+class PlacedPieces(NamedTuple):
     """Pieces that are in runs, by number, and where they are."""
 
     pieces: pa.RecordBatch
     places: UInt64
     groups: Int64
 
-    def chosen(self, is_chosen: Mask) -> Found:
+    def chosen(self, is_chosen: Mask) -> PlacedPieces:
         """Some of them."""
         if is_chosen.all():
             return self
         pieces = self.pieces.filter(pa.array(is_chosen))
-        return Found(pieces, self.places[is_chosen], self.groups[is_chosen])
+        return PlacedPieces(pieces, self.places[is_chosen], self.groups[is_chosen])
 
     def gone(self) -> Rows:
         """Rows of a run that say that they are deleted."""
@@ -97,7 +97,7 @@ class Found(NamedTuple):
         return Rows(self.places, self.groups, addresses(numbers(self.pieces, ORDER)), nothing)
 
 
-def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> Found:
+def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> PlacedPieces:
     """The pieces that are in rows, by number; of several versions, the last one."""
     orders = np.concatenate([orders_of(rows.keys) for rows in parts])
     _, last = np.unique(orders[::-1], return_index=True)
@@ -108,7 +108,8 @@ def newest(parts: Sequence[Rows], codec: RowCodec, schema: pa.Schema) -> Found:
     values = values.take(pa.array(chosen))
     places, groups = (np.concatenate([rows[n] for rows in parts])[chosen] for n in range(2))
     groups = np.where(groups < 0, ~groups, groups)
-    return Found(pa.RecordBatch.from_arrays(codec.decode(values), schema=schema), places, groups)
+    pieces = pa.RecordBatch.from_arrays(codec.decode(values), schema=schema)
+    return PlacedPieces(pieces, places, groups)
 
 
 class Merging:

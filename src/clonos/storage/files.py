@@ -74,9 +74,9 @@ class Files(Protocol):
     def read(self, path: str) -> pa.Buffer:
         """The content of a file."""
 
-    def open(self, path: str) -> Content | None:
-        """Open a file, or a copy of it on the local disk, to be read part by part. Its content
-        stays even when its name is deleted. None: not possible here."""
+    def open(self, path: str) -> Content:
+        """Open a file, or a copy of it, to be read part by part. Its content stays even when its
+        name is deleted."""
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         """Write a new file, or overwrite one whose content may be lost."""
@@ -152,7 +152,7 @@ class LocalFiles:
         with pa.memory_map(path) as source:
             return source.read_buffer()
 
-    def open(self, path: str) -> Content | None:
+    def open(self, path: str) -> Content:
         return open_file(path)
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
@@ -304,7 +304,7 @@ class ArrowFiles:
         with self._fs.open_input_stream(path) as stream:
             return stream.read_buffer()
 
-    def open(self, path: str) -> Content | None:
+    def open(self, path: str) -> Content:
         with _on_the_local_disk():
             copy = ScratchFile()  # many small reads from such a store would take too long
         with self._fs.open_input_stream(path) as stream:

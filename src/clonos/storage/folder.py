@@ -182,7 +182,7 @@ class Folder:
         """The content of a file."""
         return self.files.read(self.path(name))
 
-    def open(self, name: str) -> Content | None:
+    def open(self, name: str) -> Content:
         """See :meth:`~clonos.storage.files.Files.open`."""
         return self.files.open(self.path(name))
 

@@ -18,7 +18,6 @@ from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.storage.files import Durability, Files, LocalDiskFailed, UnusableStore, files_of
 from clonos.storage.folder import Folder, OtherContent
-from clonos.storage.opened import ScratchFile
 from clonos.storage.retry import Retry, StoreAway, may_pass
 
 _TRAILER: Final = struct.Struct("<QQ8s")
@@ -130,10 +129,6 @@ class LayerStore:
             raise self._unreadable(path, "it is missing") from error
         except LocalDiskFailed as failed:
             raise failed.error from None
-        if opened is None:
-            copy = ScratchFile()
-            copy.write(self.get(path))
-            return copy
         end = len(opened) - _TRAILER.size
         if end < 0:
             raise self._unreadable(path, f"it has only {len(opened)} bytes")

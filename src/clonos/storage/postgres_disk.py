@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.core.content import Content, pieces_of
+from clonos.core.content import Content, content_of, pieces_of
 from clonos.extras import imported
 from clonos.storage.files import Info, Lock, Locked, Tail, UnusableStore
 from clonos.storage.terms import taken_over
@@ -226,8 +226,8 @@ class PostgresDisk:
             raise _missing(path)
         return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def open(self, path: str) -> Content | None:
-        return None
+    def open(self, path: str) -> Content:
+        return content_of(self.read(path).to_pybytes())
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         view = memoryview(b"".join(pieces_of(content))).cast("B")

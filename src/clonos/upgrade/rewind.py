@@ -92,6 +92,7 @@ class Rewind:
         self._scratch = ScratchFile()
         self._require_rest()
         self.layers = {task.id: self._layer(task.id) for task in self._plan.tasks}
+        self._scratch.finish()
         self._require()
         self.lanes = [
             Lane(task.sink, task.index, self.layers[task.id].outs[c][0], keeper.inputs[c].consumed)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from clonos.columns.batches import empty
 from clonos.state.large_pieces import LargePieceStore
-from clonos.state.piece_runs import Found
+from clonos.state.piece_runs import PlacedPieces
 from clonos.state.values import ValueStore
 
 
@@ -30,9 +30,9 @@ def nothing_there(original: Any) -> Any:
     """Pieces of windows that are not in memory are forgotten."""
     del original
 
-    def between(self: LargePieceStore, low: int, high: int) -> Found:
+    def between(self: LargePieceStore, low: int, high: int) -> PlacedPieces:
         del low, high
         pieces = empty(self.decode(pa.array([], pa.large_binary())).schema)
-        return Found(pieces, np.empty(0, np.uint64), np.empty(0, np.int64))
+        return PlacedPieces(pieces, np.empty(0, np.uint64), np.empty(0, np.int64))
 
     return between

@@ -325,7 +325,7 @@ class SimulatedFiles:
     def read(self, path: str) -> pa.Buffer:
         return self.act("read", path, lambda: pa.py_buffer(bytes(self._disk.file(path).data)))
 
-    def open(self, path: str) -> Content | None:
+    def open(self, path: str) -> Content:
         opened: Content = self.act("read", path, lambda: _Opened(self._disk.file(path)))
         return opened
 

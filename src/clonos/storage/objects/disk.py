@@ -21,7 +21,7 @@ from typing import Any, Final, TypeGuard
 import pyarrow as pa
 
 from clonos.core.canonical import encode
-from clonos.core.content import Content, pieces_of
+from clonos.core.content import Content, content_of, pieces_of
 from clonos.storage.files import Info, Lock, Locked, Tail
 from clonos.storage.objects.chain import Chain, Fence
 from clonos.storage.objects.stores import Objects
@@ -133,8 +133,8 @@ class ObjectDisk:
             self._chain.refresh()
         return self._chain.tree
 
-    def open(self, path: str) -> Content | None:
-        return None
+    def open(self, path: str) -> Content:
+        return content_of(self.read(path).to_pybytes())
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         whole = b"".join(pieces_of(content))
