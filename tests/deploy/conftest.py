@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import json
 import os
 import secrets
 import signal
@@ -58,6 +59,41 @@ def executors(spark: SparkSession) -> int:
     """How many Spark has, without the driver, which it counts too."""
     found: int = len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos())
     return found - 1
+
+
+def submit(
+    program: Path,
+    master: str,
+    folder: Path,
+    environment: dict[str, str],
+    *sent: str,
+    home: str,
+    timeout_s: float,
+) -> None:
+    """Have spark-submit run ``application.py``, with packages that are `sent`, and check what it
+    leaves in the folder: each row is there once, with clonos out of `home`."""
+    settings = [word for pair in small().items() for word in ("--conf", "=".join(pair))]
+    application = Path(__file__).parent / "application.py"
+    words = ["--master", master, *sent, *settings, str(application), str(folder)]
+    done = subprocess.run(
+        [str(program), *words],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-9000:]
+    said = json.loads((folder / "said.json").read_text())
+    assert [n for n, *_ in said["rows"]] == list(range(3_000))
+    assert {(key, seen) for _, key, seen, _ in said["rows"]} == {
+        (n % 7, n // 7 + 1) for n in range(3_000)
+    }
+    assert {of_row for *_, of_row in said["rows"]} == {home}
+    assert said["executors"] == 2
+    assert "count[0]" in said["recovered"]
+    assert said["address"].startswith("tls://driver@127.0.0.1:")
 
 
 class Standalone:
@@ -229,3 +265,14 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="session")
 def standalone() -> type[Standalone]:
     return Standalone
+
+
+@pytest.fixture
+def two_workers(standalone: type[Standalone], tmp_path: Path) -> Iterator[Standalone]:
+    """A cluster on this machine."""
+    made = standalone(tmp_path)
+    try:
+        made.add_workers("first", "second")
+        yield made
+    finally:
+        made.stop()

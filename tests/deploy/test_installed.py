@@ -3,19 +3,17 @@ executors get the environment as an archive."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from tests.deploy.conftest import small
+from tests.deploy.conftest import submit
 
 ROOT: Final = Path(__file__).parent.parent.parent
 
@@ -66,54 +64,22 @@ def test_hello_world_of_the_wheel(installed, tmp_path):
 
 
 @pytest.fixture
-def cluster(standalone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two workers whose Python has no packages but Spark's."""
+def nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no packages on workers that start now, but Spark's."""
     monkeypatch.delenv("PYTHONPATH")
-    made = standalone(tmp_path)
-    try:
-        made.add_workers("first", "second")
-        yield made
-    finally:
-        made.stop()
 
 
-def test_executors_get_the_environment(installed, cluster, tmp_path):
+@pytest.mark.usefixtures("nothing_there")
+def test_executors_get_the_environment(installed, two_workers, tmp_path):
     """As an archive, unpacked where an executor works; an executor is killed."""
     pack = [str(installed / "python"), "-m", "pip", "install", "-q", "venv-pack"]
     subprocess.run(pack, check=True, timeout=600)
     archive = tmp_path / "environment.tar.gz"
     pack = [str(installed / "venv-pack"), "-q", "--compress-level", "1", "-o", str(archive)]
     subprocess.run([*pack, "-p", str(installed.parent)], check=True, timeout=600)
-    settings = [word for pair in small().items() for word in ("--conf", "=".join(pair))]
-    application = str(Path(__file__).parent / "application.py")
-    done = subprocess.run(
-        [
-            str(installed / "spark-submit"),
-            "--master",
-            cluster.address,
-            "--archives",
-            f"{archive}#environment",
-            *settings,
-            application,
-            str(tmp_path),
-        ],
-        env=environment(
-            PYSPARK_DRIVER_PYTHON=str(installed / "python"),
-            PYSPARK_PYTHON="./environment/bin/python",
-        ),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
+    there = environment(
+        PYSPARK_DRIVER_PYTHON=str(installed / "python"), PYSPARK_PYTHON="./environment/bin/python"
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-9000:]
-    said = json.loads((tmp_path / "said.json").read_text())
-    assert [n for n, *_ in said["rows"]] == list(range(3_000))
-    assert {(key, seen) for _, key, seen, _ in said["rows"]} == {
-        (n % 7, n // 7 + 1) for n in range(3_000)
-    }
-    assert {home for *_, home in said["rows"]} == {"environment"}
-    assert said["executors"] == 2
-    assert "count[0]" in said["recovered"]
-    assert said["address"].startswith("tls://driver@127.0.0.1:")
+    program, master = installed / "spark-submit", two_workers.address
+    sent, home = ("--archives", f"{archive}#environment"), "environment"
+    submit(program, master, tmp_path, there, *sent, home=home, timeout_s=900)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from pyspark.sql import SparkSession
 
 import clonos
 from clonos.spark.session import get_or_create
+from tests.deploy.conftest import small, submit
 
 pytestmark = [
     pytest.mark.spark,
@@ -30,24 +29,11 @@ pytestmark = [
 ]
 
 PACKAGE = Path(clonos.__file__).parent
-SMALL = {
-    "spark.executor.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.speculation": "false",
-}
 
 
 @pytest.fixture
-def cluster(standalone: Any, tmp_path: Path) -> Iterator[Any]:
-    """Two workers."""
-    made = standalone(tmp_path)
-    try:
-        made.add_workers("first", "second")
-        yield made
-    finally:
-        made.stop()
+def cluster(two_workers: Any) -> Any:
+    return two_workers
 
 
 @pytest.fixture
@@ -55,7 +41,7 @@ def session(cluster: Any, new_jvm: None) -> Iterator[Callable[..., SparkSession]
     made: list[SparkSession] = []
 
     def make(**config: str) -> SparkSession:
-        settings = {**SMALL, **{key.replace("_", "."): value for key, value in config.items()}}
+        settings = {**small(), **{key.replace("_", "."): value for key, value in config.items()}}
         made.append(get_or_create(cluster.address, "standalone tests", config=settings))
         return made[-1]
 
@@ -71,36 +57,9 @@ def test_a_submitted_application(cluster, tmp_path):
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    settings = [word for pair in SMALL.items() for word in ("--conf", "=".join(pair))]
-    done = subprocess.run(
-        [
-            str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"),
-            "--master",
-            cluster.address,
-            "--py-files",
-            archive,
-            *settings,
-            str(Path(__file__).parent / "application.py"),
-            str(tmp_path),
-        ],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    said = json.loads((tmp_path / "said.json").read_text())
-    numbers = [n for n, *_ in said["rows"]]
-    assert numbers == list(range(3_000))
-    assert {(key, seen) for _, key, seen, _ in said["rows"]} == {
-        (n % 7, n // 7 + 1) for n in range(3_000)
-    }
-    assert {home for *_, home in said["rows"]} == {"clonos.zip"}
-    assert said["executors"] == 2
-    assert "count[0]" in said["recovered"]
-    assert said["address"].startswith("tls://driver@127.0.0.1:")
+    program = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"
+    sent, home = ("--py-files", archive), "clonos.zip"
+    submit(program, cluster.address, tmp_path, environment, *sent, home=home, timeout_s=180)
 
 
 @pytest.mark.soak
