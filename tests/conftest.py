@@ -65,6 +65,8 @@ def new_jvm(jvm: Jvm) -> None:
 _SHARED = {
     "spark.ui.enabled": "false",
     "spark.default.parallelism": "2",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.maintenanceInterval": "1h",
 }
 
@@ -86,6 +88,12 @@ def shared_spark(jvm: Jvm, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             spark.conf.unset(key)
         elif value != before[key]:
             spark.conf.set(key, before[key])
+
+
+@pytest.fixture(scope="module")
+def spark(shared_spark: SparkSession) -> SparkSession:
+    """The same. A module that sets something has a fixture of this name that does."""
+    return shared_spark
 
 
 @pytest.hookimpl(trylast=True)

@@ -86,12 +86,6 @@ def test_the_service_does_not_complain_of_who_dies_while_asking(tmp_path, capsys
     assert not (tmp_path / "service.jsonl").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return shared_spark
-
-
 GOOD = [(0, 7, 1, 1, 10, 950), (1, 7, 1, 2, 10, 5), (2, 8, 2, 1, 11, 6)]
 JOURNAL = [{"ids": [0, 1], "nonce": 10, "rates": [950, 5]}, {"ids": [2], "nonce": 11, "rates": [6]}]
 GOOD_BILLS = [(1, 1, 1, 950, 4), (1, 2, 1, 5, 5), (2, 1, 1, 6, 6)]

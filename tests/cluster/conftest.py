@@ -315,8 +315,3 @@ def _no_job_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     for job in started:
         if job.is_running:
             job.stop()
-
-
-@pytest.fixture(scope="module")
-def spark(shared_spark: SparkSession) -> SparkSession:
-    return shared_spark

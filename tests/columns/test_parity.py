@@ -28,7 +28,6 @@ RAISING_ROWS = 6
 @pytest.fixture(scope="module")
 def spark(shared_spark):
     logging.getLogger("SQLQueryContextLogger").disabled = True  # errors are what is asked for
-    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
     # Rows that the driver has would be computed by the optimizer, not by generated code.
     shared_spark.conf.set("spark.sql.optimizer.excludedRules", NO_SHORT_CUT)
     return shared_spark

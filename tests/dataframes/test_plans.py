@@ -126,7 +126,6 @@ class TestWithSpark:
     @classmethod
     def session(cls, request) -> Any:
         session = request.getfixturevalue("shared_spark")
-        session.conf.set("spark.sql.session.timeZone", "UTC")
         session.conf.set("spark.sql.shuffle.partitions", "1")
         return session
 

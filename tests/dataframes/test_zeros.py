@@ -23,7 +23,6 @@ ORDERS = [[0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0]]
 
 @pytest.fixture(scope="module")
 def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
     shared_spark.conf.set("spark.sql.shuffle.partitions", "1")
     return shared_spark
 

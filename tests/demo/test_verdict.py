@@ -23,8 +23,6 @@ NOON = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
 
 @pytest.fixture(scope="module")
 def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
-    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
     shared_spark.conf.set("spark.sql.codegen.wholeStage", "false")
     shared_spark.conf.set("spark.sql.adaptive.enabled", "false")
     return shared_spark

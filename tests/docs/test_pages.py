@@ -21,12 +21,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return shared_spark
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
     """A service that judges texts."""

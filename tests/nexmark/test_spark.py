@@ -13,12 +13,6 @@ from clonos_bench.nexmark.spark import NexmarkSource, write_table
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return shared_spark
-
-
 def house(job, generator, **options):
     def source(kind):
         return clonos.sources.from_batches([generator.batch(kind, 0, generator.rows(kind))])

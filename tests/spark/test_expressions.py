@@ -19,19 +19,13 @@ from clonos.errors import ExpressionFailed, NeedsSpark, NotInTasks
 from clonos.testing import StepHarness, rows
 from clonos.testing.in_memory import InMemoryRun
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 SCHEMA = (
     "n int, l long, s string, d double, t timestamp, day date, dec decimal(10,2), "
     "pair struct<x: int, y: string>, many array<int>"
 )
 START = dt.datetime(2024, 2, 29, 12, 30, 45, tzinfo=dt.timezone.utc)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
-    return shared_spark
 
 
 def stream(given: list[list[Any]] | None = None, schema: Any = SCHEMA, **options: Any) -> Any:

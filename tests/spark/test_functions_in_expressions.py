@@ -49,7 +49,6 @@ ROWS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def spark(shared_spark):
-    shared_spark.conf.set("spark.sql.session.timeZone", "UTC")
     shared_spark.udf.register("known", plus_one)
     return shared_spark
 

@@ -20,11 +20,6 @@ SCHEMA = "item string, price long, time timestamp"
 ROWS = [("abc"[n % 3], n, START + dt.timedelta(seconds=n)) for n in range(40)]
 
 
-@pytest.fixture(scope="module")
-def spark(shared_spark):
-    return shared_spark
-
-
 def stream(*, has_watermark: bool = True):
     rows = clonos.Job("grouped", parallelism=2).source(
         clonos.sources.from_batches([ROWS[:13], ROWS[13:]], SCHEMA)

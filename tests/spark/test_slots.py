@@ -34,11 +34,6 @@ CORES = 18
 """Of the session that modules share."""
 
 
-@pytest.fixture(scope="module")
-def spark(shared_spark):
-    return shared_spark
-
-
 class Launched:
     """A launcher, and a coordinator's plane to which slots register."""
 

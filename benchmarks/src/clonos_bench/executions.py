@@ -1,9 +1,10 @@
 """Nexmark in tasks, as Spark's batch plans of the same jobs, and as SQL written by hand.
 
 All read the same Parquet files and collect their rows, which are compared. The queries of a job are
-written with Spark's columns, as the SQL is. A time is that of the whole run: of tasks with their
-start, of plans with making them out of a job, which is also told by itself. The streaming plan is
-left out: its micro-batches make it a matter of latency.
+written with Spark's columns, as the SQL is, or with functions in Python (``--functions``). A time
+is that of the whole run: of tasks with their start, of plans with making them out of a job, which
+is also told by itself. The streaming plan is left out: its micro-batches make it a matter of
+latency.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import pandas as pd
@@ -76,6 +76,9 @@ SQL: Final = {
 """Queries as somebody would write them for Spark."""
 
 
+MakesStream = Callable[[clonos.Job], clonos.Stream]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench executions``."""
     run.report_arguments(parser)
@@ -83,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--events", type=int, default=1_000_000, help="of all kinds together")
     add("--queries", type=int, nargs="+", default=sorted(set(QUERIES) - {12}))
     add("--ways", nargs="+", choices=["tasks", "spark", "sql"], default=["tasks", "spark", "sql"])
+    add("--functions", action="store_true", help="jobs have functions of Arrow's batches")
     add("--rounds", type=int, default=5, help="of each, in turn")
 
 
@@ -113,9 +117,19 @@ def _compare(
     report: Report, spark: Any, frames: dict[str, Any], query: int, arguments: argparse.Namespace
 ) -> None:
     made_s: list[float] = []
+
+    def stream(job: clonos.Job) -> clonos.Stream:
+        house = Auctions(
+            job,
+            arguments.events,
+            source=lambda kind: dataframe(frames[kind]),
+            in_columns=not arguments.functions,
+        )
+        return QUERIES[query](house)
+
     ways: dict[str, Callable[[], pa.Table]] = {
-        "tasks": partial(_in_tasks, spark, frames, query, arguments.events),
-        "spark": partial(_as_a_plan, spark, frames, query, arguments.events, made_s),
+        "tasks": lambda: _in_tasks(spark, stream),
+        "spark": lambda: _as_a_plan(spark, stream, made_s),
     }
     if query in SQL:
         ways["sql"] = lambda: spark.sql(SQL[query]).toArrow()
@@ -128,7 +142,8 @@ def _compare(
             report.data[f"q{query} {how}"] = times[how]
         else:
             cells.append("refused" if how in ways else "")
-    cells.append(f"{percentile(made_s, 50):.2f}" if made_s else "")
+    # As for the times, the first rounds do not count.
+    cells.append(f"{percentile(made_s[-arguments.rounds :], 50):.2f}" if made_s else "")
     speed, judged = "", ""
     if {"spark", "sql"} <= times.keys():
         pairs = list(zip(times["sql"], times["spark"], strict=True))
@@ -142,27 +157,15 @@ def _compare(
     report.add(f"q{query}", f"{found[0][0]:,}", *cells, speed, judged, told)
 
 
-def _stream(job: clonos.Job, frames: dict[str, Any], query: int, events: int) -> clonos.Stream:
-    source = partial(_source, frames)
-    return QUERIES[query](Auctions(job, events, source=source, in_columns=True))
-
-
-def _source(frames: dict[str, Any], kind: str) -> Any:
-    return dataframe(frames[kind])
-
-
-def _in_tasks(spark: Any, frames: dict[str, Any], query: int, events: int) -> pa.Table:
-    job = clonos.Job(f"q{query}", standbys=0)
-    _stream(job, frames, query, events).sink(clonos.sinks.collect())
+def _in_tasks(spark: Any, stream: MakesStream) -> pa.Table:
+    job = clonos.Job("in tasks", standbys=0)
+    stream(job).sink(clonos.sinks.collect())
     return job.run(spark).table()
 
 
-def _as_a_plan(
-    spark: Any, frames: dict[str, Any], query: int, events: int, made_s: list[float]
-) -> pa.Table:
+def _as_a_plan(spark: Any, stream: MakesStream, made_s: list[float]) -> pa.Table:
     began = time.perf_counter()
-    stream = _stream(clonos.Job(f"q{query}"), frames, query, events)
-    plan = stream.to_dataframe(spark, execution="spark")
+    plan = stream(clonos.Job("a plan")).to_dataframe(spark, execution="spark")
     made_s.append(time.perf_counter() - began)
     return plan.toArrow()
 
