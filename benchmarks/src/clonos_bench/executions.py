@@ -17,13 +17,12 @@ from typing import Any, Final
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 import clonos
 from clonos.errors import NotInSpark
 from clonos.sources import dataframe
 from clonos_bench import run
-from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark import Generator, write_parquet
 from clonos_bench.nexmark.queries import QUERIES, Auctions
 from clonos_bench.report import Aim, Report
 from clonos_bench.statistics import paired_ratio, percentile
@@ -98,10 +97,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     config = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
     config |= {"spark.driver.memory": "6g", "spark.driver.maxResultSize": "0"}  # all rows go there
     with tempfile.TemporaryDirectory() as folder, run.session("local[8]", config=config) as spark:
-        generator, frames = Generator(arguments.events), dict[str, Any]()
+        write_parquet(Generator(arguments.events), folder)
+        frames = dict[str, Any]()
         for kind in KINDS:
-            rows = generator.batch(kind, 0, generator.rows(kind))
-            pq.write_table(pa.Table.from_batches([rows]), f"{folder}/{kind}.parquet")
             # Spark looks into the files here, once for all ways.
             frames[kind] = spark.read.parquet(f"{folder}/{kind}.parquet")
             frames[kind].createOrReplaceTempView(kind)

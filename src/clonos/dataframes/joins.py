@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from clonos.columns.keys import has_floats
-from clonos.dataframes.rows import Rows, Site, col, cols, one_zero, signs
+from clonos.dataframes.rows import Rows, Site, col, cols, one_zero, select, signs
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
 from clonos.operators.join import Always, Between, Keep, SameWindow
@@ -84,8 +84,8 @@ def _joined(operation: op.Join, site: Site, frames: list[Any], within: list[Colu
     if not HOWS[how].pairs:  # the right side may have columns of the same names
         hidden = [name for name in (_WINDOWS[1], _TIMES[1]) if name in right.columns][:1]
         renamed = [f"~right {name}" for name in keys]
-        named = [col(name).alias(new) for name, new in zip(keys, renamed, strict=True)]
-        right, keys = right.select(*named, *cols(hidden)), tuple(renamed)
+        right = select(right, [*zip(keys, renamed, strict=True), *hidden])
+        keys = tuple(renamed)
     equal = [col(a) == col(b) for a, b in zip(operation.keys[0], keys, strict=True)]
     if how == "full" and site.streams:  # else Spark treats nulls as equal here
         equal += [col(name).isNotNull() for name in (*operation.keys[0], *keys)]
@@ -95,7 +95,7 @@ def _joined(operation: op.Join, site: Site, frames: list[Any], within: list[Colu
     else:
         frame = left.join(right, [*equal, *within], kind)
     schema = site.vertex.schema
-    return Rows(frame.select(*cols(schema)), schema, lost="Spark loses event time in a join")
+    return Rows(select(frame, schema.names), schema, lost="Spark loses event time in a join")
 
 
 @plan_of.register

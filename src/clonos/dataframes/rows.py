@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -95,7 +95,7 @@ class Rows:
     def visible(self) -> Any:
         """The DataFrame without hidden columns."""
         frame = self.applied.frame
-        return frame if frame.columns == self.schema.names else frame.select(*cols(self.schema))
+        return frame if frame.columns == self.schema.names else select(frame, self.schema.names)
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -238,6 +238,20 @@ def col(name: str) -> Column:
 def cols(names: Sequence[str] | pa.Schema) -> list[Column]:
     """Several columns by name."""
     return [col(name) for name in (names.names if isinstance(names, pa.Schema) else names)]
+
+
+def select(frame: Any, names: Iterable[str | tuple[str, str]]) -> Any:
+    """Columns of a DataFrame by their names, or by their names with new ones.
+
+    As text: making a ``Column`` takes a dozen calls to Java.
+    """
+    return frame.selectExpr(*map(_text, names))
+
+
+def _text(name: str | tuple[str, str]) -> str:
+    if isinstance(name, str) or name[0] == name[1]:
+        return quoted(name if isinstance(name, str) else name[0])
+    return f"{quoted(name[0])} AS {quoted(name[1])}"
 
 
 def quoted(name: str) -> str:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from clonos.columns.formula import Column
 from clonos.dataframes.asking import Asker, asks, why_not
 from clonos.dataframes.functions import Step
-from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols, spark_schema
+from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, select, spark_schema
 from clonos.operators import operations as op
 from clonos.operators.look_up import SideTable
 from clonos.operators.window_content import WINDOW_END, WINDOW_START
@@ -136,11 +136,9 @@ def _(operation: op.Project, site: Site, inputs: list[Rows]) -> Rows:
     hidden = list(rows.hidden)
     if operation.choose is None:
         chosen = [
-            col(part.name).alias(field.name)
-            for field, part in made.columns
-            if isinstance(part, Column)
+            (part.name, field.name) for field, part in made.columns if isinstance(part, Column)
         ]
-        frame = rows.frame.select(*chosen, *cols(hidden))
+        frame = select(rows.frame, [*chosen, *hidden])
     else:
         _require_same_reader(operation, site)
         frame = operation.choose(rows.frame)
@@ -181,9 +179,7 @@ def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
     found = table.given() if isinstance(table, SideTable) else table
     frame = found if hasattr(found, "toArrow") else dataframe_of(site.spark, found)
     keys = {name: f"~key {number}" for number, name in enumerate(operation.table_on)}
-    side = frame.select(
-        *(col(name).alias(keys.get(name, name)) for name in operation.table.schema.names)
-    )
+    side = select(frame, [(name, keys.get(name, name)) for name in operation.table.schema.names])
     condition = [
         col(ours) == col(keys[theirs])
         for ours, theirs in zip(operation.on, operation.table_on, strict=True)
@@ -191,7 +187,7 @@ def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
     how = "left" if operation.is_left else "inner"
     joined = rows.frame.join(F.broadcast(side), condition, how)
     schema = site.vertex.schema
-    return replace(rows, frame=joined.select(*cols(schema), *cols(rows.hidden)), schema=schema)
+    return replace(rows, frame=select(joined, [*schema.names, *rows.hidden]), schema=schema)
 
 
 def dataframe_of(spark: Any, rows: Any) -> Any:

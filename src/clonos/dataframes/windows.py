@@ -11,7 +11,18 @@ from pyspark.sql import Column
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols, one_zero, signs
+from clonos.dataframes.rows import (
+    TIME,
+    WINDOW,
+    EventTime,
+    Rows,
+    Site,
+    col,
+    cols,
+    one_zero,
+    select,
+    signs,
+)
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
@@ -90,7 +101,7 @@ def _behind(site: Site, frame: Any, window: Window) -> Rows:
     given = {name for edge in site.vertex.edges for name in edge.vertex.schema.names}
     if not isinstance(window, Given) and {WINDOW_START, WINDOW_END} & given:
         why = "it has bounds of other windows"
-        return Rows(frame.select(*cols(schema)), schema, lost=why)
+        return Rows(select(frame, schema.names), schema, lost=why)
     time = EventTime(WINDOW_END, 0, WINDOW, isinstance(window, Session))
     return Rows(frame, schema, time=time)
 
