@@ -62,7 +62,7 @@ def test_every_row_once_in_order_of_its_task(table):
     put(table, 1, 3, 10)
     put(table, 0, 4, 3)
     first, got = follow(reader, start)
-    assert got == [[1, 2, 3], [10]]
+    assert got == [[1, 2, 3, 10]]
     put(table, 1, 300, 11)
     put(table, 1, 2, 99, generation=1)
     second, got = follow(reader, first)
@@ -83,7 +83,7 @@ def test_limits(table):
     assert stream(table, maxFilesPerTrigger="2").getDefaultReadLimit() == ReadMaxFiles(2)
     assert stream(table).getDefaultReadLimit() == ALL
     end, got = follow(reader, reader.initialOffset(), ReadMaxRows(4))
-    assert got == [[1, 1], [-1, -2]]
+    assert got == [[1, 1, -1, -2]]
     end, got = follow(reader, end, ReadMaxRows(1))
     assert got == [[2, 2]]  # one file at least
     end, got = follow(reader, end, ReadMaxFiles(1))
@@ -129,7 +129,7 @@ def test_before_spark_4_2_nobody_says_from_where(table):
     put(table, 1, 1, 10)
     reader = stream(table)
     first = reader.latestOffset()
-    assert rows(reader, reader.initialOffset(), first) == [[1], [10]]
+    assert rows(reader, reader.initialOffset(), first) == [[1, 10]]
     assert remove_rows(table.path, timedelta(0)) == 2
     put(table, 0, 2, 2)
     for follower in (reader, stream(table)):  # which has read them; and started again
@@ -189,14 +189,19 @@ def test_another_table_in_the_same_place(table):
         stream(table).latestOffset(end, ALL)
 
 
-def test_partitions_are_of_one_task_and_of_fair_size(table, monkeypatch):
+def test_what_is_small_is_one_partition_and_else_they_are_of_one_task(table, monkeypatch):
     for seq in range(1, 5):
         put(table, 0, seq, seq)
     put(table, 1, 1, 10)
     size = table.segments()[0].nbytes
-    monkeypatch.setattr(data_source, "PARTITION_BYTES", 3 * size)
     reader = stream(table)
+    assert follow(reader, reader.initialOffset())[1] == [[1, 2, 3, 4, 10]]
+    monkeypatch.setattr(data_source, "PARTITION_BYTES", 3 * size)
+    monkeypatch.setattr(data_source, "TOGETHER_BYTES", 3 * size // 2)
     assert follow(reader, reader.initialOffset())[1] == [[1, 2, 3], [4], [10]]
+    put(table, 2, 1, 20)
+    monkeypatch.setattr(data_source, "TOGETHER_BYTES", 5 * size // 2)
+    assert follow(reader, reader.initialOffset())[1] == [[1, 2, 3], [4, 10], [20]]
 
 
 def test_columns_are_chosen_and_cast(table):

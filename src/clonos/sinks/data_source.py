@@ -51,6 +51,7 @@ Offset = dict[str, str]
 
 FORMAT: Final = "clonos"
 PARTITION_BYTES: Final = 32 << 20
+TOGETHER_BYTES: Final = 1 << 20
 """A Spark partition takes further files of a task only until it has this much."""
 _TABLE: Final = "table"
 _LOOK_S: Final = 0.05
@@ -106,6 +107,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         self._target: dict[int, Position] | None = None
         self._start: Offset | None = None
         self._last: Offset | None = None
+        self._is_limited = False
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         return {_TABLE: self._table.id}
@@ -135,8 +137,10 @@ class TableStream(_Rows, DataSourceStreamReader):
         if self._target is not None:
             end = self._target
             segments = [s for s in segments if s.position <= end.get(s.task, START)]
+        self._is_limited = False
         for name, size in _SIZES.values():
             if hasattr(limit, name):
+                self._is_limited = True
                 segments = admitted(segments, getattr(limit, name), size)
         self._last = start | _offset(newest(segments))
         return self._last
@@ -145,6 +149,8 @@ class TableStream(_Rows, DataSourceStreamReader):
         """The end of the table, for the query's progress."""
         if self._start is None:
             return None
+        if not self._is_limited and self._target is None:  # listing files takes a while
+            return self._last
         return self._start | _offset(newest(self._table.segments(self._positions(self._start))))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -358,14 +364,19 @@ def admitted(
 
 
 def packed(segments: Sequence[Segment]) -> list[Files]:
-    """Pack files into partitions, each with files of one task, in order, and of limited size."""
+    """Pack files into partitions of limited size; those of one task stay in order.
+
+    Large partitions have files of one task. What is small is read faster by one task of Spark's
+    than by several.
+    """
     partitions: list[Files] = []
     task, nbytes, paths = -1, 0, list[str]()
     for segment in segments:
-        if segment.task != task or nbytes + segment.nbytes > PARTITION_BYTES:
-            task, nbytes, paths = segment.task, 0, []
+        most = PARTITION_BYTES if segment.task == task else TOGETHER_BYTES
+        if not partitions or nbytes + segment.nbytes > most:
+            nbytes, paths = 0, []
             partitions.append(Files(paths))
-        nbytes += segment.nbytes
+        task, nbytes = segment.task, nbytes + segment.nbytes
         paths.append(segment.path)
     return partitions
 
