@@ -70,7 +70,7 @@ def test_every_row_once_in_order_of_its_task(table):
     assert second == {"table": table.id, "0": "0-4", "1": "1-2"}
     # Another reader, later: the same rows between the same offsets.
     put(table, 0, 5, 4)
-    assert rows(stream(table), start, first) == [[1, 2, 3], [10]]
+    assert rows(stream(table), start, first) == [[1, 2, 3, 10]]
     assert rows(stream(table), first, second) == [[11, 99]]
 
 
