@@ -245,13 +245,10 @@ def select(frame: Any, names: Iterable[str | tuple[str, str]]) -> Any:
 
     As text: making a ``Column`` takes a dozen calls to Java.
     """
-    return frame.selectExpr(*map(_text, names))
-
-
-def _text(name: str | tuple[str, str]) -> str:
-    if isinstance(name, str) or name[0] == name[1]:
-        return quoted(name if isinstance(name, str) else name[0])
-    return f"{quoted(name[0])} AS {quoted(name[1])}"
+    pairs = (name if isinstance(name, tuple) else (name, name) for name in names)
+    return frame.selectExpr(
+        *(quoted(old) if old == new else f"{quoted(old)} AS {quoted(new)}" for old, new in pairs)
+    )
 
 
 def quoted(name: str) -> str:

@@ -51,8 +51,10 @@ Offset = dict[str, str]
 
 FORMAT: Final = "clonos"
 PARTITION_BYTES: Final = 32 << 20
-TOGETHER_BYTES: Final = 1 << 20
 """A Spark partition takes further files of a task only until it has this much."""
+TOGETHER_BYTES: Final = 1 << 20
+"""It takes those of another task only until it has this much: to start a task of Spark's for them
+takes longer than to read them."""
 _TABLE: Final = "table"
 _LOOK_S: Final = 0.05
 
@@ -364,11 +366,7 @@ def admitted(
 
 
 def packed(segments: Sequence[Segment]) -> list[Files]:
-    """Pack files into partitions of limited size; those of one task stay in order.
-
-    Large partitions have files of one task. What is small is read faster by one task of Spark's
-    than by several.
-    """
+    """Pack files into partitions of limited size; those of one task stay in order."""
     partitions: list[Files] = []
     task, nbytes, paths = -1, 0, list[str]()
     for segment in segments:
