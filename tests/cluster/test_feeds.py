@@ -265,6 +265,27 @@ def test_a_query_is_stopped_in_the_middle_of_a_micro_batch(kit, cluster, tmp_pat
     assert not result.table().num_rows
 
 
+def test_a_job_is_stopped_before_a_micro_batch_is_taken(kit, cluster, tmp_path, monkeypatch):
+    """For Spark, the query was stopped and has not failed."""
+    add_files(kit, tmp_path, range(1))
+    told, offered = Spool.take, threading.Event()
+
+    def take_late(spool, *batch):
+        offered.set()
+        kit.wait_for(lambda: spool._is_closed)
+        return told(spool, *batch)
+
+    monkeypatch.setattr(Spool, "take", take_late)
+    job = kit.build(stream(kit, cluster, tmp_path), rate=None, parallelism=1)
+    running = job.start(cluster)
+    assert offered.wait(60)
+    (query,) = cluster.streams.active
+    running.stop()
+    assert query.awaitTermination(20)
+    assert query.exception() is None
+    assert query.status["message"] == "Stopped"
+
+
 def test_what_is_refused(cluster):
     rates = cluster.readStream.format("rate").load()
     for wrong in (

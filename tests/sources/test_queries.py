@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from clonos.sources.queries import FeedingQuery
 from clonos.sources.spec import Feeding
 from clonos.sources.spool import Part, Spool
 from clonos.spark.errors import JobCancelled, SparkStopped
+from clonos.spark.micro_batches import MicroBatchFailed
 from clonos.storage import planned
 from clonos.storage.planned import extent
 from clonos.storage.table_batches import OtherQuery
@@ -84,6 +86,10 @@ class Played:
         return self
 
     # as a query
+    @property
+    def isActive(self):
+        return not self.stopped
+
     def awaitTermination(self):
         self.over.wait(5)
         if self.error is not None:
@@ -285,8 +291,25 @@ def test_closed_it_is_stopped_and_can_go_on_another_time(spool):
     assert fed.spark.stopped
     assert not fed.over()
     assert not Spool(spool.uri, 1, "process").is_ended
-    with pytest.raises(ClonosError, match="stopped"):
+    with pytest.raises(MicroBatchFailed, match="InterruptedException"):
         fed.spark.take(fed.spark, 0)
+
+
+def test_a_batch_fails_for_being_stopped_when_spark_knows_of_it(spool, monkeypatch):
+    """Spark logs an error, and says that the query has failed, if it comes before."""
+    fed = Fed(spool)
+    stop, may_stop = fed.spark.stop, threading.Event()
+    monkeypatch.setattr(fed.spark, "stop", lambda: may_stop.wait(5) and stop())
+    fed.query.start()
+    fed.query.leave()
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(fed.spark.take, fed.spark, 0)
+        assert not wait([taking], 0.1).done
+        may_stop.set()
+        with pytest.raises(MicroBatchFailed, match="InterruptedException"):
+            taking.result(5)
+    fed.query.close()
+    assert not fed.over()
 
 
 def test_queries_that_do_not_stop_hold_nobody_up_for_long(spool, caplog, monkeypatch):

@@ -29,7 +29,7 @@ from clonos.sources.errors import FeedFailed
 from clonos.sources.spec import Feeding
 from clonos.sources.spool import Part, Spool, write_parts
 from clonos.spark.errors import SparkStopped
-from clonos.spark.micro_batches import MicroBatchFailed, short_errors
+from clonos.spark.micro_batches import MicroBatchFailed, interrupted, short_errors
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
@@ -40,6 +40,10 @@ LOGGER: Final = logging.getLogger("clonos")
 
 STOP_S: Final = 15.0
 """Grace period for Spark to stop a query; then the job goes on, as the query can do no harm."""
+
+STOPPING_S: Final = 5.0
+"""Grace period for Spark to begin to stop a query."""
+LOOK_S: Final = 0.01
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _PART: Final = "path string, rows long, nbytes long"
@@ -123,6 +127,9 @@ class FeedingQuery:
             planned = extent(self._checkpoint, batch, self._spool.durability, self._synced)
             self._spool.take(query, batch, parts, planned)
         except ClonosError as error:
+            if self._closed:  # the batch was not taken, and is offered again when the job goes on
+                self._wait_until_stopping()
+                raise interrupted() from None
             self._error = error
             raise
         except (MicroBatchFailed, OSError) as error:
@@ -131,6 +138,13 @@ class FeedingQuery:
 
     def _is_stopping(self) -> bool:
         return self._closed or (self._query is not None and not self._query.isActive)
+
+    def _wait_until_stopping(self) -> None:
+        """Spark logs an error that comes before it knows that the query is being stopped."""
+        until = time.monotonic() + STOPPING_S
+        with contextlib.suppress(*SPARK_ERRORS, AttributeError):
+            while self._query is not None and self._query.isActive and time.monotonic() < until:
+                time.sleep(LOOK_S)
 
     def _watch(self) -> None:
         """Wait for the query's end and report it."""

@@ -29,6 +29,11 @@ class MicroBatchFailed(RuntimeError):
     """An error of Spark in a micro-batch, without Java's stack trace."""
 
 
+def interrupted() -> MicroBatchFailed:
+    """The error of a micro-batch that ends because its query is being stopped."""
+    return MicroBatchFailed(_INTERRUPTED)
+
+
 @contextmanager
 def short_errors(is_stopping: Callable[[], bool]) -> Iterator[None]:
     """Replace errors of Spark by short ones.
@@ -46,4 +51,4 @@ def short_errors(is_stopping: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        raise MicroBatchFailed(_INTERRUPTED if is_stopping() else in_short(error)) from None
+        raise (interrupted() if is_stopping() else MicroBatchFailed(in_short(error))) from None
