@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 
 import clonos
 from tests.cluster.conftest import row
@@ -44,6 +46,27 @@ class Asking(clonos.Process):
         yield row.key, seen
 
 
+class Remembering(StatefulProcessor):
+    """Keeps what it has seen in PySpark's three kinds of states, and sets a timer."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._one = handle.getValueState("one", "n long")
+        self._many = handle.getListState("many", "n long")
+        self._by_name = handle.getMapState("by name", "name string, n int", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        n = len(list(rows))
+        self._one.update((n,))
+        self._many.put([(n,)])
+        self._by_name.updateValue(("all", 1), (n,))
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 3_600_000)
+        yield Row(key=key[0])
+
+    def close(self) -> None:
+        pass
+
+
 def job(kit: Any, folder: Any) -> clonos.Job:
     made = clonos.Job("shown", parallelism=2, checkpoint_dir=str(folder / "c"), history="1 hour")
     events = made.source(kit.gated(folder, ROWS), name="events", parallelism=1)
@@ -54,6 +77,10 @@ def job(kit: Any, folder: Any) -> clonos.Job:
     )
     windows = judged.key_by("key").window(clonos.tumbling("10 days", on="at"))
     windows.agg(name="days", rows=clonos.count()).sink(clonos.sinks.collect(), name="windows")
+    kept = judged.key_by("key").transformWithState(
+        Remembering(), "key string", "Append", "ProcessingTime", name="kept"
+    )
+    kept.sink(clonos.sinks.callback(len), name="told")
     once = judged.key_by("key").deduplicate(name="once")
     once.sink(clonos.sinks.collect(), name="firsts")
     return made
@@ -87,6 +114,14 @@ def test_state_and_calls_of_a_checkpoint(kit, spark, tmp_path):
     once = [json.loads(r["value"]) for r in only.where("kind = 'row'").collect()]
     assert sorted(r["key"] for r in once) == sorted(json.loads(k) for k in expected)
     assert {r["operator"] for r in only.collect()} == {"once"}
+    values = state.where("operator = 'kept' and kind = 'value' and name not like '~%'")
+    shown: dict[str, Any] = {}
+    for r in values.collect():
+        shown.setdefault(r["key"], {})[r["name"]] = json.loads(r["value"])
+    assert len(shown) == len(expected)
+    for by in shown.values():
+        n = by["one"]
+        assert by == {"one": n, "many": [n], "by name": [[["all", 1], n]]}
 
 
 def test_mistakes(spark, tmp_path):

@@ -311,8 +311,23 @@ def _service(settings: Sequence[Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """A value as JSON; values that JSON lacks become strings."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """A value as JSON; values that JSON lacks become strings, and maps lists of pairs.
+
+    Examples
+    --------
+    >>> _text({"a": b"\\x01"}), _text([{("a", 1): None}])
+    ('{"a": "01"}', '[[[["a", 1], null]]]')
+    """
+    return json.dumps(_in_json(value), ensure_ascii=False, default=_plain)
+
+
+def _in_json(value: Any) -> Any:
+    """The same with a list of pairs for each dict with keys that are no texts."""
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _in_json(each) for key, each in value.items()}
+        return [[_in_json(key), _in_json(each)] for key, each in value.items()]
+    return [_in_json(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
