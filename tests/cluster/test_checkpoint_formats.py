@@ -55,7 +55,7 @@ class Remembering(StatefulProcessor):
         self._many = handle.getListState("many", "n long")
         self._by_name = handle.getMapState("by name", "name string, n int", "n long")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803
         n = len(list(rows))
         self._one.update((n,))
         self._many.put([(n,)])

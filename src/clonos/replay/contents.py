@@ -311,11 +311,11 @@ def _service(settings: Sequence[Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """A value as JSON; values that JSON lacks become strings, and maps lists of pairs.
+    r"""A value as JSON; values that JSON lacks become strings, and maps lists of pairs.
 
     Examples
     --------
-    >>> _text({"a": b"\\x01"}), _text([{("a", 1): None}])
+    >>> _text({"a": b"\x01"}), _text([{("a", 1): None}])
     ('{"a": "01"}', '[[[["a", 1], null]]]')
     """
     return json.dumps(_in_json(value), ensure_ascii=False, default=_plain)
