@@ -43,6 +43,9 @@ def test_duplicates():
     assert rows_of(ids.dropDuplicates()) == [(0,), (1,), (2,)]
     words = stream().dropDuplicates(["id"]).select("word")
     assert rows_of(words) == [("w0",), ("w1",), ("w2",)]
+    for wrong in (stream().dropDuplicates, stream().dropDuplicatesWithinWatermark):
+        with pytest.raises(WrongType, match=r"\['id'\]"):
+            wrong("id")
     timed = stream().withWatermark("at", "1 second")
     assert len(rows_of(timed.drop_duplicates(["id"]))) == 3
     with pytest.raises(BadGraph, match="no watermark"):

@@ -140,10 +140,16 @@ class FrameOperations(ColumnOperations):
         >>> rows.dropDuplicates(["id"]).columns
         ['id', 's']
         """
-        keys = self.columns if subset is None else list(subset)
-        return self.key_by(*keys).deduplicate()
+        return self.key_by(*self._subset(subset, "dropDuplicates")).deduplicate()
 
     drop_duplicates = dropDuplicates
+
+    def _subset(self, subset: Sequence[str] | None, where: str) -> list[str]:
+        if isinstance(subset, str):  # its letters could be columns, too
+            raise WrongType(
+                f"the text {subset!r}", where=where, remedy=f"give a list: [{subset!r}]"
+            )
+        return self.columns if subset is None else list(subset)
 
     def distinct(self) -> Stream:
         """:meth:`dropDuplicates` in all columns.
@@ -204,6 +210,7 @@ class FrameOperations(ColumnOperations):
         >>> timed.dropDuplicatesWithinWatermark(["id"]).columns
         ['id', 'at']
         """
+        keys = self._subset(subset, "dropDuplicatesWithinWatermark")
         found = watermark_of(self._vertex)
         if found is None or found.column not in self.columns:
             raise BadGraph(
@@ -211,7 +218,6 @@ class FrameOperations(ColumnOperations):
                 where="dropDuplicatesWithinWatermark",
                 remedy='write withWatermark("time", "5 seconds") before it',
             )
-        keys = self.columns if subset is None else list(subset)
         delay = timedelta(milliseconds=found.delay_ms)
         return self.key_by(*keys).deduplicate(delay, on=found.column)
 
