@@ -35,6 +35,7 @@ from clonos.errors import (
 from clonos.operators import operations as op
 from clonos.operators.make import make_operator
 from clonos.sinks.data_source import end
+from clonos.sinks.errors import SinkFailed
 from clonos.sinks.file_buffer import BufferFiles
 from clonos.sources.lines import ParseLines
 from clonos.sources.messages import ParseFields, ParseMessages
@@ -319,9 +320,22 @@ class TestWithSpark:
         stream.sink(clonos.sinks.callback(fails), name="fails")
         stream.sink(clonos.sinks.callback(lambda batch: None), name="goes on")
         running = stream._job.start(spark, execution="spark")
+        until = time.monotonic() + 60
+        while running.is_running:  # nobody waits for the job
+            assert time.monotonic() < until
+            time.sleep(0.1)
         with pytest.raises(StreamingQueryException, match="ValueError"):
-            running.wait(60)
-        assert not running.is_running
+            running.wait(0)
+
+    def test_a_format_that_spark_has_not(self, spark, tmp_path):
+        stream = self.streaming(spark, tmp_path / "in")
+        stream.sink(clonos.sinks.spark("lake", str(tmp_path / "out")), name="out")
+        with pytest.raises(SinkFailed, match=r"^out: .*DATA_SOURCE_NOT_FOUND.*jars"):
+            stream._job.start(spark, execution="spark")
+        batch = self.stream([])
+        batch.sink(clonos.sinks.spark("lake", str(tmp_path / "out")), name="out")
+        with pytest.raises(SinkFailed, match=r"^out: .*DATA_SOURCE_NOT_FOUND.*jars"):
+            batch._job.run(spark, execution="spark")
 
     def test_a_query_is_stopped_in_the_middle_of_a_micro_batch(self, spark, tmp_path):
         begun = tmp_path / "begun"

@@ -14,7 +14,7 @@ from typing import Any, Final
 from clonos.errors import ClonosError
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.events import OutsideFailed
-from clonos.sinks.errors import SinkFailed
+from clonos.sinks.errors import NO_FORMAT, SinkFailed
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.queries import hadoop_path
 from clonos.spark.slots import SPARK_ERRORS, in_short
@@ -67,8 +67,7 @@ class Followers:
                 raise SinkFailed(
                     f"Spark does not start its query: {in_short(error)}",
                     where=name,
-                    remedy="see Spark's error; a format of another package needs its jars: "
-                    "spark.jars.packages",
+                    remedy=NO_FORMAT,
                 ) from error
             watching = threading.Thread(target=self._watch, args=(name, query), daemon=True)
             watching.start()

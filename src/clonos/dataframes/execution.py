@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,11 +30,13 @@ from clonos.graph.compile import compile_graph
 from clonos.graph.description import describe_plans, require_same
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.data_source import FORMAT, register
+from clonos.sinks.errors import NO_FORMAT, SinkFailed
 from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.query_writer import claim
 from clonos.sinks.spec import Query, SinkSpec
 from clonos.spark.micro_batches import short_errors
 from clonos.spark.session import is_connected
+from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS
 from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
@@ -97,7 +101,7 @@ class PlanResult:
 
 
 class RunningPlans:
-    """The streaming queries of a job.
+    """The streaming queries of a job; when one fails, the others are stopped.
 
     Attributes
     ----------
@@ -109,8 +113,22 @@ class RunningPlans:
         self.queries = queries
         self._log = log
 
+    def watch(self) -> None:
+        """See to it that the other queries stop when one fails, also if nobody waits."""
+        for name, query in self.queries.items():
+            threading.Thread(
+                target=self._watch, args=(query,), name=f"clonos {name}", daemon=True
+            ).start()
+
+    def _watch(self, query: StreamingQuery) -> None:
+        with suppress(*SPARK_ERRORS):  # the session has ended meanwhile
+            try:
+                query.awaitTermination()
+            except StreamingQueryException:
+                self.stop()
+
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of all queries; when one fails, the others are stopped.
+        """Wait for the end of all queries.
 
         Raises
         ------
@@ -201,6 +219,8 @@ def start_plans(
         An operation or a sink has no plan. Then nothing has been started.
     OtherExecution
         The checkpoint belongs to tasks.
+    SinkFailed
+        Spark does not know the format of a sink.
     """
     if processing_time is not None and available_now:
         raise WrongType("processing_time and available_now", remedy="give one of them")
@@ -231,12 +251,15 @@ def start_plans(
                 writer.trigger(processingTime=processing_time)
             if available_now:
                 writer.trigger(availableNow=True)
-            query = queries[vertex.name] = writer.start()
+            with _known_format(vertex.name):
+                query = queries[vertex.name] = writer.start()
             if sink.kind == "table" and sink.path is not None:
                 # So that others may read the table before it has a row.
                 claim(Table(sink.path, "fsync"), vertex.schema, str(query.id))
         undo.pop_all()
-    return RunningPlans(queries, log)
+    running = RunningPlans(queries, log)
+    running.watch()
+    return running
 
 
 def _sinks(graph: LogicalGraph) -> list[tuple[Vertex, SinkSpec]]:
@@ -255,14 +278,26 @@ def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
     if sink.kind in ("callback", "console"):
         return lambda frame: _handed_over(vertex, sink, _arrow(vertex, frame))
     if sink.query is not None:
-        return partial(_saved, sink.query)
+        return partial(_saved, vertex.name, sink.query)
     raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
 
 
-def _saved(how: Query, frame: Any) -> None:
+def _saved(where: str, how: Query, frame: Any) -> None:
     """Write where Spark writes."""
     writer = frame.write.format(how.format).options(**how.options).partitionBy(*how.partition_by)
-    writer.mode("append" if how.path is None else "errorifexists").save(how.path)
+    with _known_format(where):
+        writer.mode("append" if how.path is None else "errorifexists").save(how.path)
+
+
+@contextmanager
+def _known_format(where: str) -> Iterator[None]:
+    """PySpark has an exception of its own for all but a format that is not there."""
+    try:
+        yield
+    except Py4JError as error:
+        raise SinkFailed(
+            f"Spark cannot write there: {in_short(error)}", where=where, remedy=NO_FORMAT
+        ) from error
 
 
 def _written(sink: SinkSpec, frame: Any) -> None:

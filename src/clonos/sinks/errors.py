@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from clonos.errors import ClonosError
+
+NO_FORMAT: Final = (
+    "see Spark's error; a format of another package needs its jars: spark.jars.packages"
+)
+"""What to do if Spark does not begin to write."""
 
 
 class OutputExists(ClonosError):
