@@ -327,6 +327,12 @@ class TestWithSpark:
         with pytest.raises(StreamingQueryException, match="ValueError"):
             running.wait(0)
 
+    def test_a_query_without_a_place_for_its_checkpoint(self, spark, tmp_path):
+        stream = self.streaming(spark, tmp_path / "in")
+        stream.sink(clonos.sinks.table(str(tmp_path / "out")), name="out")
+        with pytest.raises(DefinitionError, match=r"^out: .*checkpoint_dir="):
+            stream._job.start(spark, execution="spark")
+
     def test_a_format_that_spark_has_not(self, spark, tmp_path):
         stream = self.streaming(spark, tmp_path / "in")
         stream.sink(clonos.sinks.spark("lake", str(tmp_path / "out")), name="out")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from clonos.columns.batches import conform
@@ -251,7 +251,7 @@ def start_plans(
                 writer.trigger(processingTime=processing_time)
             if available_now:
                 writer.trigger(availableNow=True)
-            with _known_format(vertex.name):
+            with _known_format(vertex.name), _place_known(vertex.name, folder):
                 query = queries[vertex.name] = writer.start()
             if sink.kind == "table" and sink.path is not None:
                 # So that others may read the table before it has a row.
@@ -287,6 +287,21 @@ def _saved(where: str, how: Query, frame: Any) -> None:
     writer = frame.write.format(how.format).options(**how.options).partitionBy(*how.partition_by)
     with _known_format(where):
         writer.mode("append" if how.path is None else "errorifexists").save(how.path)
+
+
+@contextmanager
+def _place_known(where: str, folder: str | None) -> Iterator[None]:
+    """What PySpark asks for is an option of the job here."""
+    try:
+        yield
+    except AnalysisException as error:
+        if folder is not None or "checkpointLocation" not in str(error):
+            raise
+        raise DefinitionError(
+            "the query needs a place for its checkpoint",
+            where=where,
+            remedy="write clonos.Job(..., checkpoint_dir=...)",
+        ) from error
 
 
 @contextmanager
