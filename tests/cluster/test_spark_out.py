@@ -152,3 +152,10 @@ def test_kills_on_both_sides(kit, spark, tmp_path):
     now = spark.read.format("clonos").load(table)
     assert Counter(map(tuple, kit.rows_of(now.toArrow()))) == expected
     assert len(here) == len(expected)
+
+
+def test_names_that_differ_in_case_only(spark):
+    job = clonos.Job("two names")
+    job.source(spark.range(3).selectExpr("id AS a", "id * 2 AS A")).sink(clonos.sinks.collect())
+    with pytest.raises(SourceError, match=r"AMBIGUOUS_REFERENCE.*rename one"):
+        job.run(spark)

@@ -212,6 +212,11 @@ def test_columns_are_chosen_and_cast(table):
     assert batch.schema == pa.schema([("n", pa.int32())])
 
 
+def test_only_streaming_queries_write(table):
+    with pytest.raises(DefinitionError, match=r"writeStream.*clonos\.sinks\.table"):
+        TableSource({"path": table.path}).writer(StructType(), overwrite=False)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"maxRowsPerTrigger": "0"}, {"maxFilesPerTrigger": "x"}, {"path": ""},

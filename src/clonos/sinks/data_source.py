@@ -35,6 +35,7 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -211,6 +212,14 @@ class TableSource(DataSource):
 
     def streamReader(self, schema: StructType) -> TableStream:  # noqa: N802 - Spark's name
         return TableStream(self._table(), schema, self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        raise DefinitionError(
+            "only streaming queries write into a table",
+            where=FORMAT,
+            remedy="use df.writeStream, with trigger(availableNow=True) for rows that are there, "
+            "or job.source(df).sink(clonos.sinks.table(path))",
+        )
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
