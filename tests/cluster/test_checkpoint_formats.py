@@ -33,6 +33,17 @@ async def judge(key: str) -> str:
     return f"{key} is good"
 
 
+def priced() -> clonos.Job:
+    """The code from which the log's reader learns what an answer has cost."""
+    made = clonos.Job("priced")
+    events = made.source(clonos.sources.from_batches([], "key string"))
+    paid = clonos.service(cost=lambda answer: len(answer) / 100)(judge)
+    events.with_column_async("verdict string", paid, "key", name="judge").sink(
+        clonos.sinks.collect()
+    )
+    return made
+
+
 class Asking(clonos.Process):
     def open(self, ctx: Any) -> None:
         self.seen = ctx.state("seen", "long")
@@ -97,6 +108,12 @@ def test_state_and_calls_of_a_checkpoint(kit, spark, tmp_path):
     judged = calls.where("operator = 'judge'").collect()
     assert {r["answer"] for r in judged} <= {f'"k{k} is good"' for k in range(100)}
     assert all(r["ok"] and r["attempts"] == 1 and len(r["request"]) == 16 for r in judged)
+    assert {r["cost"] for r in judged} == {None}
+    paid = spark.read.format("clonos.log").option("job", f"{__name__}:priced").load(path)
+    costs = paid.where("operator = 'judge'").collect()
+    assert len(costs) == len(judged)
+    assert all(r["cost"] == len(json.loads(r["answer"])) / 100 for r in costs)
+    assert {r["cost"] for r in paid.where("operator is null").collect()} == {None}
     prices = calls.where("operator is null").collect()
     failed = [r["answer"] for r in prices if not r["ok"]]
     assert failed == ["ValueError: no price for k3"]
@@ -130,3 +147,5 @@ def test_mistakes(spark, tmp_path):
             spark.read.format(f"clonos.{kind}").load().collect()
         with pytest.raises(AnalysisException, match="no journal"):
             spark.read.format(f"clonos.{kind}").load(str(tmp_path)).collect()
+    with pytest.raises(AnalysisException, match="there is no 'no_module:job'"):
+        spark.read.format("clonos.log").option("job", "no_module:job").load(str(tmp_path)).collect()

@@ -136,20 +136,30 @@ class Purse:
         """The total of these answers, in whole units."""
         if not callable(price):
             return len(answers) * round(price * unit)
-        total = 0
-        for answer in answers:
-            try:
-                amount = round(float(price(decode(answer))) * unit)
-                if amount < 0:
-                    raise ValueError(f"{amount / unit:g} is below 0")
-            except Exception as error:
-                raise OperatorError(
-                    f"{name}= has no number for an answer: {type(error).__name__}: {error}",
-                    where=self._where,
-                    remedy="let it return a number, 0 or more, for every answer",
-                ) from error
-            total += amount
-        return total
+        return sum(amount_of(answer, name, price, unit, self._where) for answer in answers)
+
+
+def amount_of(answer: bytes, name: str, price: Cost, unit: int, where: str) -> int:
+    """What a good answer has cost, in whole units.
+
+    Raises
+    ------
+    OperatorError
+        The user's function has no number, 0 or more, for it.
+    """
+    if not callable(price):
+        return round(price * unit)
+    try:
+        amount = round(float(price(decode(answer))) * unit)
+        if amount < 0:
+            raise ValueError(f"{amount / unit:g} is below 0")
+    except Exception as error:
+        raise OperatorError(
+            f"{name}= has no number for an answer: {type(error).__name__}: {error}",
+            where=where,
+            remedy="let it return a number, 0 or more, for every answer",
+        ) from error
+    return amount
 
 
 def _suffices(

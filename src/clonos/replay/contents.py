@@ -20,6 +20,7 @@ import pyarrow as pa
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import house_keeper
 from clonos.columns.row_codec import RowCodec
+from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error, split
 from clonos.core.determinants import Call, Outcomes, decode_record
 from clonos.core.layer import UnreadableLayer
@@ -27,6 +28,9 @@ from clonos.core.levels import LayerRef
 from clonos.core.messages import Run
 from clonos.core.version import version_of
 from clonos.errors import ClonosError
+from clonos.graph.logical import LogicalGraph
+from clonos.operators.budget import MICROS, Cost
+from clonos.operators.purse import amount_of
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import find, since
 from clonos.replay.past import copied_journal
@@ -61,9 +65,11 @@ LOG_SCHEMA: Final = pa.schema(
         ("answer", pa.string()),
         ("attempts", pa.int32()),
         ("ms", pa.int64()),
+        ("cost", pa.float64()),
     ]
 )
 
+_NO_COSTS: Final[Mapping[str, Cost]] = {}
 VALUE: Final = b"s"
 """Prefix of the addresses of a process's values."""
 TIMERS: Final = (b"p", b"e")
@@ -269,14 +275,30 @@ def _type(text: str) -> pa.DataType | None:
 # --- the log ------------------------------------------------------------------------------------
 
 
-def log_rows(task: TaskContents, only: str | None = None) -> Iterator[pa.RecordBatch]:
-    """The calls in the log of a task, in order."""
-    rows = [row for row in _calls(task) if only in (None, row[0])]
+def costs_of(graph: LogicalGraph) -> dict[str, Cost]:
+    """What a call costs, or the function that says so, of each operator that declares it."""
+    found = {vertex.name: getattr(vertex.operation, "policy", None) for vertex in graph.vertices}
+    return {name: it.cost for name, it in found.items() if it is not None and it.cost is not None}
+
+
+def log_rows(
+    task: TaskContents, only: str | None = None, costs: Mapping[str, Cost] = _NO_COSTS
+) -> Iterator[pa.RecordBatch]:
+    """The calls in the log of a task, in order.
+
+    Parameters
+    ----------
+    only
+        Only those of the operator of this name.
+    costs
+        See :func:`costs_of`. A cost is not in the log: it is computed from the answer.
+    """
+    rows = [row for row in _calls(task, costs) if only in (None, row[0])]
     if rows:
         yield _batch(LOG_SCHEMA, rows)
 
 
-def _calls(task: TaskContents) -> Iterator[tuple[Any, ...]]:
+def _calls(task: TaskContents, costs: Mapping[str, Cost]) -> Iterator[tuple[Any, ...]]:
     for run in task.runs:
         for position, record in enumerate(run.records, run.start):
             for one in decode_record(record):
@@ -284,15 +306,24 @@ def _calls(task: TaskContents) -> Iterator[tuple[Any, ...]]:
                     said = _answer(one.answer, ok=one.ok)
                     yield (
                         *(None, task.index, position, None, None),
-                        *(f"{one.arguments:016x}", one.ok, said, None, None),
+                        *(f"{one.arguments:016x}", one.ok, said, None, None, None),
                     )
                 elif isinstance(one, Outcomes):
                     for came in one.outcomes:
                         name, _, settings = task.operators[came.operator]
                         said = _answer(came.answer, ok=came.ok)
                         asked = (_service(settings), came.number, f"{came.digest:016x}")
-                        spent = (came.ok, said, came.attempts, came.ms)
+                        spent = (came.ok, said, came.attempts, came.ms, _cost(came, name, costs))
                         yield (name, task.index, position, *asked, *spent)
+
+
+def _cost(came: Outcome, operator: str, costs: Mapping[str, Cost]) -> float | None:
+    """As it is counted for a budget: errors and remembered answers cost nothing."""
+    if operator not in costs:
+        return None
+    if not came.ok or not came.attempts:
+        return 0.0
+    return amount_of(came.answer, "cost", costs[operator], MICROS, operator) / MICROS
 
 
 def _answer(answer: bytes, *, ok: bool) -> str | None:

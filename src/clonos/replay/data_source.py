@@ -8,13 +8,15 @@ Examples
     calls = spark.read.format("clonos.log").load("/data/checkpoint")
     state.where("operator = 'count' and kind = 'value'").select("key", "value")
 
-Options: ``operator``, to read only that one; ``journal``, if it is not in the checkpoint_dir. Each
+Options: ``operator``, to read only that one; ``journal``, if it is not in the checkpoint_dir. The
+log also takes ``job``, such as ``my_module:job``, whose code says what an answer has cost. Each
 task of the job is a partition. Nothing is locked and nothing is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +25,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from clonos.errors import DefinitionError
+from clonos.named import named_job
 from clonos.replay.contents import (
     LOG_SCHEMA,
     STATE_SCHEMA,
     TaskContents,
     contents,
+    costs_of,
     log_rows,
     state_rows,
 )
@@ -103,7 +107,9 @@ class LogSource(DataSource):
 
     def reader(self, schema: StructType) -> CheckpointReader:
         del schema
-        return CheckpointReader(self.options, log_rows, with_log=True)
+        job = self.options.get("job")
+        costs = costs_of(named_job(job).graph) if job else {}
+        return CheckpointReader(self.options, partial(log_rows, costs=costs), with_log=True)
 
 
 def register(spark: Any) -> None:
