@@ -11,12 +11,13 @@ import argparse
 import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 import clonos
+from clonos.api.streams import Execution
 from clonos.errors import ClonosError
 from clonos_bench import run
 from clonos_bench.edges import COLUMNS, answer
@@ -24,7 +25,6 @@ from clonos_bench.report import PERCENTILES, Report
 from clonos_bench.spark import PacedSource
 from clonos_bench.statistics import summarize
 
-Execution = Literal["tasks", "spark"]
 EXECUTIONS: Final[tuple[Execution, ...]] = ("tasks", "spark")
 LEAD_S: Final = 10.0
 """From the start of a job to its first row."""
