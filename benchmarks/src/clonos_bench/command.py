@@ -37,6 +37,7 @@ from clonos_bench import (
     start,
     state,
     steps,
+    streams,
     takeover,
 )
 from clonos_bench.nexmark import measurement as nexmark
@@ -69,6 +70,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
     "edges": (edges, "Spark -> clonos -> Spark beside Spark without clonos"),
     "executions": (executions, "Nexmark in tasks and as Spark's plans, beside SQL by hand"),
+    "streams": (streams, "how late the rows of a stream are, in tasks and as a plan"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),
     "spark": (spark, "the same kills in Structured Streaming with micro-batches"),
 }

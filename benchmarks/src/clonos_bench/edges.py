@@ -76,11 +76,24 @@ class Counter:
     def __call__(self, frame: Any, _: int) -> None:
         row = frame.selectExpr("count(*)", "sum(id)", "sum(answer)", "min(id)").first()
         if row[0]:
-            self.done_s = time.time()
-            self.rows, self.ids = self.rows + row[0], self.ids + row[1]
-            self.answers += row[2]
-            self.oldest.append(row[3])
-            self.late_ms.append((self.done_s - self.began_s - row[3] / self.rate) * 1000)
+            self._count(*row)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """The same for a batch of a job's callback."""
+        if batch.num_rows:
+            ids, answers = (column.to_numpy() for column in batch.columns)
+            self._count(len(ids), int(ids.sum()), int(answers.sum()), int(ids.min()))
+
+    def _count(self, rows: int, ids: int, answers: int, oldest: int) -> None:
+        self.done_s = time.time()
+        self.ids, self.answers = self.ids + ids, self.answers + answers
+        self.oldest.append(oldest)
+        self.late_ms.append((self.done_s - self.began_s - oldest / self.rate) * 1000)
+        self.rows += rows  # last, as others wait for it
+
+    def late_from(self, row: float) -> list[float]:
+        """How late they were, of those that came into being with this row or later."""
+        return [ms for ms, oldest in zip(self.late_ms, self.oldest, strict=True) if oldest >= row]
 
     def check(self, rows: int) -> None:
         """Every row has come once, with its answer."""
@@ -141,8 +154,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                 runs[way].append(_run(spark, way, whole, arguments))
     warm, rates = arguments.rate * arguments.warm_up, {}
     for way, counter in late.items():
-        found = [ms for ms, first in zip(counter.late_ms, counter.oldest, strict=True)
-                 if first >= warm]  # fmt: skip
+        found = counter.late_from(warm)
         report.data[way] = {"latency_ms": summarize(found)}
         for q in (50, 99):
             report.add(f"{way}: latency p{q}", f"{percentile(found, q):,.0f}", "ms")
@@ -170,7 +182,7 @@ def _run(spark: Any, way: str, load: Load, arguments: argparse.Namespace) -> Run
         tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch,
         contextlib.ExitStack() as undo,
     ):
-        rows = _rows(spark, began_s, load, arguments.parallelism)
+        rows = paced_rows(spark, began_s, load, arguments.parallelism)
         if way == "clonos":
             job = _job(rows, arguments, f"{scratch}/table", f"{scratch}/job")
             started, watch = undo.enter_context(run.running(job, spark))
@@ -212,7 +224,8 @@ def _wait(query: Any, counter: Counter, load: Load, meter: CpuMeter) -> None:
     meter.look([os.getpid(), *descendants(os.getpid())])
 
 
-def _rows(spark: Any, began_s: float, load: Load, parallelism: int) -> Any:
+def paced_rows(spark: Any, began_s: float, load: Load, parallelism: int) -> Any:
+    """A streaming DataFrame of this load."""
     options = {"began": repr(began_s), "rate": repr(load.rate), "rows": str(load.rows)}
     options |= {"most": str(load.most), "parallelism": str(parallelism)}
     return spark.readStream.format("paced").options(**options).load()

@@ -3,8 +3,8 @@
 All read the same Parquet files and collect their rows, which are compared. The queries of a job are
 written with Spark's columns, as the SQL is, or with functions in Python (``--functions``). A time
 is that of the whole run: of tasks with their start, of plans with making them out of a job, which
-is also told by itself. Of a stream, latency is measured instead (``--rate``, see
-:mod:`~clonos_bench.execution_latency`).
+is also told by itself. How late the rows of a stream are is another question:
+:mod:`~clonos_bench.streams`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 import clonos
 from clonos.errors import NotInSpark
 from clonos.sources import dataframe
-from clonos_bench import execution_latency, run
+from clonos_bench import run
 from clonos_bench.nexmark import Generator, write_parquet
 from clonos_bench.nexmark.queries import QUERIES, Auctions
 from clonos_bench.report import Aim, Report
@@ -87,16 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ways", nargs="+", choices=["tasks", "spark", "sql"], default=["tasks", "spark", "sql"])
     add("--functions", action="store_true", help="jobs have functions of Arrow's batches")
     add("--rounds", type=int, default=5, help="of each, in turn")
-    add("--rate", type=float, help="rows per second of a stream, whose latency is measured instead")
-    add("--warm-up", type=float, default=60.0, help="seconds of a stream that do not count")
-    add("--seconds", type=float, default=20.0, help="of a stream, which do")
-    add("--parallelism", type=int, default=2, help="of the job with a stream")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """A line per query, or per execution of a stream."""
-    if arguments.rate is not None:
-        return execution_latency.measure(arguments)
+    """A line per query."""
     columns = ["query", "rows out", "tasks", "plan", "SQL",
                "made in, s", "% of SQL's speed", f"{AS_FAST} %", "equal"]  # fmt: skip
     report = Report("executions", "Nexmark in two executions, and by hand", columns)
