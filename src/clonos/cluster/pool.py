@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from clonos.cluster.feeds import query_cores
 from clonos.cluster.pickling import require_picklable
+from clonos.columns.schema import RENAME, alike
 from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken
@@ -20,10 +21,6 @@ from clonos.transport.inbox import Inbox
 
 _OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
 """Found in the errors of slots that never began."""
-_ALIKE: Final = (
-    "columns differ in the case of their names only: rename one, or set spark.sql.caseSensitive "
-    'to "true"'
-)
 _LOST: Final = "ExecutorLostFailure"
 """Found in the errors of slots whose executor has ended, whatever reason Spark gives."""
 
@@ -115,7 +112,7 @@ class SlotPool:
                 raise SourceError(
                     f"the DataFrame cannot be read: {in_short(error)}",
                     where=code.source_name,
-                    remedy=_ALIKE if _differ_in_case_only(code.source.dataframe.columns) else "",
+                    remedy=RENAME if alike(code.source.dataframe.columns) else "",
                 ) from error
             self._frames[operator] = frame
 
@@ -227,10 +224,6 @@ def places(
         wanted = free * copies
         standby_slots = max(copies, -(-wanted // 2)) if wanted and is_local else wanted
     return [*([None] * free), *([None] * standby_slots), *(bound * (1 + copies))]
-
-
-def _differ_in_case_only(names: Sequence[str]) -> bool:
-    return len({name.lower() for name in names}) < len(names)
 
 
 def _partitioned(frame: Any, parallelism: int) -> Any:

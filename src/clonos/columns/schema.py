@@ -7,10 +7,10 @@ Arrow's ``timestamp('us', 'UTC')`` and without a zone for ``timestamp_ntz``, as 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -89,6 +89,25 @@ def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> No
                 where=where,
                 remedy=f"{hint}the columns are {', '.join(schema.names)}",
             )
+
+
+RENAME: Final = 'rename one, or set spark.sql.caseSensitive to "true"'
+"""What to do about names that are alike."""
+
+
+def alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two names that a Spark session which ignores case does not tell apart.
+
+    Examples
+    --------
+    >>> alike(["a", "b", "A"]), alike(["a", "b"])
+    (('a', 'A'), None)
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            return other, name
+    return None
 
 
 def spark_type(data_type: pa.DataType) -> Any:

@@ -139,13 +139,11 @@ class RunningPlans:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while active := [query for query in self.queries.values() if query.isActive]:
-            if any(query.exception() for query in self.queries.values()):
-                break
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"the queries have not ended after {timeout_s} s")
-            with suppress(StreamingQueryException):  # seen above, when the others are to be stopped
+            with suppress(StreamingQueryException):  # told below; it stops the others
                 active[0].awaitTermination(_POLL_S)
-        self.stop()  # the queries that still run if one has failed, and the log
+        self.stop()  # the log
         for query in self.queries.values():
             query.awaitTermination()  # raises the error if it has failed
 
@@ -306,10 +304,12 @@ def _place_known(where: str, folder: str | None) -> Iterator[None]:
 
 @contextmanager
 def _known_format(where: str) -> Iterator[None]:
-    """PySpark has an exception of its own for all but a format that is not there."""
+    """PySpark has no exception of its own for a format that is not there."""
     try:
         yield
     except Py4JError as error:
+        if "DATA_SOURCE_NOT_FOUND" not in str(error):
+            raise
         raise SinkFailed(
             f"Spark cannot write there: {in_short(error)}", where=where, remedy=NO_FORMAT
         ) from error

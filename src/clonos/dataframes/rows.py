@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from clonos.columns.keys import has_floats
-from clonos.columns.schema import spark_type
+from clonos.columns.schema import RENAME, alike, spark_type
 from clonos.dataframes.functions import Step, host
 from clonos.errors import NotInSpark
 from clonos.graph.logical import Vertex
@@ -193,15 +193,10 @@ class Site:
 
     def require_distinct(self, schema: pa.Schema) -> None:
         """Refuse names that this session cannot distinguish."""
-        if str(self.spark.conf.get("spark.sql.caseSensitive")) == "true":
-            return
-        seen: dict[str, str] = {}
-        for name in schema.names:
-            if (other := seen.setdefault(name.lower(), name)) != name:
-                raise self.refusal(
-                    f"columns {other!r} and {name!r} are the same for this session",
-                    'rename one, or set spark.sql.caseSensitive to "true"',
-                )
+        found = alike(schema.names)
+        if found and str(self.spark.conf.get("spark.sql.caseSensitive")) != "true":
+            told = "columns {!r} and {!r} are the same for this session".format(*found)
+            raise self.refusal(told, RENAME)
 
     def require_comparable(self, schema: pa.Schema, what: str) -> None:
         """Refuse columns by which Spark neither groups nor sorts."""

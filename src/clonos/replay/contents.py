@@ -69,7 +69,6 @@ LOG_SCHEMA: Final = pa.schema(
     ]
 )
 
-_NO_COSTS: Final[Mapping[str, Cost]] = {}
 VALUE: Final = b"s"
 """Prefix of the addresses of a process's values."""
 TIMERS: Final = (b"p", b"e")
@@ -282,7 +281,7 @@ def costs_of(graph: LogicalGraph) -> dict[str, Cost]:
 
 
 def log_rows(
-    task: TaskContents, only: str | None = None, costs: Mapping[str, Cost] = _NO_COSTS
+    task: TaskContents, only: str | None = None, *, costs: Mapping[str, Cost]
 ) -> Iterator[pa.RecordBatch]:
     """The calls in the log of a task, in order.
 

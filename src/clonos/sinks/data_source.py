@@ -108,9 +108,8 @@ class TableStream(_Rows, DataSourceStreamReader):
         self._limit = _chosen_limit(options)
         self._tolerant = options.get("failOnDataLoss", "true").lower() == "false"
         self._target: dict[int, Position] | None = None
-        self._start: Offset | None = None
         self._last: Offset | None = None
-        self._is_limited = False
+        self._end: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         return {_TABLE: self._table.id}
@@ -133,28 +132,22 @@ class TableStream(_Rows, DataSourceStreamReader):
             # For a query that continues, the start is unknown until a batch is planned; removed
             # rows are noticed there, too.
             start = self._last or self.initialOffset() | _offset(self._table.removed)
-        self._start = start
         first = self._positions(start)
         segments = self._table.segments(first)
+        self._end = start | _offset(newest(segments))
         self._require_kept(first, self._table.removed)
         if self._target is not None:
             end = self._target
             segments = [s for s in segments if s.position <= end.get(s.task, START)]
-        self._is_limited = False
         for name, size in _SIZES.values():
             if hasattr(limit, name):
-                self._is_limited = True
                 segments = admitted(segments, getattr(limit, name), size)
         self._last = start | _offset(newest(segments))
         return self._last
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - see above
-        """The end of the table, for the query's progress."""
-        if self._start is None:
-            return None
-        if not self._is_limited and self._target is None:  # listing files takes a while
-            return self._last
-        return self._start | _offset(newest(self._table.segments(self._positions(self._start))))
+        """The end of the table when it was last asked for, for the query's progress."""
+        return self._end
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         self._last = end
