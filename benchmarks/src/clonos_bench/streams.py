@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import clonos
 from clonos.errors import ClonosError
 from clonos_bench import run
-from clonos_bench.edges import COLUMNS, LOOK_S, Counter, Load, answer, paced_rows
+from clonos_bench.edges import COLUMNS, LOOK_S, QUERIES, Counter, Load, answer, paced_rows
 from clonos_bench.report import PERCENTILES, Report
 from clonos_bench.spark import PacedSource
 from clonos_bench.statistics import summarize
@@ -41,7 +41,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     load = Load(int(arguments.rate * (arguments.warm_up + arguments.seconds)), arguments.rate)
     nothing = clonos.sources.from_batches([], "id long")
     cores = _job(nothing, Counter(0.0, load.rate), arguments).cores()
-    with run.session(f"local[{cores + 1}]") as spark:  # and one for the query that feeds the job
+    with run.session(f"local[{cores + QUERIES}]") as spark:
         spark.dataSource.register(PacedSource)
         found: dict[str, Counter] = {}
         for _ in range(2):
