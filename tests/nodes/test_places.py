@@ -298,6 +298,11 @@ def test_a_slot_that_does_not_come_is_said_once(world):
     assert world.places.tick(2 * ASKED_S) == []
 
 
+def test_slots_that_do_not_come_are_said_together(world):
+    (warning,) = world.places.tick(ASKED_S)
+    assert "'etl': slots 0, 1 and 2 have not come" in warning
+
+
 def test_at_the_end_nothing_is_launched(world):
     world.registers(0, 30)
     world.places.close()

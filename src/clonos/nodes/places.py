@@ -13,7 +13,7 @@ place that ends by itself again and again is given time: it would end again.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -268,7 +268,7 @@ class Places:
                     self._launch(place, now_s)
                 else:
                     self._launcher.cancel(place.attempt)
-        late: list[str] = []
+        late: list[Place] = []
         for place in self.places:
             if place.due_s is None or now_s < place.due_s:
                 continue
@@ -278,21 +278,25 @@ class Places:
             elif place.state is State.EXPELLED:
                 self._launcher.cancel(place.attempt)
             else:
-                late.append(self._complaint(place))  # only once
-        return late
+                late.append(place)  # only once
+        return list(self._complaints(late))
 
-    def _complaint(self, place: Place) -> str:
-        which = f"job {self._job!r}: slot {place.number}"
-        if place.state is State.LEFT:
-            return (
-                f"{which} is gone, and Spark has not noticed for {ASKED_S:.0f} s: its machine may "
-                "be lost; it is started again when Spark notices, or when a task waits for it"
+    def _complaints(self, late: Collection[Place]) -> Iterator[str]:
+        """One for all slots that are gone, one for all that have not come."""
+        gone = [place.number for place in late if place.state is State.LEFT]
+        missing = [place.number for place in late if place.state is not State.LEFT]
+        if gone:
+            yield (
+                f"job {self._job!r}: {_slots(gone, 'is', 'are')} gone, and Spark has not noticed "
+                f"for {ASKED_S:.0f} s: the machine may be lost; another slot is started when Spark "
+                "notices, or when a task waits for it"
             )
-        return (
-            f"{which} has not come {ASKED_S:.0f} s after Spark was asked for it: other jobs of the "
-            "application hold its cores, its executor still unpacks what it was sent (--archives), "
-            "or does not reach the driver"
-        )
+        if missing:
+            yield (
+                f"job {self._job!r}: {_slots(missing, 'has', 'have')} not come {ASKED_S:.0f} s "
+                "after Spark was asked: other jobs of the application hold the cores, an executor "
+                "still unpacks what it was sent (--archives), or does not reach the driver"
+            )
 
     def _urgent(self, waiting: Collection[int]) -> list[Place]:
         """As many places without a slot as tasks wait for: those that can come soonest."""
@@ -401,3 +405,9 @@ class Places:
             is_seated = place.slot is not None and place.slot in self.seats
             assert place.state is not State.SEATED or is_seated, place
             assert place.slot is None or self.seats[place.slot].place == place.number, place
+
+
+def _slots(numbers: Sequence[int], of_one: str, of_many: str) -> str:
+    """These slots as the subject of a sentence, with its verb."""
+    *others, last = map(str, numbers)
+    return f"slots {', '.join(others)} and {last} {of_many}" if others else f"slot {last} {of_one}"
