@@ -123,9 +123,8 @@ def run(spark: Any, job: Job, *, shuffle: bool) -> dict[str, float]:
 KILLS = [("worker", False), ("executor", False), ("executor", True)]
 
 
-@pytest.mark.parametrize(
-    ("victim", "shuffle"), [*KILLS[:2], pytest.param(*KILLS[2], marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("victim", "shuffle"), KILLS)
 def test_without_causal_services_rows_change_and_calls_repeat(spark, tmp_path, victim, shuffle):
     with model_service() as model:
         job = Job(tmp_path, model.url, score, victim, deadly=15)

@@ -137,6 +137,7 @@ def test_a_task_comes_back_from_where_it_is_kept_while_the_directory_is_away(
     assert any("its state is kept at 'local', too" in text for text in running.warnings)
 
 
+@pytest.mark.soak
 def test_what_was_in_no_store_is_done_again_when_all_who_had_it_are_gone(
     kit, spark, tmp_path, store, heard
 ):

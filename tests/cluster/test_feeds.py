@@ -130,10 +130,8 @@ def test_the_source_and_an_executor_are_killed(kit, cluster, tmp_path):
     assert len(left) < 14, "what was read is deleted"
 
 
-@pytest.mark.parametrize(
-    "deaths",
-    [[(1, "after")], pytest.param([(1, "before"), (2, "after")], marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("deaths", [[(1, "after")], [(1, "before"), (2, "after")]])
 def test_the_driver_is_killed(kit, cluster, tmp_path, deaths):
     add_files(kit, tmp_path, range(3))
     here = str(Path(__file__).parent)

@@ -64,6 +64,7 @@ def serialized(table: pa.Table) -> bytes:
     return content
 
 
+@pytest.mark.soak
 def test_who_shares_no_log_computes_again(kit, spark, tmp_path):
     job = build(kit, tmp_path)
     plan = job.compile().plan

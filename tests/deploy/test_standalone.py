@@ -50,8 +50,13 @@ def session(cluster: Any, new_jvm: None) -> Iterator[Callable[..., SparkSession]
         spark.stop()
 
 
-def test_a_submitted_application(cluster, tmp_path):
+@pytest.mark.parametrize(
+    "master", ["local-cluster[2,8,1024]", pytest.param("standalone", marks=pytest.mark.soak)]
+)
+def test_a_submitted_application(master, request, tmp_path):
     """The package travels as a zip, user functions by value; an executor is killed."""
+    if master == "standalone":
+        master = request.getfixturevalue("cluster").address
     archive = shutil.make_archive(
         str(tmp_path / "clonos"), "zip", root_dir=PACKAGE.parent, base_dir=PACKAGE.name
     )
@@ -59,7 +64,7 @@ def test_a_submitted_application(cluster, tmp_path):
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     program = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"
     sent, home = ("--py-files", archive), "clonos.zip"
-    submit(program, cluster.address, tmp_path, environment, *sent, home=home, timeout_s=180)
+    submit(program, master, tmp_path, environment, *sent, home=home, timeout_s=180)
 
 
 @pytest.mark.soak

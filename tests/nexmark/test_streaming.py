@@ -58,7 +58,7 @@ def test_every_query_is_there_or_known_to_be_impossible():
     assert {*QUERIES, *INEXPRESSIBLE} == {str(number) for number in ours.QUERIES}
 
 
-QUICK = {"3", "4", "7", "11", "q1 by batch, mapInArrow", "state by row, transformWithState"}
+QUICK = {"3", "7", "11", "q1 by batch, mapInArrow", "state by row, transformWithState"}
 """The others take as long together as all other tests on Spark: they run with the soak tests."""
 
 

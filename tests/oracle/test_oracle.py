@@ -66,6 +66,7 @@ def test_some_joins(spark, tmp_path):
     assert found["equal"] >= 3, found
 
 
+@pytest.mark.soak
 def test_some_joins_on_streams(spark, tmp_path):
     found = judge_all(range(2, 3), spark, tmp_path, streams=True, kind="join")
     assert found["equal"] == 1, found

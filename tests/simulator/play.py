@@ -12,7 +12,7 @@ from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
 
 PLAIN = Behaviour()
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 def source(name="source", parallelism=1, **options):

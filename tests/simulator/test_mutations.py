@@ -31,6 +31,7 @@ from clonos.simulator.mistakes.detection import (
     Detection,
     detect,
     read_seeds,
+    run_mutated,
     run_right,
     write_seeds,
 )
@@ -63,9 +64,10 @@ def test_every_mistake_is_found_by_the_invariant_it_breaks(name):
     assert detection.caught, f"{detection.line()}\nto find other seeds: {UPDATE}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", SEEDS)
 def test_without_the_mistake_nothing_is_found(name):
-    result = run_right(name, detected(name).first or 0, large=True)
+    result = run_right(name, detected(name).seed or 0, large=True)
     assert result.verdict != "violation", result.failure
 
 
@@ -135,11 +137,15 @@ def test_every_check_has_a_mutation():
 def test_the_command_finds_seeds_and_prints_the_rate(tmp_path, capsys):
     path = tmp_path / "seeds.json"
     name = "the delta is not stored"
-    write_seeds(path, {name: 7, "no life is refused": 9})
+    write_seeds(path, {name: 7_000_000, "no life is refused": 9})
     parser = command.parser()
     arguments = ["--mutations", "--mutation", name, "--seeds", "40", "--enough", "2"]
     assert command.run(parser.parse_args([*arguments, "--write", str(path)])) == 0
     said = capsys.readouterr().out
     assert "log before effect" in said
     assert "1 of 1 mutations" in said
-    assert read_seeds(path) == {name: 0, "no life is refused": 9}
+    seeds = read_seeds(path)
+    assert seeds.pop("no life is refused") == 9
+    assert list(seeds) == [name]
+    assert seeds[name] < 40
+    assert run_mutated(name, seeds[name]).invariant == "log before effect"

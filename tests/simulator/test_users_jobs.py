@@ -48,7 +48,7 @@ def test_the_same_rows_come_out_whatever_dies():
 
 
 def test_a_process_dies_after_each_step():
-    done = simulate(users.totals(), ROWS[:4], seeds=1, every_step=True, same_rows=True)
+    done = simulate(users.totals(), ROWS[:3], seeds=1, every_step=True, same_rows=True)
     assert done.runs >= 8
     assert done.deaths >= done.runs - 1, "the last step may end the job"
     assert not done.faults
@@ -72,7 +72,7 @@ def as_scores(users_asked):
 def test_rows_of_a_batch_have_one_answer_whatever_dies(ordered):
     fakes = {"scores": as_scores}
     job = users.batched(ordered)
-    done = simulate(job, ROWS, services=fakes, seeds=4, same_rows=ordered, check=users.check)
+    done = simulate(job, ROWS, services=fakes, seeds=3, same_rows=ordered, check=users.check)
     assert done.deaths
     done = simulate(job, ROWS[:3], services=fakes, seeds=[2], every_step=True, same_rows=ordered)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
@@ -128,9 +128,9 @@ def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
         assert sorted(map(tuple, map(dict.values, outputs["out"].to_pylist()))) == SAID
 
     job, fakes = users.talking(in_flight), {"score": score_of}
-    done = simulate(job, ROWS, services=fakes, seeds=4, check=check)
+    done = simulate(job, ROWS, services=fakes, seeds=3, check=check)
     assert done.deaths
-    done = simulate(job, ROWS[:4], services=fakes, seeds=[7], every_step=True)
+    done = simulate(job, ROWS[:3], services=fakes, seeds=[7], every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
     assert most[0] == in_flight
 
@@ -152,10 +152,10 @@ def test_questions_of_a_process_have_one_answer_together_whatever_dies(in_flight
         assert said(outputs) == SAID
 
     job = users.talking_together(in_flight, within)
-    done = simulate(job, ROWS, services={"scores": scores}, seeds=4, check=check)
+    done = simulate(job, ROWS, services={"scores": scores}, seeds=3, check=check)
     assert done.deaths
     assert set(sizes) > {1}
-    done = simulate(job, ROWS[:4], services={"scores": scores}, seeds=[7], every_step=True)
+    done = simulate(job, ROWS[:3], services={"scores": scores}, seeds=[7], every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
 
 
@@ -332,7 +332,7 @@ def test_a_seed_is_the_same_simulation_every_time():
 
 
 def test_timers_fire_if_the_rows_take_their_time():
-    table = simulate(users.totals(), ROWS, seeds=1, duration="5 minutes").outputs["out"]
+    table = simulate(users.totals(), ROWS, seeds=1, duration="2 minutes").outputs["out"]
     assert -1 in table["cents"].to_pylist()
 
 

@@ -119,6 +119,7 @@ def test_slots_lives_and_rows(spark, tmp_path):
     assert all("nightly" in j["jobTags"] for j in jobs if ": slot " in j["description"])
 
 
+@pytest.mark.soak
 def test_many_micro_batches_do_not_push_out_the_newest_lines(spark, tmp_path):
     """Spark keeps 30 jobs; a query in the same application runs many times as many."""
     tap = tmp_path / "tap"

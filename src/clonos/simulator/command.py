@@ -321,7 +321,7 @@ def _print_detection(names: list[str], seeds: range, write: Path | None, **how: 
     found: dict[str, int | None] = {}
     _say(HEAD)
     for detection in detect_all(names, seeds, **how):
-        found[detection.name] = detection.first
+        found[detection.name] = detection.seed
         _say(detection.line())
     if write is not None:
         write_seeds(write, found)

@@ -24,15 +24,17 @@ from clonos.simulator.runs.seeds import Result, simulate
 class Detection:
     """What became of one mutation in some seeds.
 
-    ``found``: how often each invariant has found it; ``first``, ``check``: the first seed in which
-    the right invariant did, and the function that checked it; ``cpu_s``: CPU time.
+    ``found``: how often each invariant has found it; ``seed``, ``events``: the shortest simulation
+    in which the right one did, and how many events it took; ``check``: the function that checked
+    it; ``cpu_s``: CPU time.
     """
 
     name: str
     seeds: int = 0
     cpu_s: float = 0.0
     found: Counter[str] = field(default_factory=Counter)
-    first: int | None = None
+    seed: int | None = None
+    events: int = 0
     check: str = ""
 
     @property
@@ -51,22 +53,24 @@ class Detection:
         if result.verdict != "violation":
             return
         self.found[result.invariant] += 1
-        if result.invariant == self.breaks and self.first is None:
-            self.first, self.check = result.seed, result.check
+        if result.invariant != self.breaks:
+            return
+        if self.seed is None or result.events < self.events:
+            self.seed, self.events, self.check = result.seed, result.events, result.check
 
     def line(self) -> str:
         """One line of the table."""
         others = ", ".join(f"{n} {i}" for i, n in self.found.most_common() if i != self.breaks)
         rate = f"{self.caught / self.seeds:.1%}" if self.seeds else ""
-        first = "" if self.first is None else self.first
+        seed = "" if self.seed is None else self.seed
         per_minute = f"{60 * self.caught / self.cpu_s:.1f}" if self.cpu_s else ""
-        counts = f"{self.caught:>5} of {self.seeds:<5} {rate:>6} {per_minute:>8} {first:>7}"
+        counts = f"{self.caught:>5} of {self.seeds:<5} {rate:>6} {per_minute:>8} {seed:>7}"
         return f"{self.name:<56} {self.breaks:<20} {counts}  {others}"
 
 
 HEAD = (
     f"{'mutation':<56} {'invariant':<20} {'caught, of seeds, rate':>21} {'/CPU min':>8} "
-    f"{'first':>7}  by others"
+    f"{'seed':>7}  by others"
 )
 
 
