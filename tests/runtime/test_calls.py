@@ -204,6 +204,24 @@ def test_no_more_per_second(slot):
     assert times[-1] - before >= 0.07
 
 
+def test_who_was_told_to_wait_comes_no_faster_afterwards(slot):
+    """Those whose turn came while all had to wait do not come together when the wait is over."""
+    times = []
+
+    class Busy(Exception):
+        retry_after = 0.3
+
+    async def ask():
+        times.append(time.monotonic())
+        if len(times) == 1:
+            raise Busy
+
+    slot.make(policy(ask, per_second=50), *(() for _ in range(11)))
+    slot.outcomes(11)
+    assert times[1] - times[0] >= 0.29
+    assert times[-1] - times[1] >= 9 / 50
+
+
 def test_a_connection_is_opened_once_per_life_and_closed(slot):
     happened: queue.Queue[tuple[str, int]] = queue.Queue()
 

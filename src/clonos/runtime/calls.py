@@ -521,14 +521,11 @@ class _Asker:
 
     async def _turn(self) -> None:
         """Wait until another attempt may begin; this does not count as the service's time."""
-        if self._policy.per_second is not None:
-            now = asyncio.get_running_loop().time()
-            begins_s = max(now, self._free_s)
-            self._free_s = begins_s + 1 / self._policy.per_second
-            await asyncio.sleep(begins_s - now)
+        await self._place_in_line()
         while True:
             while (wait_s := self._wanted_s - self._clock()) > 0:  # noqa: ASYNC110 - it may grow
                 await asyncio.sleep(wait_s)
+                await self._place_in_line()  # else all that have waited would begin at once
             if self._is_effect:
                 await self._life.pulse().steady()
             if self._threads is None:
@@ -543,6 +540,13 @@ class _Asker:
             if not self._is_effect or self._life.pulse().is_steady:
                 return
             self._threads.leave()
+
+    async def _place_in_line(self) -> None:
+        """Wait until the rate allows one more attempt."""
+        if self._policy.per_second is not None:
+            begins_s = max(self._clock(), self._free_s)
+            self._free_s = begins_s + 1 / self._policy.per_second
+            await asyncio.sleep(begins_s - self._clock())
 
     def _require_obedience(self) -> None:
         """Raise if too many coroutines do not end although they were cancelled."""
