@@ -132,6 +132,22 @@ def test_what_nobody_knows_is_said(in_doubt):
         run(Bank([TimeoutError("late")]), check=False)
 
 
+def test_why_a_check_knows_nothing_is_said():
+    with pytest.raises(EffectUnknown, match=r"late; its check: KeyError: 'charges'") as caught:
+        run(Bank([TimeoutError("late")], [None, *[KeyError("charges")] * 999]))
+    assert isinstance(caught.value.__cause__, KeyError), "its traceback is told"
+    with pytest.raises(EffectUnknown, match="late; its check returned None"):
+        run(Bank([TimeoutError("late")], [None] * 999))
+
+
+def test_what_led_to_a_doubt_is_its_cause():
+    """The user's lines are in its traceback."""
+    for how in ({"check": False}, {"check": False, "idempotent": True}):
+        with pytest.raises(EffectUnknown) as caught:
+            run(Bank([ConnectionError("reset")]), **how)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+
+
 def test_the_policy_may_be_to_make_it_again():
     bank = Bank([TimeoutError("late"), "paid"], [None] * 999)
     assert run(bank, attempts=2, on_unknown="retry") == "paid"

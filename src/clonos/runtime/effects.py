@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Protocol, TypeVar
 
 from clonos.blame import in_short
+from clonos.columns.rows import short
 from clonos.core.calls import Request
 from clonos.errors import EffectUnknown
 from clonos.operators.effects import Effect, EffectCall, Made, NotMade
@@ -124,6 +125,8 @@ class EffectRun:
         self._cause: Exception = RuntimeError(
             "an earlier life of the task may have made it, or a past that the job went back from"
         )
+        self._not_found: Exception | None = None  # what the last check has raised
+        self._checked = ""  # what it knew, in a few words
         self.attempts = 0
 
     async def run(self) -> Any:
@@ -140,7 +143,7 @@ class EffectRun:
             return await self._run()
         finally:
             # The traceback refers to all objects of user code, and to this frame: a cycle.
-            self._cause = RuntimeError("it is over")
+            self._cause, self._not_found = RuntimeError("it is over"), None
 
     async def _run(self) -> Any:
         effect, clock = self._effect, asyncio.get_running_loop().time
@@ -155,9 +158,11 @@ class EffectRun:
                     return found.answer
                 in_doubt = found is None
                 if in_doubt and (is_last or effect.on_unknown != "retry"):
-                    raise self._unknown() from self._cause
+                    raise self._unknown() from self._not_found or self._cause
+            if is_last and in_doubt:
+                raise self._unknown() from self._cause
             if is_last:
-                raise self._unknown() if in_doubt else self._cause
+                raise self._cause
             await asyncio.sleep(pause_s)
             self._require_life()
             self.attempts += 1
@@ -191,17 +196,17 @@ class EffectRun:
         while self._effect.check is not None:
             self._require_life()
             checks += 1
-            found: Any
             try:
                 found = await self._check(self._request, self._named(self._effect.check_wants_call))
+                if isinstance(found, (Made, NotMade)):
+                    return found
+                if found is NotMade:
+                    return NotMade()
+                self._checked, self._not_found = f"its check returned {short(found)}", None
             except NotMade:
                 return NotMade()
-            except Exception:  # noqa: BLE001 - user code: it is not known yet
-                found = None
-            if isinstance(found, (Made, NotMade)):
-                return found
-            if found is NotMade:
-                return NotMade()
+            except Exception as error:  # noqa: BLE001 - user code: it is not known yet
+                self._checked, self._not_found = f"its check: {in_short(error)}", error
             if clock() >= until_s:
                 break
             await asyncio.sleep(self._policy.pause_s(checks))
@@ -226,7 +231,8 @@ class EffectRun:
         return {"call": EffectCall(self._request.key, self.attempts)} if wants_call else {}
 
     def _unknown(self) -> EffectUnknown:
-        said = f"nobody knows whether it was made: {in_short(self._cause)}"
+        why = "; ".join(filter(None, (in_short(self._cause), self._checked)))
+        said = f"nobody knows whether it was made: {why}"
         return unknown(self._request, self._policy, said)
 
 
