@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.blame import complaint_of
 from clonos.core.calls import CallId, Request
 from clonos.core.step import arguments_digest
-from clonos.errors import OperatorError, StateMismatch, WrongType
+from clonos.errors import EffectUnknown, OperatorError, StateMismatch, WrongType
 from clonos.operators.budget import Usage
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
@@ -431,3 +432,40 @@ def test_a_restored_process_reads_the_clock_in_the_same_steps(first):
     events += [Answers((answered_now(*each),)) for each in opened.items()]
     events += [row(10 + n, text) for n, text in enumerate(texts)]
     check_restore(make, events)
+
+
+def failed(asked: Any, error: Exception, trace: str) -> Answers:
+    ((name, request),) = asked
+    return Answers((outcome_of(name, request, error)._replace(trace=trace),))
+
+
+def test_an_error_of_a_service_shows_its_lines_and_those_that_have_got_it():
+    class Trusting(Talk):
+        def on_first(self, reply: Any, ctx: Any) -> list[tuple[Any, ...]]:
+            return [(ctx.key, reply.get())]
+
+    harness = StepHarness(program_of(Trusting()))
+    asked = harness.input(0, given(1), SCHEMA).asked
+    assert asked[0][1].service.tells_trace
+    with pytest.raises(OperatorError, match="boom") as caught:
+        harness.feed(failed(asked, ValueError("boom"), "the lines of the model"))
+    told = complaint_of(caught.value).trace
+    assert told.startswith("the lines of the model\n\nThis was the cause of:")
+    assert "in on_first" in told
+
+
+def test_an_unknown_effect_of_a_process_is_told_with_what_it_is_about():
+    @clonos.effect
+    async def pay(key: int, text: str) -> int:
+        return key
+
+    class Paying(Talk):
+        def open(self, ctx: Any) -> None:
+            self.model = ctx.service("model", pay)
+
+    harness = StepHarness(program_of(Paying(), effects=True))
+    asked = harness.input(0, given(7), SCHEMA).asked
+    said = r"nobody knows \(for key 7, asked with \[7, 'of 7'\]\)"
+    with pytest.raises(EffectUnknown, match=said) as caught:
+        harness.feed(failed(asked, EffectUnknown("nobody knows"), "the lines of pay"))
+    assert caught.value.trace == "the lines of pay"

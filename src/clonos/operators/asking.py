@@ -8,11 +8,12 @@ from heapq import heappop, heappush
 from struct import Struct
 from typing import Any, Final
 
+from clonos.columns.rows import short
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.program import Step
 from clonos.core.step import arguments_digest
-from clonos.errors import EffectUnknown, StateMismatch, WrongType
+from clonos.errors import EffectUnknown, OperatorError, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.operators.budget import Usage
 from clonos.operators.purse import Purse
@@ -52,7 +53,8 @@ class Reply:
         """Return the answer, or raise the error of the last attempt."""
         if self._outcome.ok:
             return decode(self._outcome.answer)
-        raise decode_error(self._outcome.answer)
+        error, trace = decode_error(self._outcome.answer), self._outcome.trace
+        raise error from (OperatorError("it was raised there", trace=trace) if trace else None)
 
 
 class Asked:
@@ -182,10 +184,15 @@ class CallTable:
     def require_known(self, outcome: Outcome) -> None:
         """Raise `EffectUnknown` if an effect's outcome is unknown and its policy says to fail."""
         if not outcome.ok:
-            error = decode_error(outcome.answer)
-            service = self._open[outcome.number].service
-            if isinstance(error, EffectUnknown) and self.policies[service].is_fatal(error):
-                raise EffectUnknown(error.what, where=f"{self._info.where}: {service}")
+            error, call = decode_error(outcome.answer), self._open[outcome.number]
+            if isinstance(error, EffectUnknown) and self.policies[call.service].is_fatal(error):
+                (key, *more), asked = decode(call.encoded_key), list(call.arguments)
+                about = short(tuple([key, *more]) if more else key)
+                raise EffectUnknown(
+                    f"{error.what} (for key {about}, asked with {short(asked)})",
+                    where=f"{self._info.where}: {call.service}",
+                    trace=outcome.trace,
+                )
 
     @property
     def first(self) -> int | None:

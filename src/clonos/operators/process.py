@@ -396,7 +396,8 @@ class ProcessOperator(Operator):
             )
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
         policy = of_several(policy, batch, within, f"{self.info.where}: {name}")
-        policy = policy.of_task(self.info.index, self.info.parallelism, tells_trace=False)
+        fails = self.info.on_bad_record == "fail"
+        policy = policy.of_task(self.info.index, self.info.parallelism, tells_trace=fails)
         self._calls.declare(name, policy, self.info, self.facts)
         return Asked(policy, self.ask)
 

@@ -74,7 +74,7 @@ class Policy:
     in_flight
         How many calls may be open.
     tells_trace
-        An error ends the job, so it is reported with the trace of user code.
+        An error may end the job, so it is reported with the trace of user code.
     effect
         The effect that the call is, if it is one.
     budget, cost, tokens
