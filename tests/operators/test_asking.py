@@ -469,3 +469,21 @@ def test_an_unknown_effect_of_a_process_is_told_with_what_it_is_about():
     with pytest.raises(EffectUnknown, match=said) as caught:
         harness.feed(failed(asked, EffectUnknown("nobody knows"), "the lines of pay"))
     assert caught.value.trace == "the lines of pay"
+
+
+def test_each_service_is_declared_once_in_open():
+    """Else one would be asked instead of the other, or its calls be in no bill."""
+
+    class Double(Talk):
+        def open(self, ctx: Any) -> None:
+            super().open(ctx)
+            ctx.service("model", answer)
+
+    class Late(Talk):
+        def on_row(self, row: Any, ctx: Any) -> None:
+            ctx.service("other", answer).ask(ctx.key, row.text, then="on_first")
+
+    with pytest.raises(WrongType, match="two services are called 'model'"):
+        StepHarness(program_of(Double()))
+    with pytest.raises(OperatorError, match="the service 'other' is declared outside of open"):
+        StepHarness(program_of(Late())).input(0, given(1), SCHEMA)

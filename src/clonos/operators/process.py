@@ -266,6 +266,7 @@ class ProcessOperator(Operator):
         self._keys = tuple(keys)
         self._builder = RowBuilder(schema)
         self._ctx: ProcessContext
+        self._is_open = False
         self._undo = Undo()
         self.values = ValueStore(self._undo, place_of)
         self._prefixes: list[bytes] = []  # of the values that it may look up
@@ -283,6 +284,7 @@ class ProcessOperator(Operator):
         super().open(info, services)
         self._ctx = ProcessContext(self)
         self._process.open(self._ctx)
+        self._is_open = True
 
     def state(self) -> dict[Any, dict[str, Any]]:
         """The values of each key, by name."""
@@ -386,6 +388,14 @@ class ProcessOperator(Operator):
         within: Duration | None = None,
     ) -> Asked:
         """Declare a service."""
+        if self._is_open or name in self._calls.policies:
+            raise WrongType(
+                f"the service {name!r} is declared outside of open"
+                if self._is_open
+                else f"two services are called {name!r}",
+                where=self.info.where,
+                remedy="declare each service once, in open(self, ctx), under a name of its own",
+            )
         fn, how = undeclared(fn, how)
         if isinstance(fn, Effect) and not self._may_have_effects:
             raise WrongType(
