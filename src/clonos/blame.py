@@ -93,8 +93,8 @@ def users_traceback(error: BaseException) -> str:
         if any(map(_is_users, frames)):
             lines = ["Traceback of your code (most recent call last):", *_lines(frames)]
             told += [*([link] if told else []), "\n".join([*lines, in_short(exception)])]
-        elif exception is not error and isinstance(exception, ClonosError) and exception.trace:
-            told.append(exception.trace)  # of the call that has raised it
+        elif not told and exception is not error and isinstance(exception, ClonosError):
+            told += filter(None, [exception.trace])  # of a call, by which it came from elsewhere
     return "\n\n".join(told)
 
 

@@ -397,6 +397,19 @@ def test_bad_input_gives_clear_errors():
         rows_of_job.map_async(score, SCHEMA, per_second=0)
     with pytest.raises(BadDuration):
         rows_of_job.map_async(score, SCHEMA, timeout="soon")
+    for wrong in ("1 s", ("1 s",), 5, ("10 s", "1 s")):
+        with pytest.raises(WrongType, match=r"backoff=.*To do: give the first pause"):
+            rows_of_job.map_async(score, SCHEMA, backoff=cast("Any", wrong))
+    with pytest.raises(WrongType, match="per_second='500/s'"):
+        rows_of_job.map_async(score, SCHEMA, per_second=cast("Any", "500/s"))
+    with pytest.raises(WrongType, match="hedge='2 s': by then the first attempt is over"):
+        rows_of_job.map_async(score, SCHEMA, hedge="2 s", timeout="2 s")
+    with pytest.raises(WrongType, match="Service has no call"):
+        rows_of_job.map_async(clonos.Service(), SCHEMA)
+    with pytest.raises(WrongType, match="a service has become an effect"):
+        rows_of_job.map_async(clonos.effect(clonos.service(score, timeout="1 s")), SCHEMA)
+    with pytest.raises(WrongType, match="on_error='drop' is not a function"):
+        rows_of_job.map_async(score, SCHEMA, on_error=cast("Any", "drop"))
     with pytest.raises(WrongType, match=r"on_error.*\(row, error\)"):
         rows_of_job.map_async(score, SCHEMA, on_error=lambda row: row)
     with pytest.raises(TypeError, match="in_fligth"):

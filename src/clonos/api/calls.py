@@ -95,6 +95,13 @@ def call_policy(
     fn, how = undeclared(fn, how)
     policy = policy_of(fn, where, in_flight=in_flight, **how)
     require_arguments(fn, where, values)
+    if on_error is not None and not callable(on_error):
+        raise WrongType(
+            f"on_error={on_error!r} is not a function",
+            where=where,
+            remedy="give a function that makes something of a row whose call has failed, or say "
+            'Job(on_bad_record="drop") to skip such rows',
+        )
     if on_error is not None:
         require_arguments(on_error, f"{where}: on_error", (*values, "error"))
     names = (identity,) if isinstance(identity, str) else tuple(identity or ())

@@ -187,7 +187,7 @@ class CallTable:
             error, call = decode_error(outcome.answer), self._open[outcome.number]
             if isinstance(error, EffectUnknown) and self.policies[call.service].is_fatal(error):
                 (key, *more), asked = decode(call.encoded_key), list(call.arguments)
-                about = short(tuple([key, *more]) if more else key)
+                about = short((key, *more) if more else key)
                 raise EffectUnknown(
                     f"{error.what} (for key {about}, asked with {short(asked)})",
                     where=f"{self._info.where}: {call.service}",

@@ -79,13 +79,13 @@ def require_budget(budget: object, cost: object, tokens: object, where: str) -> 
             where=where,
             remedy="give how many tokens a call takes, or a function of its answer",
         )
-    if cost is not None and not callable(cost) and not (_is_number(cost) and cost >= 0):
+    if cost is not None and not callable(cost) and not (is_number(cost) and cost >= 0):
         raise WrongType(
             f"cost={cost!r}",
             where=where,
             remedy="give what a call costs, or a function of its answer",
         )
-    if _is_number(cost) and 0 < cost < 1 / MICROS:
+    if is_number(cost) and 0 < cost < 1 / MICROS:
         raise WrongType(
             f"cost={cost!r}, and costs are counted in millionths",
             where=where,
@@ -94,7 +94,7 @@ def require_budget(budget: object, cost: object, tokens: object, where: str) -> 
     if budget is None:
         return
     if not isinstance(budget, Budget) or not all(
-        limit is None or (_is_number(limit) and limit >= 0)
+        limit is None or (is_number(limit) and limit >= 0)
         for limit in (budget.calls, budget.cost, budget.tokens)
     ):
         raise WrongType(
@@ -114,7 +114,8 @@ def require_budget(budget: object, cost: object, tokens: object, where: str) -> 
         )
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, and no bool."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return math.isfinite(value)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypedDict
 from clonos.columns.durations import parse_duration
 from clonos.columns.rows import short
 from clonos.errors import EffectUnknown, WrongLength, WrongType
-from clonos.operators.budget import Budget, Cost, require_budget
+from clonos.operators.budget import Budget, Cost, is_number, require_budget
 from clonos.operators.cache import Cache, require_cache
 from clonos.operators.effects import Effect
 
@@ -322,24 +322,31 @@ def policy_of(
     for name, number in (("in_flight", in_flight), ("attempts", attempts)):
         if type(number) is not int or number < 1:
             raise WrongType(f"{name}={number!r}", where=where, remedy="give a number from 1 on")
-    if per_second is not None and not per_second > 0:
+    if per_second is not None and not (is_number(per_second) and per_second > 0):
         raise WrongType(
             f"per_second={per_second!r}", where=where, remedy="give a number above 0, or None"
+        )
+    timeout_s = parse_duration(timeout) / 1000
+    hedge_s = None if hedge is None else parse_duration(hedge) / 1000
+    if hedge_s is not None and hedge_s >= timeout_s:
+        raise WrongType(
+            f"hedge={hedge!r}: by then the first attempt is over, because timeout={timeout!r}",
+            where=where,
+            remedy="give a shorter hedge=, or a longer timeout=",
         )
     require_budget(budget, cost, tokens, where)
     effect = fn if isinstance(fn, Effect) else None
     if effect is not None:
         _require_one_effect(effect, hedge, cache_ttl, where)
     require_cache(cache, cache_ttl, where)
-    first, most = backoff
     return Policy(
         fn=fn if effect is None else effect.fn,
         name=where,
-        timeout_s=parse_duration(timeout) / 1000,
+        timeout_s=timeout_s,
         attempts=attempts,
-        backoff_s=(parse_duration(first) / 1000, parse_duration(most) / 1000),
+        backoff_s=_pauses_s(backoff, where),
         per_second=per_second,
-        hedge_s=None if hedge is None else parse_duration(hedge) / 1000,
+        hedge_s=hedge_s,
         in_flight=in_flight,
         effect=effect,
         budget=budget,
@@ -350,8 +357,34 @@ def policy_of(
     )
 
 
+def _pauses_s(backoff: Any, where: str) -> tuple[float, float]:
+    """The first pause and the longest one, in seconds."""
+    if isinstance(backoff, (tuple, list)) and len(backoff) == 2:
+        first_s, most_s = (parse_duration(pause) / 1000 for pause in backoff)
+        if first_s <= most_s:
+            return first_s, most_s
+    raise WrongType(
+        f"backoff={backoff!r}",
+        where=where,
+        remedy='give the first pause and the longest one, such as ("100 ms", "10 seconds")',
+    )
+
+
 def _require_function(fn: Any, where: str) -> None:
     """Raise `WrongType` unless it may be called for one answer."""
+    if isinstance(fn, Effect) and isinstance(fn.fn, Declared):
+        raise WrongType(
+            "a service has become an effect, and its options would be lost",
+            where=where,
+            remedy="declare both at once: @clonos.service(idempotent=True, ...) or check=, or "
+            "write @clonos.service(...) above @clonos.effect(...)",
+        )
+    if isinstance(fn, Service) and type(fn).call is Service.call:
+        raise WrongType(
+            f"{type(fn).__name__} has no call",
+            where=where,
+            remedy="write async def call(self, ...), which returns the answer",
+        )
     if not callable(fn) and not isinstance(fn, Service):
         raise WrongType(
             f"{fn!r} is not a function", where=where, remedy="pass a function or a clonos.Service"

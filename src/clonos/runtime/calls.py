@@ -523,7 +523,7 @@ class _Asker:
         """Wait until another attempt may begin; this does not count as the service's time."""
         await self._place_in_line()
         while True:
-            while (wait_s := self._wanted_s - self._clock()) > 0:  # noqa: ASYNC110 - it may grow
+            while (wait_s := self._wanted_s - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
                 await self._place_in_line()  # else all that have waited would begin at once
             if self._is_effect:
