@@ -328,6 +328,8 @@ def test_what_a_message_has_beside_its_value():
         ({"schema": None}, BadSchema),
         ({"value": "xml"}, WrongType),
         ({"host": "0.0.0.0"}, WrongType),
+        ({"host": "0.0.0.0", "token": ""}, WrongType),
+        ({"secret": ""}, WrongType),
         ({"path": "orders"}, WrongType),
         ({"port": 0}, WrongType),
     ],

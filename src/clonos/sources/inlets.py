@@ -83,6 +83,12 @@ def webhook(
             where="webhook",
             remedy="give a token or a secret",
         )
+    if "" in (token, secret):  # of an environment in which it is missing, say
+        raise WrongType(
+            "an empty token or secret, which everybody knows",
+            where="webhook",
+            remedy="give one that only the senders know, or None",
+        )
     if not 0 < port < 1 << 16 or body_bytes < 1 or not path.startswith("/"):
         raise WrongType(
             f"port={port!r}, body_bytes={body_bytes!r}, path={path!r}",
