@@ -252,6 +252,12 @@ def test_a_broker_that_is_busy_is_asked_again(bench, caplog):
     assert any("refuses the connection" in record.getMessage() for record in caplog.records)
 
 
+def test_what_no_broker_takes_is_said_at_once(bench):
+    source = bench.source(topics="a/#/b")
+    with pytest.raises(SourceError, match=r"no broker takes these topics \(a/#/b\)"):
+        Session(source.inlet, lambda *_: True, bench.errors.append).start()
+
+
 @pytest.mark.parametrize("options", [{"topics": []}, {"topics": [""]}, {"client_id": ""}])
 def test_wrong_arguments(options):
     given = {"topics": "t", "client_id": "c", "value": "text", **options}

@@ -140,7 +140,11 @@ class Session:
         if reason.is_failure:
             self._refuse(f"it refuses the connection: {reason}", may_pass=reason.value in _PASSES)
         else:
-            client.subscribe([(topic, _QOS) for topic in self._mqtt.topics])
+            try:
+                client.subscribe([(topic, _QOS) for topic in self._mqtt.topics])
+            except ValueError as error:  # before the broker has seen it
+                topics = ", ".join(self._mqtt.topics)
+                self._refuse(f"no broker takes these topics ({topics}): {error}", may_pass=False)
 
     def _on_subscribe(self, client: Any, *said: Any) -> None:
         del client
