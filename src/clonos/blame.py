@@ -34,7 +34,10 @@ _PATHS: Final = sysconfig.get_paths()
 _LIBRARIES: Final = tuple(
     str(Path(_PATHS[kind], package)) + os.sep
     for kind in ("purelib", "platlib")
-    for package in ("msgpack", "numpy", "pandas", "py4j", "pyarrow", "pyspark")
+    for package in (
+        *("confluent_kafka", "paho", "psycopg", "redis", "websockets"),  # of sources and sinks
+        *("msgpack", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
+    )
 )
 _STANDARD: Final = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep, "<frozen ")
 _SITE: Final = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.blame import users_traceback
 from clonos.errors import BadSchema, OperatorError, SourceError, WrongType
 from clonos.sources import redis as redis_source
 from clonos.sources.redis_reader import RedisReader, Span, decode, encode
@@ -155,6 +156,7 @@ def test_what_is_said_of_a_server_that_is_away(server):
         reader.read(10, 0.1)
     assert caught.value.where == "Redis at 127.0.0.1:1"
     assert "secret" not in str(caught.value)
+    assert not users_traceback(caught.value), "a library of ours is no code of the user's"
     later = encode({"s": Span("0-0", "1-1", 1)})
     reader.open(1, later)
     assert reader.read(10, 0.1) is None  # it has begun: it waits
