@@ -87,6 +87,12 @@ class Cluster:
     servers: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise WrongType(
+                f"servers={self.servers!r}", where="kafka", remedy='write "host:port,host:port"'
+            )
+
     def __repr__(self) -> str:
         return f"<Kafka at {self.servers}>"
 

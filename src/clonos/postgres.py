@@ -37,6 +37,10 @@ class Server:
 
     dsn: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.dsn, str):  # a variable that is not set, say
+            raise _not_understood()
+
     def __repr__(self) -> str:
         return f"<PostgreSQL at {self.place}>"
 
@@ -61,12 +65,7 @@ class Server:
             return dict(psycopg.conninfo.conninfo_to_dict(self.dsn))
         except psycopg.Error:
             pass
-        raise DefinitionError(
-            "the dsn cannot be understood",
-            where="PostgreSQL",
-            remedy='write "postgresql://user@host:5432/database" or "host=... dbname=..."; letters '
-            "such as @, / and : in a password are written as %40, %2F and %3A in the first form",
-        )
+        raise _not_understood()
 
     def connect(self, name: str, *, autocommit: bool = False) -> Any:
         """A new connection; `name` is shown in ``pg_stat_activity``."""
@@ -97,6 +96,15 @@ class Server:
         text = " ".join(str(error).split()) or type(error).__name__
         secret = self.parameters.get("password")
         return text.replace(secret, "***") if secret else text
+
+
+def _not_understood() -> DefinitionError:
+    return DefinitionError(
+        "the dsn cannot be understood",
+        where="PostgreSQL",
+        remedy='write "postgresql://user@host:5432/database" or "host=... dbname=..."; letters '
+        "such as @, / and : in a password are written as %40, %2F and %3A in the first form",
+    )
 
 
 def driver() -> Any:

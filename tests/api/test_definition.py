@@ -22,6 +22,7 @@ from clonos.errors import (
 )
 
 NOT: Any = 5
+NO_PATH: Any = None  # as of an environment variable that is not set
 SCHEMA = "word string, n long, t timestamp"
 
 
@@ -101,6 +102,11 @@ def _second_name():
         (lambda: words().sink("parquet"), WrongType, "not a sink"),
         (lambda: clonos.sinks.callback(NOT), WrongType, "not a function"),
         (lambda: clonos.sinks.parquet("x", rows_per_file=0), WrongType, "rows_per_file"),
+        (lambda: clonos.sinks.parquet(NO_PATH), WrongType, "parquet: path=None"),
+        (lambda: clonos.sources.redis(NO_PATH, "a", schema="n int"), WrongType, "not one of Redis"),
+        (lambda: clonos.sources.kafka(NO_PATH, "a", value="text"), WrongType, "servers=None"),
+        (lambda: clonos.sources.postgres(NO_PATH, "select 1", column="id", schema="n int"),
+         DefinitionError, "dsn cannot be understood"),
         (_second_name, BadGraph, "called 'f'"),
         (lambda: clonos.Job().source([1]), WrongType, "list is not a source"),
         (lambda: clonos.Job(parallelism=0), WrongType, "parallelism=0"),

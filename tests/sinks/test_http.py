@@ -291,6 +291,7 @@ def test_dead_letters_that_cannot_be_written_are_said(service, tmp_path):
     [
         {"url": "ftp://a"},
         {"url": "https://"},
+        {"url": "https://me:secret@a/b"},
         {"body": "xml"},
         {"rows_per_request": 0},
         {"headers": {"a\n": "b"}},

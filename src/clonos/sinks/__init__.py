@@ -338,6 +338,12 @@ def http(
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise WrongType("the url is not one", where="http", remedy='write "https://host/path"')
+    if parts.username is not None:
+        raise WrongType(
+            "the url has a user, which would not be sent",
+            where="http",
+            remedy='say headers={"Authorization": "Basic ..."}',
+        )
     if body not in {"array", "lines", "object"}:
         raise WrongType(f"body={body!r}", where="http", remedy='say "array", "lines" or "object"')
     if rows_per_request < 1:
@@ -404,6 +410,8 @@ def transactional(
 
 
 def _files(kind: str, path: str, rows_per_file: int, linger: str | timedelta) -> SinkSpec:
+    if not path:  # str(None) would be a folder, too
+        raise WrongType(f"path={path!r}", where=kind, remedy="give a folder")
     if rows_per_file < 1:
         raise WrongType(f"rows_per_file={rows_per_file}", remedy="give a number above 0")
     head = BufferFiles(rows_per_file, parse_duration(linger, minimum_ms=0))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from clonos.columns.instants import to_ms
 from clonos.columns.schema import TIMESTAMP
-from clonos.errors import ProtocolError, SourceError
+from clonos.errors import ProtocolError, SourceError, WrongType
 from clonos.extras import imported
 from clonos.sources.readers import CutReader
 
@@ -94,6 +94,12 @@ class Streams:
     columns: tuple[str, ...]
     start: str | datetime = "earliest"
     has_metadata: bool = False
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url or "").scheme not in {"redis", "rediss", "unix"}:
+            raise WrongType(
+                "the url is not one of Redis", where="redis", remedy='write "redis://host:6379/0"'
+            )
 
     @property
     def place(self) -> str:
