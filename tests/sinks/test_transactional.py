@@ -205,6 +205,14 @@ def test_a_mark_that_should_be_there():
     assert store.rows == [3]
 
 
+@pytest.mark.parametrize("mark", [7, "12", (1,), ("a", 2)])
+def test_a_mark_that_is_none_is_shown(mark):
+    store = Store()
+    store.mark = mark
+    with pytest.raises(SinkFailed, match=r"last_key has returned .*the two integers"):
+        store.writer().write(_outputs(1))
+
+
 def test_functions_are_asked_for():
     with pytest.raises(clonos.errors.WrongType, match="not a function"):
         clonos.sinks.transactional(open=Store().open, last_key=None, write=print)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from clonos.blame import in_short, users_traceback
+from clonos.columns.rows import short
 from clonos.errors import ClonosError, Fenced, ProtocolError
 from clonos.sinks.errors import MarkLost, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputKey
@@ -95,7 +96,7 @@ class TransactionalWriter:
         self._db = self._transactions.open(self._lane)
         self._is_open = True
         found = self._transactions.last_key(self._db, self._lane)
-        self._mark = None if found is None else OutputKey(*found)
+        self._mark = None if found is None else self._key_of(found)
         # Outputs before `first` must be written: a checkpoint or this life has confirmed them.
         expected = self._known
         if expected is None and first.seq not in (1, self._lane.began + 1):
@@ -103,6 +104,17 @@ class TransactionalWriter:
         if expected is not None and (self._mark is None or self._mark.seq < expected.seq):
             raise mark_lost(self._lane, f"it has {_shown(self._mark)}, not {_shown(expected)}")
         self._known = self._mark
+
+    def _key_of(self, found: Any) -> OutputKey:
+        try:
+            generation, seq = map(int, () if isinstance(found, str) else found)
+        except (TypeError, ValueError):
+            raise SinkFailed(
+                f"last_key has returned {short(found)}",
+                where=self._lane.task,
+                remedy="let it return the two integers that write has been given as last, or None",
+            ) from None
+        return OutputKey(generation, seq)
 
     def _require_no_gap(self, first: OutputKey) -> None:
         if first.seq > (self._mark.seq if self._mark is not None else 0) + 1:
