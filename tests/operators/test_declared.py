@@ -40,6 +40,15 @@ def fickle(text):
     return text.upper()
 
 
+async def double_later(n):
+    return 2 * n
+
+
+class Doubling(clonos.Service):
+    async def call(self, n):
+        return 2 * n
+
+
 class Asking(clonos.Process):
     def open(self, ctx):
         self.judge = ctx.service("judge", judge)
@@ -188,6 +197,12 @@ def test_ctx_call_makes_its_attempts_and_they_are_one_call(is_async):
     service = declare(flaky_later if is_async else flaky)
     assert made(lambda row, ctx: ctx.call(service, row.id)) == 10
     assert tried == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("fn", "kind"), [(double_later, "coroutine"), (Doubling(), "Service")])
+def test_ctx_call_says_that_it_awaits_nothing(fn, kind):
+    with pytest.raises(OperatorError, match=rf"{kind}.* is given, and a step awaits nothing"):
+        made(lambda row, ctx: ctx.call(fn, row.id))
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -375,6 +375,23 @@ def test_a_coroutine_that_nobody_awaits_is_no_answer(slot, recwarn):
     assert not recwarn.list, "Python need not say it, too"
 
 
+def test_a_service_whose_call_is_not_async_is_told_so(slot):
+    class Plain(Service):
+        def call(self, n):
+            return n
+
+    class Broken(Service):
+        async def call(self, n):
+            return n + "1"
+
+    outcome = slot.one(policy(Plain(), attempts=3), 1)
+    assert outcome.attempts == 1
+    error = decode_error(outcome.answer)
+    assert "has returned a int, and nothing to await" in str(error)
+    assert "async def" in str(error)
+    assert isinstance(decode_error(slot.one(policy(Broken()), 1).answer), TypeError)
+
+
 def test_as_many_answers_as_rows(slot):
     asked = []
 

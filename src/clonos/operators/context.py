@@ -16,7 +16,7 @@ from clonos.columns.instants import from_ms
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
 from clonos.operators.effects import Effect
-from clonos.operators.service import Declared
+from clonos.operators.service import Declared, Service
 
 
 class Clock:
@@ -65,7 +65,7 @@ class Context:
         For a function with ``@clonos.service``, its ``timeout``, ``attempts`` and ``backoff``
         apply, and all attempts are one call.
         """
-        require_no_effect(fn, self._operator.info.where)
+        _require_plain(fn, self._operator.info.where)
         self._services.caller = self._operator
         if isinstance(fn, Declared):
             fn = fn.at_once
@@ -106,14 +106,22 @@ class Context:
         return None if ms is None else from_ms(ms)
 
 
-def require_no_effect(fn: object, where: str) -> None:
-    """Raise `WrongType` for an effect: here it would be made like an ordinary call."""
+def _require_plain(fn: object, where: str) -> None:
+    """Raise `WrongType` for an effect, which would be made like an ordinary call here, and for what
+    has to be awaited."""
     asked = fn.asked if isinstance(fn, Declared) else fn
     if isinstance(asked, Effect):
         raise WrongType(
             f"{asked.__name__} is an effect, and here nothing would keep it from being made twice",
             where=where,
             remedy="use map_async or with_column_async, or ctx.service(...) in a Process",
+        )
+    if inspect.iscoroutinefunction(fn) or isinstance(fn, Service):
+        kind = "clonos.Service" if isinstance(fn, Service) else "coroutine function"
+        raise WrongType(
+            f"a {kind} is given, and a step awaits nothing",
+            where=where,
+            remedy="use map_async or with_column_async, or write a plain function",
         )
 
 
@@ -136,13 +144,7 @@ def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("
     """
     if not callable(fn):
         raise WrongType(f"{fn!r} is not a function", where=where, remedy="pass a function")
-    require_no_effect(fn, where)
-    if inspect.iscoroutinefunction(fn):
-        raise WrongType(
-            "a coroutine function is given, and a step awaits nothing",
-            where=where,
-            remedy="use map_async or with_column_async, or write a plain function",
-        )
+    _require_plain(fn, where)
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except ValueError:

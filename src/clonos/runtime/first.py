@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 from clonos.blame import in_short
+from clonos.errors import WrongType
 from clonos.runtime.effects import by_engine
 
 
@@ -13,6 +15,11 @@ async def guarded(code: Any) -> Any:
     """Wait for user code; an exception that would end the loop becomes an ordinary error."""
     try:
         return await code
+    except TypeError:
+        if inspect.isawaitable(code):
+            raise
+        said = f"call of a service has returned a {type(code).__name__}, and nothing to await"
+        raise WrongType(said, remedy="write it as async def") from None
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
