@@ -122,6 +122,7 @@ def test_a_bill_counts_each_answer_once_and_a_larger_budget_goes_on(kit, spark, 
     result = start(ROWS).wait(kit.WAIT_S)
     check(tmp_path, result.table())
     assert result.bill == {"ask": Spent(ROWS, 9.0)}
+    assert start(ROWS).wait(kit.WAIT_S).bill == result.bill, "it was complete"
     assert asked(tmp_path) == {n: 1 + (hangs(n) and n < 60) for n in range(ROWS)}
 
 
