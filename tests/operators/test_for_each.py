@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import clonos
-from clonos.errors import OperatorError, UnknownColumn, WrongType
+from clonos.errors import OperatorError, UnknownColumn, WrongLength, WrongType
 from clonos.operators.chain import ChainProgram
 from clonos.testing import Answers, StepHarness, simulate
 from clonos.testing.harness import answered
@@ -50,6 +50,24 @@ def test_it_asks_for_each_row_and_nothing_goes_on():
     assert not harness.program.open_calls()
     assert isinstance(harness.program, ChainProgram)
     assert harness.program.traffic["note: micros"] == 4_000_000
+
+
+def test_answers_may_be_anything_but_where_they_are_counted():
+    def notify(texts):
+        return object()
+
+    def asked(**how):
+        made = program(lambda s: s.for_each_async(notify, "text", batch=3, **how))
+        ((_, request),) = StepHarness(made).source([(1, "a"), (2, "b")], SCHEMA).asked
+        return request
+
+    request = asked(cost=2)
+    assert request.service.require_answers(request.arguments, object()) == [None, None]
+    request = asked(cost=len)
+    with pytest.raises(WrongLength):
+        request.service.require_answers(request.arguments, None)
+    request = asked(tokens=len)
+    assert request.service.require_answers(request.arguments, [1, 2]) == [1, 2]
 
 
 def test_without_columns_it_gets_the_row():

@@ -275,9 +275,9 @@ class Stream(FrameOperations):
     ) -> None:
         """End the stream in calls: ``fn(row)``, or ``fn(value, ...)`` of the columns `of`.
 
-        It is :meth:`map_async` for effects and calls whose answers nobody reads. What `fn` returns
-        is logged and then forgotten, so let it return nothing, or something small. What
-        ``on_error`` returns is forgotten, too.
+        It is :meth:`map_async` for effects and calls whose answers nobody reads. They are not kept,
+        unless ``cost`` or ``tokens`` is a function of them. What ``on_error`` returns is forgotten,
+        too.
 
         Examples
         --------

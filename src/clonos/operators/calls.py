@@ -7,6 +7,7 @@ outside of steps (:class:`clonos.nodes.ports.Calls`); their outcomes are logged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from struct import Struct
 from typing import Any, ClassVar, Final, Literal
@@ -447,7 +448,8 @@ class ForEachAsyncOperator(CallOperator):
     """Calls ``fn(value, ...)`` with values of some columns, or ``fn(row)``; no rows leave."""
 
     def __init__(self, policy: Policy, given: pa.Schema, of: Sequence[str], **how: Any) -> None:
-        super().__init__(policy, given, **how)
+        is_read = callable(policy.cost) or callable(policy.tokens)
+        super().__init__(replace(policy, forgets=not is_read), given, **how)
         self._of = tuple(of)
 
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:

@@ -85,6 +85,9 @@ class Policy:
     cache_ttl_s, cache
         How long an answer is reused for the same question (None: never), and where it is kept
         besides the task's own memory.
+    forgets
+        Nobody reads the answers, so they need not be kept, unless a function of them says what a
+        call costs.
     instead_of
         This policy only refuses, because the budget of that one is used up. It waits until the open
         calls of that one are over, because these are paid for.
@@ -107,6 +110,7 @@ class Policy:
     batch_within_ms: int = 0
     cache_ttl_s: float | None = None
     cache: Cache | None = None
+    forgets: bool = False
     instead_of: Policy | None = None
 
     def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
@@ -143,13 +147,15 @@ class Policy:
         return arguments if self.batch is None else [list(values) for values in arguments]
 
     def require_answers(self, arguments: Sequence[Any], answer: Any) -> Any:
-        """Return the answer; for a batch, check that it has one answer for each row.
+        """Return the answer to be kept; for a batch, check that it has one answer for each row.
 
         Raises
         ------
         WrongLength
             It has more or fewer.
         """
+        if self.forgets and not inspect.isawaitable(answer):
+            return None if self.batch is None else [None] * len(arguments[0])
         if self.batch is None:
             return answer
         rows = list(zip(*arguments, strict=True))
