@@ -10,9 +10,10 @@ from clonos.errors import CannotReplace
 from clonos.graph.logical import LogicalGraph
 from clonos.graph.rebuilt import rebuilt
 from clonos.operators import operations as op
+from clonos.operators.effects import Effect
 from clonos.operators.operations import Operation
 from clonos.operators.process import Process
-from clonos.operators.service import undeclared
+from clonos.operators.service import Policy, Service, undeclared
 
 
 def replaced(graph: LogicalGraph, functions: Mapping[str, Any]) -> LogicalGraph:
@@ -72,8 +73,8 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
             | op.WithColumnAsync(policy=policy)
             | op.ForEachAsync(policy=policy)
         ):
-            asked, _ = undeclared(fn, {})
-            return replace(operation, policy=replace(policy, fn=asked))
+            is_fitting = callable(fn) or isinstance(fn, Service)
+            change: dict[str, Any] = {"policy": _asking(name, policy, fn)}
         case op.ProcessRows():
             is_fitting = isinstance(fn, Process)
             change = {"process": fn}
@@ -98,6 +99,21 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
             "function for a function",
         )
     return replace(operation, **change)
+
+
+def _asking(name: str, policy: Policy, fn: Any) -> Policy:
+    """The policy with another function: an effect stays an effect, and a plain call one."""
+    asked, _ = undeclared(fn, {})
+    effect = asked if isinstance(asked, Effect) else None
+    other = replace(policy, fn=asked if effect is None else effect.fn, effect=effect)
+    if other.fingerprint != policy.fingerprint:
+        raise CannotReplace(
+            f"{function_name(other.fn)} is {other.fingerprint}, and what it would replace is "
+            f"{policy.fingerprint}",
+            where=name,
+            remedy="declare it, with @clonos.effect(...) or without, as that is declared",
+        )
+    return other
 
 
 def function_name(fn: Any) -> str:
