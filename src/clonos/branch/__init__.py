@@ -81,10 +81,11 @@ class Branch:
             undo.callback(past.close)
             other = changed(past.compiled, replace)
             self._schemas = {name: other.schemas[c] for c, name in past.leaves.items()}
+            answers = Answers((), calls, stand_in, ask, reuse, cost, in_flight)
+            undo.callback(answers.close)
             original = _original(past, until, undo)
             self.error = original.error
-            answers = Answers(original.asked, calls, stand_in, ask, reuse, cost, in_flight)
-            undo.callback(answers.close)
+            answers.add(original.asked)
             self._a = original.outputs
             self._b: Outputs = {}
             try:

@@ -24,7 +24,7 @@ from clonos.core.canonical import decode, outcome_of
 from clonos.errors import WrongType
 from clonos.graph.replaced import function_name
 from clonos.nodes.events import CallsOver
-from clonos.operators.budget import Budget
+from clonos.operators.budget import Budget, require_budget
 from clonos.runtime.calls import CallRunner
 
 SHOWN_MAX: Final = 200
@@ -98,8 +98,7 @@ class Answers:
         in_flight: int = 0,
         remembers: int | None = None,
     ) -> None:
-        if in_flight < 0:
-            raise WrongType(f"in_flight={in_flight}", remedy="give a number from 0 on")
+        _require_sense(calls, cost, in_flight, ask=ask, reuse=reuse)
         self._remembers, self._in_flight = remembers, in_flight
         self._in_turn: deque[tuple[Question, int, tuple[int, int]]] = deque()
         self._asked: dict[int, Asked] = {}
@@ -331,6 +330,23 @@ def _nearest(places: list[tuple[int, int]], position: int) -> int | None:
     before = bisect_left(places, (places[after - 1][0], -1))
     is_after_nearer = places[after][0] - position < position - places[before][0]
     return after if is_after_nearer else before
+
+
+def _require_sense(calls: Any, cost: Any, in_flight: int, **named: Any) -> None:
+    """Raise `WrongType` if an option would be ignored, or would fail after something was asked."""
+    if in_flight < 0:
+        raise WrongType(f"in_flight={in_flight}", remedy="give a number from 0 on")
+    if cost is not None and not callable(cost):
+        raise WrongType(f"cost={cost!r}", remedy="give a function of an answer")
+    if isinstance(calls, Budget):
+        require_budget(calls, cost, None, "")
+    elif calls not in ("stub", "live"):
+        raise WrongType(f"calls={calls!r}", remedy="say 'stub', 'live' or clonos.Budget(calls=200)")
+    for option, functions in named.items():
+        if isinstance(functions, str) or not isinstance(functions, Collection):
+            raise WrongType(
+                f"{option}={functions!r}", remedy=f"give a list of functions: {option}=[...]"
+            )
 
 
 def _names(functions: Collection[Any]) -> frozenset[str]:

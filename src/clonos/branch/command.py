@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from clonos.branch import Branch, Budget
-from clonos.errors import CannotReplace
+from clonos.errors import CannotReplace, WrongType
 from clonos.named import named, named_job, whole
 from clonos.replay.command import add_past, begin_again_with_the_seed_of
 from clonos.replay.past import read
@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if the branch delivers the same as the job, otherwise 1, like ``diff``."""
+    for option, given, other in (("calls", args.calls, "ask"), ("keys", args.keys, "compare")):
+        if given is not None and not getattr(args, other):
+            raise WrongType(f"--{option} without --{other}", remedy=f"give --{other}, too")
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     calls = Budget(calls=args.calls) if args.ask else "stub"

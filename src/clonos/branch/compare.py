@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.errors import CannotReplace
+from clonos.errors import CannotReplace, WrongType
 
 SHOWN: Final = 10
 """How many rows are printed."""
@@ -55,7 +55,7 @@ class Comparison:
 
     def dataframe(self, spark: Any) -> Any:
         """The table as a DataFrame of a Spark session."""
-        return spark.createDataFrame(self.table.to_pandas())
+        return spark.createDataFrame(self.table)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{self.count(c)} {c}" for c in ("changed", "only_a", "only_b"))
@@ -90,6 +90,8 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
     ------
     CannotReplace
         A key is not a column, or is nested; or the tables have different columns.
+    WrongType
+        `keys` is no list.
     """
     if a.schema != b.schema:
         raise CannotReplace(
@@ -97,18 +99,25 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
             where=sink,
             remedy="keep the columns and their types; their values may change",
         )
-    if missing := [key for key in keys or () if key not in a.column_names]:
-        raise CannotReplace(
-            f"there is no column {missing[0]!r}",
-            where=sink,
-            remedy=f"the columns are {', '.join(a.column_names)}",
-        )
+    require_columns(sink, a.column_names, keys)
     if nested := [key for key in keys or () if pa.types.is_nested(a.schema.field(key).type)]:
         raise CannotReplace(
             f"{nested[0]!r} is nested and cannot be a key", where=sink, remedy="name other columns"
         )
     found = _by_key(a, b, list(keys)) if keys else _whole_rows(a, b)
     return Comparison(sink, found, a.num_rows, b.num_rows)
+
+
+def require_columns(sink: str, names: Sequence[str], keys: Any) -> None:
+    """Raise an error unless `keys` is None, or a list of columns."""
+    if isinstance(keys, str):
+        raise WrongType(f"keys={keys!r}", where=sink, remedy=f"give a list: keys=[{keys!r}]")
+    if missing := [key for key in keys or () if key not in names]:
+        raise CannotReplace(
+            f"there is no column {missing[0]!r}",
+            where=sink,
+            remedy=f"the columns are {', '.join(names)}",
+        )
 
 
 def _by_key(a: pa.Table, b: pa.Table, keys: list[str]) -> pa.Table:

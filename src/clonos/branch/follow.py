@@ -24,6 +24,7 @@ from clonos.branch.tally import Tally
 from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.calls import CallId
 from clonos.core.messages import Run
+from clonos.errors import CannotReplace
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.past import Past
 
@@ -216,6 +217,12 @@ class Follower:
             undo.callback(self._end_replay)
             with closing(log.begin(None)) as past:
                 self._leaves = past.leaves
+                if unknown := keys.keys() - set(self._leaves.values()):
+                    raise CannotReplace(
+                        f"keys= names {min(unknown)!r}, and there is no sink {min(unknown)!r}",
+                        where=changed.name,
+                        remedy=f"the sinks are {', '.join(self._leaves.values())}",
+                    )
                 self._tallies = {
                     name: Tally(name, changed.schemas[channel], keys.get(name))
                     for channel, name in self._leaves.items()

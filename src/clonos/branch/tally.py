@@ -9,8 +9,13 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from clonos.branch.compare import Comparison, differ, rows_of, table_of_changes
-from clonos.errors import CannotReplace
+from clonos.branch.compare import (
+    Comparison,
+    differ,
+    require_columns,
+    rows_of,
+    table_of_changes,
+)
 
 KEPT_MAX: Final = 1000
 """How many differences of each kind are kept to be shown; all are counted."""
@@ -47,12 +52,7 @@ class Tally:
     """
 
     def __init__(self, sink: str, schema: pa.Schema, keys: Sequence[str] | None) -> None:
-        if missing := [key for key in keys or () if key not in schema.names]:
-            raise CannotReplace(
-                f"there is no column {missing[0]!r}",
-                where=sink,
-                remedy=f"the columns are {', '.join(schema.names)}",
-            )
+        require_columns(sink, schema.names, keys)
         self.sink, self._schema = sink, schema
         self._keys = list(schema.names if keys is None else keys)
         self._others = [name for name in schema.names if name not in self._keys]
