@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, TimeoutError  # noqa: A004 - until Python 3.11
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +69,36 @@ def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypat
     running._setup.audience = SimpleNamespace(join=lambda _: None)
     with pytest.raises(OutputExists, match="taken"):
         running.wait(1)
+
+
+def test_of_two_changes_at_once_neither_is_lost(running, monkeypatch):
+    """The second one begins with what the first has come to."""
+    made = clonos.Job("changed")
+    rows = made.source(clonos.sources.from_batches([], "n long"), name="numbers", parallelism=1)
+    rows.key_by("n").deduplicate(name="once").filter(bool, name="some").sink(
+        clonos.sinks.collect(), name="out"
+    )
+    running.graph, running._setup.compiled = made.graph, made.compile()
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def succeed(*_: Any) -> None:
+        begins.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(running, "_succeed", succeed)
+    branch = SimpleNamespace(replaces={"some": callable})
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(running.adopt, branch)
+        assert begins.wait(60)
+        other = pool.submit(running.rescale, {"once": 3})
+        with suppress(TimeoutError):
+            other.result(0.2)  # it has looked at the graph, if it does not wait to be next
+        goes_on.set()
+        one.result(60)
+        other.result(60)
+    now = {vertex.name: vertex for vertex in running.graph.vertices}
+    assert now["once"].parallelism == 3
+    assert now["some"].operation.fn is callable
 
 
 def test_who_has_begun_to_listen_goes_on_when_the_driver_is_another():

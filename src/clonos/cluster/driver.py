@@ -277,7 +277,7 @@ class RunningJob(RunningPast):
         --------
         >>> running.upgrade(define(prompt="Be brief."))  # doctest: +SKIP
         """
-        self._replace(job.graph, parse_duration(within) / 1000, drop_state)
+        self._replace(lambda: job.graph, parse_duration(within) / 1000, drop_state)
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
         """Go on with what a branch has tried; see :meth:`upgrade`.
@@ -305,10 +305,11 @@ class RunningJob(RunningPast):
         >>> running.adopt(branch)  # doctest: +SKIP
         """
         changes = branch.replaces
-        if isinstance(changes, Mapping):
-            graph = replaced(self._defined(), changes)
-        else:
-            graph = changes.graph
+
+        def graph() -> LogicalGraph:
+            is_job = not isinstance(changes, Mapping)
+            return changes.graph if is_job else replaced(self._defined(), changes)
+
         self._replace(graph, parse_duration(within) / 1000, ())
 
     def rescale(
@@ -328,8 +329,8 @@ class RunningJob(RunningPast):
         --------
         >>> running.rescale({"totals": 4})  # doctest: +SKIP
         """
-        graph = rescaled(self._defined(), parallelism)
-        self._replace(graph, parse_duration(within) / 1000, ())
+        settle_s = parse_duration(within) / 1000
+        self._replace(lambda: rescaled(self._defined(), parallelism), settle_s, ())
 
     def _defined(self) -> LogicalGraph:
         if self.graph is None:
@@ -338,9 +339,12 @@ class RunningJob(RunningPast):
             )
         return self.graph
 
-    def _replace(self, graph: LogicalGraph, settle_s: float, drop_state: Collection[str]) -> None:
-        compiled = compile_graph(graph)
-        with self._succeeding:
+    def _replace(
+        self, made: Callable[[], LogicalGraph], settle_s: float, drop_state: Collection[str]
+    ) -> None:
+        with self._succeeding:  # a change begins with what the one before it has come to
+            graph = made()
+            compiled = compile_graph(graph)
             if self._is_to_end:
                 raise CannotUpgrade(
                     "the job was told to stop", where=compiled.name, remedy="see running.wait()"
