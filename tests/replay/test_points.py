@@ -13,6 +13,8 @@ from clonos.errors import WrongType
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.kept import Pin, find, parse_time, require_there, since
 from clonos.simulator.jobs.arrow import random_arrow_job
+from clonos.simulator.runs.seeds import random_options
+from clonos.simulator.runs.upgrades import Upgrades
 from clonos.storage.layers import LayerStore
 from tests.replay.test_replay import past_of
 from tests.simulated import with_history
@@ -118,3 +120,19 @@ def test_a_point_that_goes_while_it_is_pinned_is_no_point_to_begin_with():
     for history in (kept(*points, going=2), kept(points[2])):
         with pytest.raises(NothingToReplay, match="has just been deleted"):
             require_there(history, points[1])
+
+
+def test_what_was_delivered_is_compared_after_another_plan_too():
+    """A changed function shows in the output of a job that has been rescaled, as in any other."""
+    compared = []
+    for seed in range(4):
+        upgrades = Upgrades(seed, random_options, trace=False, checks_state=False)
+        upgrades.run()
+        past = past_of(upgrades.job, upgrades.cluster)
+        assert past.keeper.generation == upgrades.switches
+        with Replay(past) as replay:
+            replay.run()
+            found = list(replay.compared.values())
+        assert all(done == due for done, due in found)
+        compared += [done for done, _ in found if upgrades.switches]
+    assert any(compared)

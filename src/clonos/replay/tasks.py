@@ -166,7 +166,7 @@ class ReplayedTask:
         """Expect delivered output to be made again; otherwise there will be a ``Divergence``."""
         for channel, output in self.machine.outputs.items():
             is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
-            if is_last and self._plan.causal_log and not keeper.generation:
+            if is_last and self._plan.causal_log and not keeper.forgiven:
                 known = keeper.inputs[channel]
                 self._made, self._delivered = output.log.last, known.consumed
                 output.log.resume(known.consumed + 1, known.consumed_chain)
