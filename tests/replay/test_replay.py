@@ -150,6 +150,11 @@ def test_other_code_is_noticed(mine):
         assert "PYTHONHASHSEED=7" in caught.value.remedy, "it may be the order of sets"
         with pytest.raises(Divergence, match="differ from those delivered"):
             replay.run()
+    with (
+        Replay(replace(past, hash_seed="")) as replay,
+        pytest.raises(Divergence, match="begin at a point that was made since"),
+    ):
+        replay.run()
 
 
 def shortened(mine):

@@ -68,6 +68,12 @@ class Watched:
         self.program.on_batches(step, channel, batches, watermark_ms)
 
 
+_OTHERS_THEN: Final = (
+    "; if the job had other functions then (before an adopt, an upgrade or a new start), give these,"
+    " or begin at a point that was made since"
+)
+
+
 class PastWorld(RealWorld):
     """The world after the end of the log: it has a clock, and `call` answers calls, if given."""
 
@@ -295,9 +301,8 @@ class ReplayedTask:
             ) from None
         except Divergence as error:
             if step.position != self.failed_at:
-                raise Divergence(
-                    error.what, where=self.name, remedy=self._seeds() or error.remedy
-                ) from error
+                remedy = self._seeds() or f"{error.remedy}{_OTHERS_THEN}"
+                raise Divergence(error.what, where=self.name, remedy=remedy) from error
             raise NothingToReplay(
                 f"step {step.position}, which had failed, goes on now: {error.what}",
                 where=self.name,
