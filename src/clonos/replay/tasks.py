@@ -69,7 +69,7 @@ class Watched:
 
 
 _OTHERS_THEN: Final = (
-    "; if the job had other functions then (before an adopt, an upgrade or a new start), give these,"
+    "; if the job had other functions then (before an adopt, an upgrade or a new start), give them,"
     " or begin at a point that was made since"
 )
 
