@@ -11,6 +11,7 @@ import pytest
 
 import clonos
 from clonos.branch import Branch, Budget, CannotReplace, Unanswered
+from clonos.errors import Divergence
 from clonos.simulator.jobs.arrow import _START as START
 from clonos.simulator.jobs.arrow import (
     SCHEMA,
@@ -86,6 +87,23 @@ def test_a_branch_ends_after_it_begins(kept):
     first, *_, last = points_of(job, cluster)
     with pytest.raises(CannotReplace, match="is before"):
         Branch(at_point(job, cluster, last.number), job.compiled, until=first)
+
+
+def test_other_functions_than_the_job_had_are_noticed(kept):
+    """Also if the branch ends early: it would show their rows as those of the job."""
+
+    class Other(Running):
+        def on_row(self, row, ctx):
+            return [(*made[:3], made[3] + 1) for made in super().on_row(row, ctx)]
+
+    job, cluster = kept
+    points = points_of(job, cluster)
+    middle = points[len(points) // 2]
+    for until in (middle, None):
+        past = at_point(job, cluster, 1, mine(Other()).compiled)
+        with pytest.raises(Divergence, match="differ from those delivered"):
+            Branch(past, {}, until=until)
+    assert Branch(begun(kept), {}, until=middle).rows().num_rows
 
 
 def test_a_function_is_replaced_and_asks_nothing_new(kept):

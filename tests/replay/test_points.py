@@ -22,14 +22,14 @@ from tests.simulated import with_history
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 60))]
 
 
-def at_point(job, cluster, number):
-    """The past from a point on."""
+def at_point(job, cluster, number, compiled=None):
+    """The past from a point on; `compiled`: with the functions of this job."""
 
     def rewind(keeper, store):
         (point,) = (p for p in keeper.history.points if p.number == number)
         keeper.rewind(point, since(keeper, point, store))
 
-    return past_of(job, cluster, rewind=rewind)
+    return past_of(job, cluster, compiled, rewind=rewind)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,9 +183,12 @@ def _original(past: Past, until: At | Point | None, undo: ExitStack) -> Original
     """What happened: read from a bundle, or found out by running the job's own code again."""
     bundle = past.held if isinstance(past.held, Bundle) else None
     if bundle is None or (until is None and not bundle.has_original):
-        end = None if until is None else end_of(past, until).positions
         folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
-        return record(past, end, Path(undo.enter_context(folder)))
+        into = Path(undo.enter_context(folder))
+        if until is None:
+            return record(past, None, into)
+        end = end_of(past, until)
+        return record(replace(past, end=end), end.positions, into)
     if until is not None:
         raise CannotReplace(
             "a bundle ends where it was made to end",

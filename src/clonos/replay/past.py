@@ -21,6 +21,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Action, Command, Fail, SlotReady
 from clonos.core.determinants import Order, decode_record
+from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
 from clonos.core.version import version_of
@@ -49,7 +50,8 @@ class Past:
     ``only``: the single task that is included, which was sent ``items``, by channel; ``without``:
     tasks that are not replayed, with all tasks downstream; ``is_exact``: delivered output is known
     and must be made again; ``kills``: a message about the failed step, if it kills the process that
-    takes it; ``opened_bytes``: layers of this size stay in the store and are read in parts.
+    takes it; ``opened_bytes``: layers of this size stay in the store and are read in parts;
+    ``end``: the point where it ends, if it does not end with the log.
     """
 
     compiled: CompiledJob
@@ -69,6 +71,7 @@ class Past:
     is_exact: bool = True
     kills: str = ""
     opened_bytes: int = OPENED_BYTES
+    end: Point | None = None
 
     @property
     def tasks(self) -> tuple[TaskSpec, ...]:
@@ -139,6 +142,15 @@ class Past:
     def layers(self, task: int) -> tuple[msg.Layer, ...]:
         """The state of a task at its floor, oldest layer first."""
         return get_layers(self.store, self.activations[task].layers, self.opened_bytes)
+
+    def delivered(self, channel: int) -> tuple[int, int]:
+        """How many items a sink's task had delivered in the end, and their digest."""
+        if self.end is None:
+            known = self.keeper.inputs[channel]
+            return known.consumed, known.consumed_chain
+        newest = self.end.layers[self.compiled.plan.channels[channel].sender][-1:]
+        layers = get_layers(self.store, newest, self.opened_bytes)
+        return layers[0].outs[channel] if layers else (0, 0)
 
 
 def read(

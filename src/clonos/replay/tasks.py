@@ -23,7 +23,6 @@ from clonos.core.determinants import (
     Timer,
     decode_record,
 )
-from clonos.core.housekeeper import HouseKeeper
 from clonos.core.intake import cuts_to_read
 from clonos.core.life import Phase
 from clonos.core.messages import Item
@@ -145,7 +144,7 @@ class ReplayedTask:
             life = past.activations[sender].incarnation
             self.machine.handle(ev.Opened(channel, 1, life))
         if past.is_exact:
-            self._expect(past.keeper)
+            self._expect(past)
 
     def _open(self) -> PrefetchThread | None:
         spec = self._code.source
@@ -168,14 +167,14 @@ class ReplayedTask:
         if self._source is not None:
             self._source.ask(cuts_to_read(run.records))
 
-    def _expect(self, keeper: HouseKeeper) -> None:
+    def _expect(self, past: Past) -> None:
         """Expect delivered output to be made again; otherwise there will be a ``Divergence``."""
         for channel, output in self.machine.outputs.items():
             is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
-            if is_last and self._plan.causal_log and not keeper.forgiven:
-                known = keeper.inputs[channel]
-                self._made, self._delivered = output.log.last, known.consumed
-                output.log.resume(known.consumed + 1, known.consumed_chain)
+            if is_last and self._plan.causal_log and not past.keeper.forgiven:
+                delivered, digest = past.delivered(channel)
+                self._made, self._delivered = output.log.last, delivered
+                output.log.resume(delivered + 1, digest)
 
     def close(self) -> None:
         """Close the source."""
@@ -301,7 +300,7 @@ class ReplayedTask:
             ) from None
         except Divergence as error:
             if step.position != self.failed_at:
-                remedy = self._seeds() or f"{error.remedy}{_OTHERS_THEN}"
+                remedy = f"{self._seeds() or error.remedy}{_OTHERS_THEN}"
                 raise Divergence(error.what, where=self.name, remedy=remedy) from error
             raise NothingToReplay(
                 f"step {step.position}, which had failed, goes on now: {error.what}",
