@@ -221,3 +221,16 @@ def test_without_a_checkpoint(tmp_path):
         Replay(job)
     with pytest.raises(NothingToReplay, match="there is no journal"):
         Replay(job, str(tmp_path))
+
+
+def test_a_step_is_of_a_task_and_not_before_the_beginning(mine):
+    with Replay(past_of(*mine)) as replay:
+        begins = replay["running[0]"].restored_at
+        assert begins > 0
+        with pytest.raises(NothingToReplay, match=f"behind step {begins}"):
+            replay.run("running[0]", to=begins - 1)
+        with pytest.raises(NothingToReplay, match="of which one"):
+            replay.run(to=begins + 1)
+        assert not replay.run("running[0]", to=begins)
+        (step,) = replay.run("running[0]", to=begins + 1)
+        assert step.position == begins + 1

@@ -181,14 +181,43 @@ class Replay:
         -------
         list of Step
             The steps of `task`, or all, with their rows. For a long log, use :meth:`step` instead.
+
+        Raises
+        ------
+        NothingToReplay
+            `to` is before the beginning, or says no `task`; or see :meth:`step`.
         """
         steps: list[Step] = []
-        while to is None or task is None or self[task].position < to:
+        while self.is_before(task, to):
             done = self.step(task, beyond=beyond)
             if done is None:
                 break
             steps.append(done)
         return steps
+
+    def is_before(self, task: str | None, to: int | None) -> bool:
+        """Whether a task has still to come to a step; always, if no step is given.
+
+        Raises
+        ------
+        NothingToReplay
+            The step is before the beginning, or no task is given.
+        """
+        if to is None:
+            return True
+        if task is None:
+            raise NothingToReplay(
+                f"each task counts its own steps: step {to} of which one?",
+                remedy=f"name one of {', '.join(self._tasks)}",
+            )
+        one = self[task]
+        if to < one.restored_at:
+            raise NothingToReplay(
+                f"step {to} is before the beginning, which is behind step {one.restored_at}",
+                where=one.name,
+                remedy="begin at an earlier point, if the job keeps its past: clonos history DIR",
+            )
+        return one.position < to
 
     def _first_of(
         self,

@@ -105,7 +105,7 @@ def begin_again_with_the_seed_of(past: Past) -> None:
 def _run(replay: Replay, args: argparse.Namespace) -> None:
     """Replay the log; then, if wanted, go on."""
     for beyond in (False, True) if args.beyond else (False,):
-        while args.to is None or replay[args.task].position < args.to:
+        while replay.is_before(args.task, args.to):
             step = replay.step(args.task, beyond=beyond)
             if step is None:
                 break
