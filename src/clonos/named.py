@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clonos.blame import in_short, users_traceback
-from clonos.errors import DefinitionError
+from clonos.errors import ClonosError, DefinitionError
 
 REMEDY: Final = "give MODULE:NAME, such as my_package.fraud:job"
 
@@ -61,8 +61,11 @@ def named_job(name: str) -> Any:
     try:
         job = found() if callable(found) else found
     except Exception as error:  # noqa: BLE001 - user code
-        what = f"there is no job {name!r}: {in_short(error)}"
-        raise NotFound(what, remedy=REMEDY, trace=users_traceback(error)) from None
+        said, remedy = in_short(error), "correct the function"
+        if isinstance(error, ClonosError):
+            said, remedy = f"{type(error).__name__}: {error.what}", error.remedy
+        what = f"{name!r} has raised {said}"
+        raise NotFound(what, remedy=remedy, trace=users_traceback(error)) from None
     if not hasattr(job, "compile"):
         what = f"{name!r} is not a job, but of type {type(job).__name__}"
         raise NotFound(
