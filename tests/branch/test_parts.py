@@ -182,6 +182,13 @@ def test_values_are_replaced_wherever_they_are(tmp_path, redact, task):
     assert all(row["greeting"].startswith("dear ") for row in branch.rows().to_pylist())
 
 
+def test_a_name_that_no_value_has_is_told(tmp_path):
+    job = named_job()
+    _, made = bundled(job, simulated(job, 5), tmp_path, redact=["name", "nmae"])
+    assert made.unmet == ("nmae",)
+    assert str(made).endswith("; no value is called nmae")
+
+
 def test_what_cannot_be_replaced(tmp_path):
     job = named_job()
     cluster = simulated(job, 5)

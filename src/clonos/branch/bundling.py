@@ -43,6 +43,8 @@ class Bundled:
         The error with which it ends, if a step failed.
     lost
         Messages about failed steps that cannot be repeated.
+    unmet
+        Names in `redact` that no value had.
     """
 
     path: Path
@@ -50,11 +52,13 @@ class Bundled:
     steps: dict[str, int]
     error: ClonosError | None
     lost: tuple[str, ...]
+    unmet: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A summary of its content."""
         steps = [f"{count} steps of {task}" for task, count in self.steps.items()]
         end = "" if self.error is None else f"; it ends with {self.error.where}: {self.error.what}"
+        end += f"; no value is called {', '.join(self.unmet)}" if self.unmet else ""
         return ", ".join([f"{self.path}: {self.nbytes:,} bytes", *steps]) + end
 
 
@@ -217,10 +221,11 @@ def made_of(past: Past, known: list[bytes], out: Path, wanted: Wanted) -> Bundle
                 f"the bundle cannot be written: {error}", where=str(out), remedy="name another file"
             ) from error
     names = {task.id: task.name for task in past.compiled.plan.tasks}
+    unmet = () if redaction is None else redaction.unmet
     if original is None:
-        return Bundled(out, nbytes, {}, None, past.lost)
+        return Bundled(out, nbytes, {}, None, past.lost, unmet)
     steps = {names[task]: len(notes) for task, notes in original.notes.items()}
-    return Bundled(out, nbytes, steps, original.error, past.lost)
+    return Bundled(out, nbytes, steps, original.error, past.lost, unmet)
 
 
 def _completed(

@@ -87,11 +87,23 @@ class Redaction:
         self.names = None if callable(redact) else frozenset(redact)
         self._fn = redact if callable(redact) else self._hide
         self._secret = secrets.token_bytes(16)
+        self._met: set[str] = set()  # names that values had
         self._changed: set[str] = set()  # columns
         self._keyed: dict[str, str] = {}  # by column, an operator with state by this key
 
+    @property
+    def unmet(self) -> tuple[str, ...]:
+        """Names that no value had so far: perhaps they are misspelt."""
+        return tuple(sorted((self.names or frozenset()) - self._met))
+
+    def _is_to_go(self, name: str) -> bool:
+        is_named = name in (self.names or ())
+        if is_named:
+            self._met.add(name)
+        return is_named
+
     def _hide(self, name: str, value: Any) -> Any:
-        if name not in (self.names or ()):
+        if not self._is_to_go(name):
             return value
         if isinstance(value, str):
             text = value.encode("utf-8", "surrogatepass")
@@ -102,7 +114,7 @@ class Redaction:
 
     def _whole(self, name: str, fields: T) -> T | None:
         """Replace a value with fields as a whole, if its own name is to be redacted."""
-        return None if name in (self.names or ()) else fields
+        return None if self._is_to_go(name) else fields
 
     def value(self, name: str, value: Any) -> Any:
         """Redact a value and the fields inside it."""
