@@ -419,7 +419,7 @@ class DriverSetup:
                 who = f"of the job, {', '.join(section)}" if section else "the job"
                 self.warn(
                     f"{who} went back to point {point} of its past: it delivers generation "
-                    f"{generation} now, and earlier output {'is deleted' if gone else 'stays'}"
+                    f"{generation} now, and output since then {'is deleted' if gone else 'stays'}"
                 )
                 uri = self.directory.delivered_uri
                 take_back(self.sinks, uri, self.durability, generation, gone)
