@@ -112,6 +112,8 @@ def test_a_progress_says_all_of_it(job):
     assert last.tasks[0].latency_ms is None
     assert [p.number for p in seen.view(is_running=True).recent] == [1, 2, 3]
     assert json.loads(progress.json)
+    seen.noted(co.Note("floor", value=2), 104.02)  # within the turn that began at 104.0
+    assert seen.progress(104.0, 3.5).checkpoint.age_s == 0.0
 
 
 def test_rates_and_counts_when_a_task_starts_over(job):

@@ -267,7 +267,8 @@ class Chronicle:
             operators=_together(tasks),
             checkpoint=CheckpointProgress(
                 keeper.epoch,
-                now_s - self._floor_s if self._floor_s is not None else None,
+                # A floor may be noted after the turn has begun that makes this report.
+                max(now_s - self._floor_s, 0.0) if self._floor_s is not None else None,
                 self._floor_took_s * 1000 if self._floor_took_s is not None else None,
                 sum(task.state_bytes for task in tasks),
                 keeper.hard.epoch,
