@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clonos.cluster import setup
+from clonos.errors import NotSettled
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
 
@@ -57,3 +58,25 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
     found.close()
     for one in (disk, holder):
         one.close()
+
+
+def test_what_ends_the_wait_is_told_alone(tmp_path):
+    """Not behind three tracebacks about the lock, which was expected to be held."""
+
+    def look(_: Any) -> bool:
+        raise NotSettled("it goes on as it was")
+
+    root = str(tmp_path)
+    journal = Journal(root)
+    standby: Any = SimpleNamespace(
+        compiled=SimpleNamespace(name="job"),
+        directory=SimpleNamespace(journal_root=root, disk=None),
+        inbox=SimpleNamespace(put=pytest.fail),
+        durability="fsync",
+        _prepare=lambda *_: None,
+    )
+    standby._pause = partial(setup.DriverSetup._pause, standby)
+    with pytest.raises(NotSettled) as caught:
+        setup.DriverSetup._open_journal(standby, None, None, look, is_patient=True)
+    assert caught.value.__context__ is None
+    journal.close()

@@ -249,27 +249,27 @@ class DriverSetup:
         for it."""
         directory, waits = self.directory, False
         while True:
+            is_first = False
             try:
                 found = JournalFile(
                     directory.journal_root, self.durability, self.inbox.put, directory.disk
                 )
-            except (JournalInUse, OSError) as error:
-                # A database may be away for a while. One that was never reached is a mistake.
-                if not is_patient or not (waits or isinstance(error, JournalInUse)):
-                    if isinstance(error, JournalInUse):
-                        raise
+                break
+            except JournalInUse as error:
+                if not is_patient:
+                    raise
+                is_first, waits, why = not waits, True, error.what
+            except OSError as error:
+                if not waits:  # a database may be away for a while; one never reached is a mistake
                     raise BadDirectory(
                         f"the journal cannot be opened: {error}",
                         where=directory.journal_root,
                         remedy="check that the driver reaches the place and may write to it",
                     ) from error
-                if isinstance(error, JournalInUse) and not waits:
-                    waits = True
-                    self._prepare(waiting, standby_slots)
-                    LOGGER.info("%s stands by: %s", self.compiled.name, error.what)
-                self._pause(waiting, look)
-            else:
-                break
+            if is_first:
+                self._prepare(waiting, standby_slots)
+                LOGGER.info("%s stands by: %s", self.compiled.name, why)
+            self._pause(waiting, look)
         if waits:  # the other driver may have written more since
             directory.read()
         return found
