@@ -220,7 +220,8 @@ def test_without_a_checkpoint(tmp_path):
     with pytest.raises(NothingToReplay, match="has no checkpoint_dir"):
         Replay(job)
     with pytest.raises(NothingToReplay, match="there is no journal"):
-        Replay(job, str(tmp_path))
+        Replay(job, str(tmp_path / "mistyped"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_step_is_of_a_task_and_not_before_the_beginning(mine):

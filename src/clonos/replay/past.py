@@ -239,8 +239,8 @@ def _read(
     show: Callable[[HouseKeeper, LayerStore], object] | None,
 ) -> Past:
     directory.check(compiled)
-    store = LayerStore(directory.layers_uri)
     keeper, _ = _keeper(compiled, directory)
+    store = LayerStore(directory.layers_uri)  # whose name is that of a checkpoint that is there
     pin = None
     if at is not None:
         point = find(keeper.history, at)
