@@ -35,7 +35,8 @@ class BoundedServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    allow_reuse_address = False
+    # Whoever follows another server on its port must get it although old connections linger.
+    allow_reuse_address = True
 
     def __init__(
         self,

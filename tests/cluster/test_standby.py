@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from clonos.cluster import setup
 from clonos.errors import NotSettled
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
+from clonos.watch.server import PortTaken
 
 
 def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):
@@ -80,3 +82,21 @@ def test_what_ends_the_wait_is_told_alone(tmp_path):
         setup.DriverSetup._open_journal(standby, None, None, look, is_patient=True)
     assert caught.value.__context__ is None
     journal.close()
+
+
+def test_a_driver_that_follows_another_does_not_end_for_want_of_a_page(tmp_path):
+    """By then the switch is made, and nobody else runs the job."""
+    warned: list[str] = []
+    follower: Any = SimpleNamespace(
+        snapshot=None, directory=SimpleNamespace(local_folder=tmp_path), warn=warned.append
+    )
+    open_page = partial(setup.DriverSetup._open_page, follower)
+    with ExitStack() as undo:
+        taken = open_page(0, undo, follows=False)
+        assert taken is not None
+        with pytest.raises(PortTaken):
+            open_page(taken.port, undo, follows=False)
+        found = open_page(taken.port, undo, follows=True)
+        assert found is not None
+        assert found.port != taken.port
+    assert "another URL" in warned[0]

@@ -77,6 +77,24 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(server, tmp_path):
         WatchServer(lambda: SHOWN, 70_000, tmp_path)
 
 
+def test_whoever_follows_gets_the_port_of_a_page_that_was_just_looked_at(tmp_path):
+    """A browser does so every second, and its closed connections linger for a minute."""
+    first = WatchServer(lambda: SHOWN, 0, tmp_path)
+    first.start()
+    with socket.create_connection((HOST, first.port)) as client:
+        client.sendall(
+            f"GET {urlsplit(first.url).path} HTTP/1.0\r\nHost: {HOST}:1\r\n\r\n".encode()
+        )
+        with client.makefile("rb") as answer:
+            assert b"200 OK" in answer.readline()
+            answer.read()  # to its end: the server has closed the connection first
+    first.close()
+    second = WatchServer(lambda: SHOWN, first.port, tmp_path)
+    second.start()
+    assert get(second.url)[0].status == 200
+    second.close()
+
+
 def test_who_comes_beyond_the_limit_is_turned_away(tmp_path, monkeypatch):
     monkeypatch.setattr(served, "REQUESTS_MAX", 2)
     inside, go_on = threading.Semaphore(0), threading.Event()

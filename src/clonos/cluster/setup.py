@@ -62,7 +62,7 @@ from clonos.upgrade.layers import require_continuable
 from clonos.upgrade.prepare import NOTHING, Prepared
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
-from clonos.watch.server import WatchServer
+from clonos.watch.server import PortTaken, WatchServer
 from clonos.watch.snapshot import Snapshot, snapshot
 
 LOGGER: Final = logging.getLogger("clonos")
@@ -162,7 +162,7 @@ class DriverSetup:
             settings = replace(self._known, term=self._term)
             self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
             self.observer.look = lambda: self.node.view
-            self.page = self._open_page(ui_port, undo)
+            self.page = self._open_page(ui_port, undo, follows=standby)
             self._undo = undo.pop_all()
 
     def _equip(
@@ -290,10 +290,20 @@ class DriverSetup:
             else:
                 waiting.turn(self.plane.poll(min(left_s, LOOK_S)), time.monotonic())
 
-    def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
+    def _open_page(
+        self, ui_port: int | None, undo: ExitStack, *, follows: bool
+    ) -> WatchServer | None:
         if ui_port is None:
             return None
-        page = WatchServer(self.snapshot, ui_port, self.directory.local_folder)
+        folder = self.directory.local_folder
+        try:
+            page = WatchServer(self.snapshot, ui_port, folder)
+        except PortTaken as error:
+            if not follows:
+                raise
+            # The job of another driver is in its hands: it does not end for want of a page.
+            page = WatchServer(self.snapshot, 0, folder)
+            self.warn(f"{error.what}: it has another URL now, running.ui_url")
         undo.callback(page.close)
         return page
 

@@ -110,9 +110,6 @@ class _Server(BoundedServer):
             target=self.serve_forever, name="clonos-webhook", daemon=True
         )
 
-    # A restarted job must be able to use its port although old connections linger.
-    allow_reuse_address = True
-
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
