@@ -58,3 +58,23 @@ def test_layers_that_make_no_floor_become_rare(task):
     before = len(task.sealed_at)
     task.passes(1.2)
     assert len(task.sealed_at) == before + 1
+
+
+def test_a_layer_that_is_not_taken_is_noticed():
+    """By whoever reads the counters: the store itself only tries again."""
+    now, put = [7.0], []
+    store = SimpleNamespace(put=lambda life, action, level: put.append((life, level)))
+    task: Any = Resident.__new__(Resident)
+    task._ports = SimpleNamespace(clock=SimpleNamespace(ticks_s=lambda: now[0]), store=store)
+    task._home = SimpleNamespace(plan=SimpleNamespace(tasks=[SimpleNamespace(level="store")]))
+    task.task, task.number, task._levels, task._storing = 0, 5, None, {}
+    assert task._layer_waits_s() == 0
+    for epoch in (3, 4):
+        task._store_layer(SimpleNamespace(layer=SimpleNamespace(epoch=epoch)))
+        now[0] += 10
+    assert put == [(5, "store")] * 2
+    assert task._layer_waits_s() == 20
+    assert task.is_first(SimpleNamespace(epoch=3))
+    assert task._layer_waits_s() == 10
+    assert task.is_first(SimpleNamespace(epoch=4))
+    assert task._layer_waits_s() == 0

@@ -133,6 +133,7 @@ class Resident:
         self._told_logs = 0
         chooses = self.spec.level == AUTO
         self._levels = Levels(home.dials(), self._keep, self._tell_level) if chooses else None
+        self._storing: dict[int, float] = {}  # by epoch, since when; a dial finds out by itself
         links = home.links
         self._on_action: dict[type[Any], Callable[[Any], None]] = {
             ev.Dial: self._dial,
@@ -420,10 +421,18 @@ class Resident:
             counters["lag"] = lag
         if self._writer is not None and (away_s := self._writer.away_s):
             counters["store_away_s"] = round(away_s)
+        if waits_s := self._layer_waits_s():
+            counters["layer_waits_s"] = waits_s
         counters["inflight_bytes"] += self._counters.get("waiting_bytes", 0)
         self._told_logs = counters["log_bytes"]
         self._latency_ms = 0
         self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
+
+    def _layer_waits_s(self) -> int:
+        """How long its oldest layer has been waiting to be stored."""
+        if not self._storing:
+            return 0
+        return int(self._ports.clock.ticks_s() - min(self._storing.values()))
 
     def _busy_ms(self, machine: TaskMachine) -> int:
         """How long it has been busy; -1: unknown, because it calls services in the middle of
@@ -478,6 +487,7 @@ class Resident:
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
         if self._levels is None:
+            self._storing[action.layer.epoch] = self._ports.clock.ticks_s()
             self._ports.store.put(self.number, action, self.spec.level)
         else:
             self._levels.put(action, self._ports.clock.ticks_s())
@@ -490,6 +500,7 @@ class Resident:
 
     def is_first(self, ref: LayerRef) -> bool:
         """Whether a layer that is kept now was not kept at another level before."""
+        self._storing.pop(ref.epoch, None)
         return self._levels is None or self._levels.stored(ref, self._ports.clock.ticks_s())
 
     def merges(self, command: MergeLayers, *, is_over: bool = False) -> None:
