@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -217,6 +218,36 @@ def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
     assert heard(store_away_s=60) is None
     assert heard() is None  # it is back ...
     assert "for 12 s" in heard(store_away_s=12), "... and away once more"
+
+
+def test_a_directory_that_takes_no_layers_is_told_once_for_each_time(job):
+    def heard(**counters: int) -> Any:
+        return job.chronicle.heard(Sample(0.0, 1, report(1, **counters)), is_current=True)
+
+    assert heard(layer_waits_s=9) is None
+    warning = heard(layer_waits_s=11)
+    assert warning.startswith(f"{job.plan.tasks[1].name}: the checkpoint directory has not taken")
+    assert "for 11 s" in warning
+    assert heard(layer_waits_s=60) is None
+    assert "the store that it writes to" in heard(layer_waits_s=61, store_away_s=10), "another one"
+    assert heard() is None
+    assert heard(layer_waits_s=12) is not None
+
+
+@pytest.mark.parametrize(
+    ("logs", "gaps", "says", "says_not"),
+    [
+        (True, False, "on_orphan='availability'", "guarantee"),
+        (False, False, "guarantee='at_least_once'", "on_orphan"),
+        (False, True, "guarantee='at_most_once'", "may be"),
+    ],
+)
+def test_what_a_loss_means_depends_on_the_guarantee(job, logs, gaps, says, says_not):
+    job.coordinator.plan = replace(job.plan, causal_log=logs, leaves_gaps=gaps)
+    said = job.chronicle.warning(co.Note("generation", value=2))
+    assert said.endswith("generation 2")
+    assert says in said
+    assert says_not not in said
 
 
 def test_a_disk_that_takes_nothing_is_told_once(job):

@@ -15,7 +15,7 @@ from typing import Final
 
 from clonos.core.coordinator import Coordinator, Note, TaskPhase
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.levels import AUTO, STORE
+from clonos.core.levels import AUTO, LOCAL, STORE
 from clonos.core.plan import Cell
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (
@@ -42,7 +42,8 @@ MICROS: Final = 1_000_000
 TIGHT: Final = 4
 """A warning is given if a process keeps this many times as much memory as is left to it."""
 AWAY_S: Final = 10
-"""A warning is given if a sink's store has refused everything for so long."""
+"""A warning is given if a sink's store has refused everything for so long, or if a layer has waited
+for so long to be stored."""
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
@@ -114,7 +115,7 @@ class Chronicle:
         self._levels: dict[int, tuple[Note, float]] = {}  # by task: the last change, and when
         self._weaker = set[int]()  # tasks about which a warning was given ...
         self._refused = set[int]()
-        self._away = set[int]()
+        self._away = set[tuple[str, int]]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
         self._open: dict[int, int] = {}  # by task: index of its recovery
         self._floor = self._orphans = 0
@@ -136,21 +137,35 @@ class Chronicle:
                 "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
                 "full? SPARK_LOCAL_DIRS says where it is"
             )
-        return self._outage(sample) or self._tightness(sample)
+        return self._outages(sample) or self._tightness(sample)
 
-    def _outage(self, sample: Sample) -> str | None:
-        seconds = sample.counters.get("store_away_s", 0)
-        if seconds < AWAY_S:
-            self._away.discard(sample.task)
-            return None
-        if sample.task in self._away:
-            return None
-        self._away.add(sample.task)
-        return (
-            f"{self._names[sample.task]}: the store that it writes to has taken nothing for "
-            f"{seconds} s. It is tried again until it does, and no row is lost; checkpoints wait "
-            "meanwhile, then sources. The log of its process has the store's words"
+    def _outages(self, sample: Sample) -> str | None:
+        name, level = self._names[sample.task], self._coordinator.plan.tasks[sample.task].level
+        disk = "its local disk" if level == LOCAL else "the checkpoint directory"
+        return self._outage(
+            sample,
+            "store_away_s",
+            f"{name}: the store that it writes to has taken nothing for {{}} s. It is tried again "
+            "until it does, and no row is lost; checkpoints wait meanwhile, then sources. The log "
+            "of its process has the store's words",
+        ) or self._outage(
+            sample,
+            "layer_waits_s",
+            f"{name}: {disk} has not taken its state for {{}} s: is it full, slow or away? It is "
+            "tried again until it does, and no row is lost; logs grow meanwhile, because no "
+            "checkpoint comes about, and in the end sources wait. The log of its process has the "
+            "store's words",
         )
+
+    def _outage(self, sample: Sample, counter: str, warning: str) -> str | None:
+        seconds, key = sample.counters.get(counter, 0), (counter, sample.task)
+        if seconds < AWAY_S:
+            self._away.discard(key)
+            return None
+        if key in self._away:
+            return None
+        self._away.add(key)
+        return warning.format(seconds)
 
     def _tightness(self, sample: Sample) -> str | None:
         kept, left = (sample.counters.get(f"memory_{what}", 0) for what in ("kept", "left"))
@@ -173,11 +188,7 @@ class Chronicle:
         """The warning for a note of the coordinator, if any; only the first one about a task's
         level."""
         if note.what == "generation":
-            return (
-                f"job {self._name!r}: a failure took log entries that no other process held; "
-                f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
-                "have been delivered twice"
-            )
+            return f"job {self._name!r}: {self._loss()}; it goes on in generation {note.value}"
         if note.what == "back":
             return (
                 f"job {self._name!r}: layers that were not yet in the checkpoint directory are "
@@ -192,6 +203,24 @@ class Chronicle:
             f"{self._names[note.task]}: {note.why}; its state is kept at {note.level!r}, too, "
             "until the directory keeps up again. No row is lost, but logs grow, and input is kept. "
             "Is the directory full, slow or away? A longer checkpoint_interval writes less"
+        )
+
+    def _loss(self) -> str:
+        """What a failure means for the rows of a job that goes on in another generation."""
+        plan = self._coordinator.plan
+        if plan.leaves_gaps:
+            return (
+                "a failure took what its tasks knew and had not delivered "
+                "(guarantee='at_most_once'): they begin empty, and no row is delivered twice"
+            )
+        if not plan.causal_log:
+            return (
+                "a failure took what was done since the last checkpoint "
+                "(guarantee='at_least_once'): it is done again, and rows may be delivered twice"
+            )
+        return (
+            "a failure took log entries that no other process held; on_orphan='availability': rows "
+            "may have been delivered twice"
         )
 
     def noted(self, note: Note, now_s: float) -> Recovery | LevelChanged | None:
