@@ -128,6 +128,18 @@ def test_pauses_grow_and_in_the_end_the_job_does(world):
     assert "it has died" in error.what
 
 
+def test_a_slot_that_ends_before_it_comes_is_told_soon(world):
+    """Once may be a kill. The job waits meanwhile, for a quarter of a minute at least."""
+    world.ends(0, 0.0)
+    assert not world.places.tick(SETTLE_S)
+    world.ends(0, 2.0)
+    (warning,) = world.places.tick(2.0)
+    assert "slot 0 has ended 2 times in a row before it registered: it has died" in warning
+    world.places.tick(2.0 + RELAUNCH_S)
+    world.ends(0, 3.0)
+    assert not world.places.tick(5.0)
+
+
 def test_a_bug_in_a_slot_s_loop_ends_the_job_when_it_comes_again_and_again(world):
     """Though the slots register each time."""
     for number in range(3 * BROKEN_MAX):  # once in a while

@@ -33,6 +33,13 @@ def test_all_processes_have_the_same_folder_and_disk(temporary):
     assert local_folder(URI, str(temporary / "mine")) == temporary / "mine" / "3f"
 
 
+def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableStore, match=r"cannot be used: .*Not a directory") as caught:
+        disk_of(local_folder(URI, str(tmp_path / "file" / "mine")))
+    assert "local_dir=" in caught.value.remedy
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_somebody_else_is_refused(temporary):
     base = temporary / f"clonos-{os.getuid()}"

@@ -36,6 +36,9 @@ RELAUNCH_S: Final = 0.5
 """Delay before a place that failed at once is relaunched; doubled each time ..."""
 RELAUNCH_MOST_S: Final = 10.0
 """... up to this, and not at all while a task waits for the place."""
+FAILURES_TOLD: Final = 2
+"""If a place ends this often in a row without ever registering, there is a warning. (Once, it may
+have been killed.)"""
 RELAUNCH_MAX: Final = 6
 """The job fails if a place ends more often than this in a row without ever registering ..."""
 RELAUNCH_FOR_S: Final = 15.0
@@ -172,6 +175,7 @@ class Places:
         self._attempts = 0
         self._is_closing = False
         self._broken: deque[float] = deque(maxlen=BROKEN_MAX + 1)
+        self._failed: list[str] = []  # warnings
         self.places = [
             Place(number, task, PLACE.machine(f"place {number}"))
             for number, task in enumerate(tasks)
@@ -225,12 +229,18 @@ class Places:
         if not place.failures:
             place.failing_s = now_s
         place.failures += 1
+        why = event.error.what if event.error else "it left without an error"
+        others = any(p.failures >= FAILURES_TOLD for p in self.places if p is not place)
+        if place.failures == FAILURES_TOLD and not others:  # one warning for all
+            self._failed.append(
+                f"job {self._job!r}: slot {place.number} has ended {place.failures} times in a row "
+                f"before it registered: {why}. It is started again, and the job waits for it"
+            )
         is_patient = now_s - place.failing_s < RELAUNCH_FOR_S
         if place.failures <= self._pace.relaunch_max or is_patient:
             return None
         return SlotsLost(
-            f"the slot has ended {place.failures} times in a row before it registered: "
-            f"{event.error.what if event.error else 'it left without an error'}",
+            f"the slot has ended {place.failures} times in a row before it registered: {why}",
             where=f"{self._job}: slot {place.number}",
             remedy="see the executors' logs, and whether they reach the driver's address",
         )
@@ -259,7 +269,7 @@ class Places:
         Returns
         -------
         list[str]
-            Warnings: slots that do not register.
+            Warnings: slots that do not register, or end before they do.
         """
         for place in self._urgent(waiting) if waiting else ():
             if place.urgent_s is not None and now_s >= place.urgent_s:
@@ -269,6 +279,7 @@ class Places:
                 else:
                     self._launcher.cancel(place.attempt)
         late: list[Place] = []
+        failed, self._failed = self._failed, []
         for place in self.places:
             if place.due_s is None or now_s < place.due_s:
                 continue
@@ -279,7 +290,7 @@ class Places:
                 self._launcher.cancel(place.attempt)
             else:
                 late.append(place)  # only once
-        return list(self._complaints(late))
+        return [*failed, *self._complaints(late)]
 
     def _complaints(self, late: Collection[Place]) -> Iterator[str]:
         """One for all slots that are gone, one for all that have not come."""

@@ -67,15 +67,27 @@ def local_folder(uri: str, local_dir: str | None) -> Path:
 
 
 def disk_of(folder: Path) -> str:
-    """The name of the disk on which a folder is; the disk gets one if it has none."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The name of the disk on which a folder is; the disk gets one if it has none.
+
+    Raises
+    ------
+    UnusableStore
+        The folder cannot be made, written or read.
+    """
     path, own = folder / NAME, folder / f".{uuid4().hex}"
-    if not path.exists():
-        own.write_text(uuid4().hex, "utf-8")
-        with suppress(FileExistsError):
-            os.link(own, path)  # complete, or another process's
-        own.unlink()
-    return path.read_text("utf-8")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            own.write_text(uuid4().hex, "utf-8")
+            with suppress(FileExistsError):
+                os.link(own, path)  # complete, or another process's
+            own.unlink()
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise UnusableStore(
+            f"the folder for state on the local disk cannot be used: {error}",
+            remedy="give clonos.Job(local_dir=...), a folder that executors may make and write",
+        ) from None
 
 
 class Layers:
