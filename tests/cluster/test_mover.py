@@ -61,10 +61,18 @@ def test_who_stays_is_told(answer, timeout_s):
     assert not world.observer.listeners
 
 
+def test_a_job_that_has_ended_says_so():
+    world = World(None)
+    world.mover._is_running = lambda: False
+    with pytest.raises(CannotMove, match="the job has ended"):
+        world.mover.move(world.names[1], 60.0)
+
+
 def test_what_cannot_be_asked_for():
     world = World("moved")
-    with pytest.raises(UnknownTask, match="there is no task 'sinks'"):
-        world.mover.move("sinks", 60.0)
+    for name in ("sinks", 5):
+        with pytest.raises(UnknownTask, match=f"there is no task {name!r}"):
+            world.mover.move(name, 60.0)
     with pytest.raises(CannotMove, match="no slot of this job"):
         world.mover.drain("9", 60.0)
     world = World("moved", causal_log=False)

@@ -56,7 +56,7 @@ class Mover:
         """See :meth:`~clonos.cluster.driver.RunningJob.move`."""
         ids = {spec.name: spec.id for spec in self._plan.tasks}
         if task not in ids:
-            near = get_close_matches(task, ids, n=3) or sorted(ids)[:3]
+            near = get_close_matches(str(task), ids, n=3) or sorted(ids)[:3]
             raise UnknownTask(f"there is no task {task!r}", remedy=f"try {' or '.join(near)}")
         self._require_logs(task)
         first = self._plan.tasks[self._plan.cell_of[ids[task]][0]].name
@@ -82,6 +82,8 @@ class Mover:
                 return
         finally:
             observer.listeners = tuple(one for one in observer.listeners if one is not hear)
+        if not self._is_running():
+            raise CannotMove("the job has ended", where=task, remedy="start it again")
         raise CannotMove("it stays where it is", where=task)
 
     def drain(self, executor: str, timeout_s: float) -> None:
