@@ -220,6 +220,14 @@ def test_what_is_no_journal_is_said_without_its_password(tmp_path):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("journal", ["s3://", "file:///"])
+def test_a_scheme_alone_is_no_place_for_a_journal(tmp_path, monkeypatch, journal):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadDirectory, match="cannot be kept in"):
+        JobDirectory(str(tmp_path / "job"), journal, on_one_machine=True)
+    assert not list(tmp_path.iterdir())
+
+
 # --- another graph --------------------------------------------------------------------------------
 
 

@@ -427,8 +427,8 @@ def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
     if _in_database(journal):
         # Keys in the checkpoint's URI are masked, because others may read the tables.
         return PostgresDisk(str(journal)), f"/{folder_name(masked(base))}", True
-    if is_object_store(journal):
-        place = f"{str(journal).rstrip('/')}/{folder_name(masked(base))}"
+    place = f"{str(journal).rstrip('/')}/{folder_name(masked(base))}"
+    if is_object_store(journal) and "://" in place:
         return ObjectDisk(objects_of(place)), "/job", True
     if isinstance(journal, str) and "://" in journal:
         raise BadDirectory(
