@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -113,7 +114,9 @@ def _second_name():
         (lambda: clonos.Job(name=""), WrongType, "name=''"),
         (lambda: clonos.Job(NOT), WrongType, "name=5"),
         (lambda: clonos.Job(checkpoint_dir=""), WrongType, "checkpoint_dir=''"),
+        (lambda: clonos.Job(checkpoint_dir=Path("s3://b/job")), WrongType, "give a URI as a text"),
         (lambda: clonos.Job(local_dir=NOT), WrongType, "local_dir=5"),
+        (lambda: clonos.Job(local_dir="s3://b/job"), WrongType, "local_dir='s3://b/job'"),
         (lambda: clonos.Job(bundle_redact=NOT), WrongType, "bundle_redact=5"),
         (lambda: clonos.Job(speculation=NOT), WrongType, "speculation=5"),
         (lambda: clonos.Job(guarantee=NOT), WrongType, "guarantee"),
@@ -124,6 +127,12 @@ def _second_name():
         (lambda: clonos.Job(log_bytes="1 MB"), WrongType, "log_bytes='1 MB' is less than 1 MiB"),
         (lambda: clonos.Job(checkpoints="uncoordinated", guarantee="at_least_once"), WrongType,
          "without logs only marked checkpoints fit together"),
+        (lambda: clonos.Job(checkpoints="uncoordinated", guarantee="at_most_once"), WrongType,
+         "without logs only marked checkpoints fit together"),
+        (lambda: clonos.Job(speculation=True, guarantee="at_most_once"), WrongType,
+         "a rival would do rows again or lose them"),
+        (lambda: clonos.Job(history="1 hour", guarantee="at_most_once"), WrongType,
+         "the past cannot be replayed"),
         (lambda: words(sharing_depth=-1), WrongType, "sharing_depth"),
         (lambda: words(sharing_depth="all"), WrongType, "sharing_depth"),
         (lambda: words().filter(bool, parallelism=1000), WrongType, "128"),
@@ -134,7 +143,12 @@ def _second_name():
         (lambda: clonos.sources.from_batches([("a", 1)], schema="s string, n int"), WrongType,
          "list of batches"),
         (lambda: clonos.sources.from_batches([[("a",)]]), BadSchema, "without a schema"),
-        (lambda: clonos.sources.rate(0), WrongType, "rate"),
+        (lambda: clonos.sources.rate(0), WrongType, "rows_per_second=0"),
+        (lambda: clonos.sources.rate(float("nan")), WrongType, "rows_per_second=nan"),
+        (lambda: clonos.sources.rate("5"), WrongType, "rows_per_second='5'"),
+        (lambda: clonos.sources.rate(5, rows=-1), WrongType, "rows=-1"),
+        (lambda: clonos.Job().source(clonos.sources.rate(5), rows_per_second="5"), WrongType,
+         "rows_per_second='5'"),
         (lambda: clonos.Job().compile(), BadGraph, "no sink"),
     ],
 )  # fmt: skip

@@ -23,6 +23,7 @@ from clonos.errors import WrongType
         ({"ui_port": 65_536}, "ui_port=65536. To do: give a whole number from 0 to 65535"),
         ({"linger_ms": -1}, "linger_ms=-1. To do: give a number that is not negative"),
         ({"silence_s": 0}, "silence_s=0. To do: give a number above 0"),
+        ({"silence_s": float("inf")}, "silence_s=inf"),
         ({"answer_s": "3"}, "answer_s='3'. To do: give a number above 0"),
         ({"progress_s": True}, "progress_s=True"),
         ({"durability": "none"}, "durability='none'. To do: use 'fsync' or 'process'"),

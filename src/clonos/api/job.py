@@ -16,6 +16,7 @@ from clonos.api.settings import (
     folder_of,
     keep_of,
     limit_of,
+    local_folder_of,
     name_of,
     number_of,
     one_of,
@@ -39,7 +40,7 @@ from clonos.operators.base import OnBadRecord
 from clonos.operators.operations import PassOn
 from clonos.sinks import collect
 from clonos.sources import dataframe
-from clonos.sources.spec import SourceSpec
+from clonos.sources.spec import SourceSpec, rate_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -204,7 +205,7 @@ class Job:
                 bundle_bytes=limit_of("bundle_bytes", bundle_bytes),
                 bundle_redact=redaction_of("bundle_redact", bundle_redact),
                 persistence=persistence,
-                local_dir=folder_of("local_dir", local_dir),
+                local_dir=local_folder_of("local_dir", local_dir),
             ),
         )
 
@@ -248,9 +249,8 @@ class Job:
                     remedy="materialize only DataFrames that do not stream",
                 )
             source = replace(source, kind="materialized")
-        if rows_per_second is not None and not rows_per_second > 0:
-            raise WrongType(f"rows_per_second={rows_per_second!r}", remedy="give a number above 0")
-        source = replace(source, rows_per_second=rows_per_second)
+        if rows_per_second is not None:
+            source = replace(source, rows_per_second=rate_of("rows_per_second", rows_per_second))
         limit = source.parallelism_max
         if limit is not None and parallelism is not None and parallelism > limit:
             raise BadGraph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ def keep_of(
     return Keep(parse_duration(history), limit, parse_duration(interval))
 
 
+_NEARLY_URI: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)")
 MORE_ROOM: Final = "give more: the rows of a batch are handled with all of their values in memory"
 SAID_RARELY: Final = (
     "give more: receivers report only every 256 KiB what they have processed, and until then it "
@@ -70,7 +72,7 @@ def one_of(name: str, value: str, *allowed: str) -> None:
 
 def require_logs(guarantee: str, setting: str, what: str) -> None:
     """See that there are logs; `what`: how it is without them."""
-    if guarantee == "at_least_once":
+    if guarantee != "exactly_once":
         raise WrongType(
             f"{setting} with guarantee={guarantee!r}",
             remedy=f"without logs {what}: use one or the other",
@@ -110,7 +112,9 @@ def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> N
         what = "only marked checkpoints fit together"
         require_logs(guarantee, f"checkpoints={checkpoints!r}", what)
     if speculation:
-        require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
+        require_logs(
+            guarantee, f"speculation={speculation!r}", "a rival would do rows again or lose them"
+        )
 
 
 def require_level(
@@ -155,7 +159,17 @@ def folder_of(name: str, value: Any) -> str | None:
         return None
     if not (isinstance(value, str | Path) and str(value)):
         raise WrongType(f"{name}={value!r}", remedy="give a folder or a URI, or leave it out")
+    if _NEARLY_URI.match(str(value)):  # Path("s3://bucket") has lost a slash
+        raise WrongType(f"{name}={value!r}", remedy='give a URI as a text: "s3://bucket/folder"')
     return str(value)
+
+
+def local_folder_of(name: str, value: Any) -> str | None:
+    """A folder on the disk of each machine, if there is one."""
+    folder = folder_of(name, value)
+    if folder is not None and "://" in folder:
+        raise WrongType(f"{name}={value!r}", remedy="give a folder on the disk of each machine")
+    return folder
 
 
 def redaction_of(name: str, value: Any) -> Any:

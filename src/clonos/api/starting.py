@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
@@ -92,9 +93,9 @@ def require_no_options(options: StartOptions, timeout_s: float | None) -> None:
 
 
 def _require_seconds(name: str, value: Any, *, above: bool = True) -> None:
-    """Raise `WrongType` unless it is a number above 0, or at least 0."""
+    """Raise `WrongType` unless it is a finite number above 0, or at least 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value > 0 if above else value >= 0):
+    if not is_number or not (value > 0 if above else value >= 0) or value == inf:
         limit = "above 0" if above else "that is not negative"
         raise WrongType(f"{name}={value!r}", where="start", remedy=f"give a number {limit}")
 

@@ -41,7 +41,7 @@ from clonos.sources.messages import (
 )
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
-from clonos.sources.spec import Feeding, SourceSpec
+from clonos.sources.spec import Feeding, SourceSpec, rate_of
 from clonos.sources.tables import table
 
 if TYPE_CHECKING:
@@ -216,10 +216,10 @@ def rate(
         Timestamp of the first row; 1970 if not given. It is not the current time, because a job
         that is started again must get the same rows.
     """
-    if rows_per_second <= 0:
-        raise WrongType(f"a rate of {rows_per_second}", remedy="give a number above 0")
+    if rows is not None and (type(rows) is not int or rows < 0):
+        raise WrongType(f"rows={rows!r}", remedy="give a whole number from 0, or None")
     start_us = 1000 * to_ms(start) if start is not None else 0
-    factory = partial(_rate, float(rows_per_second), rows, start_us)
+    factory = partial(_rate, rate_of("rows_per_second", rows_per_second), rows, start_us)
     schema = RateReader.schema
     return SourceSpec("rate", schema, factory, True, schema, ends=rows is not None)
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from numbers import Real
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from clonos.errors import ProtocolError
+from clonos.errors import ProtocolError, WrongType
 from clonos.operators.operations import Operation, PassOn
 from clonos.sources.readers import Reader
 
 ReaderFactory = Callable[[int, int], Reader]
 """(task index, parallelism) -> reader."""
+
+
+def rate_of(name: str, rate: Any) -> float:
+    """A number of rows per second."""
+    if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 < rate < inf:
+        raise WrongType(f"{name}={rate!r}", remedy="give a number above 0")
+    return float(rate)
 
 
 @dataclass(frozen=True)
