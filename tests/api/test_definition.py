@@ -24,6 +24,8 @@ from clonos.errors import (
 
 NOT: Any = 5
 NO_PATH: Any = None  # as of an environment variable that is not set
+TEXT: Any = "5"
+PATH: Any = Path("s3://b/job")
 SCHEMA = "word string, n long, t timestamp"
 
 
@@ -114,7 +116,7 @@ def _second_name():
         (lambda: clonos.Job(name=""), WrongType, "name=''"),
         (lambda: clonos.Job(NOT), WrongType, "name=5"),
         (lambda: clonos.Job(checkpoint_dir=""), WrongType, "checkpoint_dir=''"),
-        (lambda: clonos.Job(checkpoint_dir=Path("s3://b/job")), WrongType, "give a URI as a text"),
+        (lambda: clonos.Job(checkpoint_dir=PATH), WrongType, "give a URI as a text"),
         (lambda: clonos.Job(local_dir=NOT), WrongType, "local_dir=5"),
         (lambda: clonos.Job(local_dir="s3://b/job"), WrongType, "local_dir='s3://b/job'"),
         (lambda: clonos.Job(bundle_redact=NOT), WrongType, "bundle_redact=5"),
@@ -145,9 +147,9 @@ def _second_name():
         (lambda: clonos.sources.from_batches([[("a",)]]), BadSchema, "without a schema"),
         (lambda: clonos.sources.rate(0), WrongType, "rows_per_second=0"),
         (lambda: clonos.sources.rate(float("nan")), WrongType, "rows_per_second=nan"),
-        (lambda: clonos.sources.rate("5"), WrongType, "rows_per_second='5'"),
+        (lambda: clonos.sources.rate(TEXT), WrongType, "rows_per_second='5'"),
         (lambda: clonos.sources.rate(5, rows=-1), WrongType, "rows=-1"),
-        (lambda: clonos.Job().source(clonos.sources.rate(5), rows_per_second="5"), WrongType,
+        (lambda: clonos.Job().source(clonos.sources.rate(5), rows_per_second=TEXT), WrongType,
          "rows_per_second='5'"),
         (lambda: clonos.Job().compile(), BadGraph, "no sink"),
     ],

@@ -192,6 +192,28 @@ def test_a_poison_record(spark, tmp_path):
     assert 50 in past.rows()["n"].to_pylist()
 
 
+def test_a_poison_record_is_kept(spark, tmp_path):
+    deaths = tmp_path / "deaths"
+
+    def work(row: Any) -> int:
+        if row.n in {20, 70}:
+            with deaths.open("a") as file:
+                file.write(f"{row.n}\n")
+            os._exit(0)
+        return int(row.n)
+
+    job = mapped(work, is_apart=True, on_bad_record="keep")
+    job.bad_records.sink(clonos.sinks.collect(), name="bad")
+    result = job.run(spark, timeout_s=600)
+    left = [n for n in range(100) if n not in {20, 70}]
+    assert sorted(result.table("out").column("n").to_pylist()) == left
+    bad = result.table("bad").to_pylist()
+    assert sorted(each["record"] for each in bad) == ['{"n": 20}', '{"n": 70}']
+    assert {each["error"] for each in bad} == {"PoisonRecord: it kills the process that handles it"}
+    assert sum(result.dropped.values()) == 2
+    assert {*deaths.read_text().split()} == {"20", "70"}
+
+
 def test_a_callback_that_raises(spark):
     def told(batch: pa.RecordBatch) -> None:
         raise RuntimeError("no room")

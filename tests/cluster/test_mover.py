@@ -70,7 +70,8 @@ def test_a_job_that_has_ended_says_so():
 
 def test_what_cannot_be_asked_for():
     world = World("moved")
-    for name in ("sinks", 5):
+    names: list[Any] = ["sinks", 5]
+    for name in names:
         with pytest.raises(UnknownTask, match=f"there is no task {name!r}"):
             world.mover.move(name, 60.0)
     with pytest.raises(CannotMove, match="no slot of this job"):

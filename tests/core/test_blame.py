@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,12 +192,22 @@ class Tried:
     """A task that is about to take items 10 to 12 of channel 7, four rows each."""
 
     def __init__(
-        self, dies_of: set[int], *, deaths: int = 1, lives: int = 1, outcomes: Any = None
+        self,
+        dies_of: set[int],
+        *,
+        deaths: int = 1,
+        lives: int = 1,
+        outcomes: Any = None,
+        leaves_out: bool = False,
+        of_each: bool = False,
     ) -> None:
         self.tried: list[list[int]] = []
         self.said: list[Any] = []
         self._dies_of, self._outcomes = dies_of, iter(outcomes or ())
-        spec: Any = SimpleNamespace(name="work[0]", inputs=(4, 7), is_implied=False)
+        self._of_each = of_each
+        spec: Any = SimpleNamespace(
+            name="work[0]", inputs=(4, 7), is_implied=False, leaves_out=leaves_out
+        )
         activate = msg.Activate(
             0,
             LIFE,
@@ -211,27 +222,28 @@ class Tried:
         self.intake = SimpleNamespace(taken=0)
         self.watch = Watch(spec, activate, self, self.said.append)  # type: ignore[arg-type]
 
-    def takes(self, first: int = 10) -> None:
+    def takes(self, first: int = 10) -> Sequence[int]:
         items = [
             Item(seq, Kind.BATCH, 0, 0, Batch(tuple(range(4 * seq, 4 * seq + 4)), 4, 4, 0), {}, 0)
             for seq in range(first, first + 3)
         ]
-        self.watch.before(self, Order(7, 3, 1, 1, 0), items)  # type: ignore[arg-type]
+        return self.watch.before(self, Order(7, 3, 1, 1, 0), items)  # type: ignore[arg-type]
 
     def new_step(self, cause: Any) -> Any:
         return None
 
     def attempt(self, program: Any, do: Any) -> Trial:
         do(self)
-        is_fatal = self._dies_of <= set(self.tried[-1]) and bool(self._dies_of)
+        met = self._dies_of & set(self.tried[-1])
+        is_fatal = bool(met) if self._of_each else bool(met) and met == self._dies_of
         return next(self._outcomes, Trial.DIED if is_fatal else Trial.SURVIVED)
 
     def on_batches(self, step: Any, channel: int, batches: Any, watermark_ms: Any) -> None:
         self.tried.append([row for batch in batches for row in batch.payload])
 
     @staticmethod
-    def part(batch: Batch, first: int, rows: int) -> Batch:
-        return Batch(batch.payload[first : first + rows], rows, rows, 0)
+    def pick(batch: Batch, rows: Sequence[int]) -> Batch:
+        return Batch(tuple(batch.payload[row] for row in rows), len(rows), len(rows), 0)
 
     @staticmethod
     def show(batch: Batch) -> str:
@@ -256,6 +268,21 @@ def test_records_that_kill_together_are_found_together():
     task = Tried({44, 45})
     with pytest.raises(PoisonRecord, match="something in 2 records, from number 44 on"):
         task.takes()
+
+
+def test_records_of_which_each_kills_are_left_out():
+    task = Tried({41, 50, 51}, leaves_out=True, of_each=True)
+    assert task.takes() == [1, 10, 11]
+    assert task.tried[-1] == [row for row in range(40, 52) if row not in {41, 50, 51}]
+    assert task.said == [TRIAL, msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=True)]
+    task = Tried({*range(40, 52)}, leaves_out=True, of_each=True)
+    assert task.takes() == list(range(12))
+    assert task.tried[-1] == []
+
+
+def test_records_that_kill_only_together_are_not_left_out():
+    with pytest.raises(PoisonRecord, match="something in 2 records, from number 44 on"):
+        Tried({44, 45}, leaves_out=True).takes()
 
 
 def test_who_survives_is_cleared():

@@ -51,7 +51,7 @@ class World:
     def attempt(self, program: Any, do: Any) -> Any:
         raise AssertionError(do)
 
-    def part(self, batch: Any, first: int, rows: int) -> Any:
+    def pick(self, batch: Any, rows: Any) -> Any:
         raise AssertionError(batch)
 
     def show(self, batch: Any) -> str:

@@ -441,7 +441,7 @@ def failed(asked: Any, error: Exception, trace: str) -> Answers:
 
 def test_an_error_of_a_service_shows_its_lines_and_those_that_have_got_it():
     class Trusting(Talk):
-        def on_first(self, reply: Any, ctx: Any) -> list[tuple[Any, ...]]:
+        def on_first(self, reply: Any, ctx: Any) -> Any:
             return [(ctx.key, reply.get())]
 
     harness = StepHarness(program_of(Trusting()))

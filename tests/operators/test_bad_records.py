@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.columns.batches import seal
 from clonos.errors import BadGraph, OperatorError
 from clonos.operators.bad_records import as_text
 from clonos.testing import InMemoryRun
+from clonos.testing.harness import StepOutput
 
 
 class Odd:
@@ -79,6 +81,34 @@ def test_of_a_batch_each_row_is_kept_and_counted():
     programs: list[Any] = [harness.program for harness in run._tasks.values()]
     (counted,) = [program.statistics for program in programs if program.statistics]
     assert counted == {"op: bad_records": 2}
+
+
+@pytest.mark.parametrize("how", ["drop", "keep"])
+def test_a_record_that_is_left_out_is_a_bad_record(how):
+    """It kills the process, so no operator ever sees it."""
+    schema = pa.schema([("n", pa.int64())])
+    job = clonos.Job("job", on_bad_record=how)
+    rows = job.source(clonos.sources.from_batches([], schema=schema), name="in")
+    rows.map(lambda row: row.n, "n long", name="op").sink(clonos.sinks.collect(), name="out")
+    if how == "keep":
+        job.bad_records.sink(clonos.sinks.collect(), name="bad")
+    compiled = job.compile()
+    (source,) = [task for task in compiled.plan.tasks if task.is_source]
+    assert source.leaves_out
+    assert all(task.leaves_out == (how == "drop" or task is source) for task in compiled.plan.tasks)
+    program = next(code for code in compiled.codes if code.task == source).program()
+    left_out, none = (seal(pa.record_batch([pa.array(n, pa.int64())], ["n"])) for n in ([7], []))
+    for rest in (none, seal(pa.record_batch([pa.array([8, 9])], ["n"]))):
+        step = StepOutput(1, 1000, left_out=(left_out,))
+        program.on_source(step, rest)
+        made = [row for batch in step.batches.values() for row in batch.payload.to_pylist()]
+        bad = [row for row in made if "error" in row]
+        assert [row["n"] for row in made if "n" in row] == rest.payload.column("n").to_pylist()
+        if how == "keep":
+            (kept,) = bad
+            assert (kept["operator"], kept["record"]) == ("in", '{"n": 7}')
+            assert kept["error"] == "PoisonRecord: it kills the process that handles it"
+    assert program.statistics == {"in: bad_records": 2}
 
 
 def test_timers_and_replies_are_known_by_their_key():

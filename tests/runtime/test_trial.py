@@ -154,10 +154,10 @@ def test_a_copy_is_made_when_nobody_imports(tmp_path, monkeypatch):
     assert not trial._others_import()
 
 
-def test_rows_are_shown_and_parted():
+def test_rows_are_shown_and_picked():
     world = RealWorld()
     batch = seal(pa.record_batch({"n": [1, 2, 3], "text": ["a", "b", "x" * 1000]}))
-    part = world.part(batch, 1, 2)
+    part = world.pick(batch, [1, 2])
     assert (part.rows, part.payload.column("n").to_pylist()) == (2, [2, 3])
     assert world.show(part) == "{'n': 2, 'text': 'b'}"
-    assert len(world.show(world.part(batch, 2, 1))) == SHOWN_MAX + len("...")
+    assert len(world.show(world.pick(batch, [2]))) == SHOWN_MAX + len("...")

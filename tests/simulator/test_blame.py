@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from clonos.core.blame import Suspicion
-from clonos.core.determinants import Order, decode_record
+from clonos.core.determinants import LeftOut, Order, decode_record
 from clonos.core.events import Trial
+from clonos.core.messages import Kind
 from clonos.core.watch import DEATHS
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
@@ -20,10 +21,14 @@ WORK = 1
 """The task that may meet poison, and is killed."""
 
 
-def cluster_of(seed: int, *, rows: int = 60, poison: int = -1) -> Cluster:
+def cluster_of(
+    seed: int, *, rows: int = 60, poison: int = -1, leaves_out: bool = False, stage: int = WORK
+) -> Cluster:
+    behaviour = Behaviour(poison_id=poison, leaves_out=leaves_out)
+    source, work = (behaviour if number == stage else Behaviour() for number in (0, WORK))
     stages = (
-        Stage("source", 1, ()),
-        Stage("work", 1, (0,), Behaviour(poison_id=poison)),
+        Stage("source", 1, (), source),
+        Stage("work", 1, (0,), work),
         Stage("sink", 1, (1,), is_sink=True),
     )
     job = build_job(stages, sharing_depth=1, rows=rows)
@@ -48,6 +53,16 @@ def works(cluster: Cluster, steps: int) -> bool:
     return slot is not None and slot.machine is not None and slot.machine.position >= steps
 
 
+def leaves_out(cluster: Cluster, task: int) -> bool:
+    """Whether the newest step of a task has left out a row."""
+    slot = cluster.slot_of(task)
+    machine = None if slot is None else slot.machine_of(task)
+    if machine is None or machine.position <= machine.book.base(task):
+        return False
+    record = decode_record(machine.book.record(task, machine.position))
+    return any(isinstance(one, LeftOut) for one in record)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_record_that_kills_is_named(seed):
     cluster = cluster_of(seed, poison=POISON)
@@ -58,6 +73,27 @@ def test_a_record_that_kills_is_named(seed):
     (task, (position, record)) = next(iter(cluster.driver.node.keeper.failed.items()))
     assert (task, position) == (WORK, cluster.driver.node.keeper.length(WORK) + 1)
     assert isinstance(decode_record(record)[0], Order), "the step is known, and can be looked at"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("stage", [0, WORK])
+def test_a_record_that_kills_may_be_left_out(seed, stage):
+    """Once and for all: lives that come later find in the log that it was."""
+    cluster = cluster_of(seed, rows=100, poison=POISON, leaves_out=True, stage=stage)
+    cluster.heals_at = float("inf")
+    cluster.run_until(lambda: leaves_out(cluster, stage))
+    assert cluster.poisonings == 2
+    slot = cluster.slot_of(stage)
+    assert slot is not None
+    cluster.kill(slot, "script")
+    cluster.heals_at = cluster.scheduler.now
+    outcome = cluster.run(cluster.scheduler.now + 30_000)
+    assert outcome.state == "done"
+    cluster.recorder.check_end(cluster.service)
+    assert cluster.poisonings <= 2 + 2, "only if the log of that step was lost, it is found anew"
+    output = cluster.recorder.output(2)
+    ids = [row for kind, rows, _ in output if kind == Kind.BATCH for row, _ in rows]
+    assert sorted(ids) == [row for row in range(1, 101) if row != POISON]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

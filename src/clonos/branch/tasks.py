@@ -62,6 +62,7 @@ class BranchStep:
     now_ms: int
     asks: Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], tuple[bool, bytes]]
     is_live: bool = False
+    left_out: Sequence[Batch] = ()
     batches: dict[int, Batch] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
     asked: list[tuple[CallId, Request]] = field(default_factory=list)

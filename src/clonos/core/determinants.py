@@ -30,6 +30,7 @@ class Cause(IntEnum):
     CALL = 6
     OUTCOMES = 7
     SOURCE_CUT = 8
+    LEFT_OUT = 9
 
 
 class Source(NamedTuple):
@@ -103,7 +104,16 @@ class SourceCut(NamedTuple):
     cut: bytes
 
 
-Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call | Outcomes | SourceCut
+class LeftOut(NamedTuple):
+    """These of the rows that the step takes, by number from 0, are not handled: they kill the
+    process. The second entry of a record, if there is one."""
+
+    rows: Sequence[int]
+
+
+Determinant = (
+    Source | SourceEnd | Order | Timer | Marker | Clock | Call | Outcomes | SourceCut | LeftOut
+)
 
 KINDS: tuple[type[Any], ...] = (
     Source,
@@ -115,6 +125,7 @@ KINDS: tuple[type[Any], ...] = (
     Call,
     Outcomes,
     SourceCut,
+    LeftOut,
 )
 ARITY = tuple(len(kind._fields) for kind in KINDS)
 NUMBER: dict[type[Any], int] = {kind: number for number, kind in enumerate(KINDS)}
@@ -135,6 +146,24 @@ def encode_record(determinants: Sequence[Determinant]) -> bytes:
         flat.extend(determinant)
     packed: bytes = msgpack.packb(flat)
     return packed
+
+
+def in_parts(
+    record: Sequence[Determinant],
+) -> tuple[Determinant, Sequence[int], Sequence[Determinant]]:
+    """The cause of a step, the rows that it leaves out, and what it has asked.
+
+    Examples
+    --------
+    >>> in_parts([Timer(7), Clock(7)])
+    (Timer(now_ms=7), (), [Clock(now_ms=7)])
+    >>> in_parts([Order(3, 1, 70, 1, 0), LeftOut([5])])
+    (Order(channel=3, taken=1, position=70, term=1, n=0), [5], [])
+    """
+    cause, *asked = record
+    if asked and isinstance(asked[0], LeftOut):
+        return cause, asked[0].rows, asked[1:]
+    return cause, (), asked
 
 
 def decode_record(record: bytes) -> list[Determinant]:

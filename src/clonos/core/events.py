@@ -6,7 +6,7 @@ channel by the runtime (`conn`); both numbers only tell a new stream from a stal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, SupportsBytes
@@ -301,8 +301,8 @@ class World(Protocol):
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
         """Do something with a copy of `program`, in a process whose end hurts nobody."""
 
-    def part(self, batch: Batch, first: int, rows: int) -> Batch:
-        """Some of the rows of a batch (a pure function)."""
+    def pick(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        """These rows of a batch, by number from 0 (a pure function)."""
 
     def show(self, batch: Batch) -> str:
         """The first row of a batch, for people, not too long."""

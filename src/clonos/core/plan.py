@@ -43,6 +43,7 @@ class TaskSpec:
     which tasks share its slot, those with the same number; None: it has its own. ``is_implied``:
     all that it does follows from the items of its only input, taken one by one, so nobody but
     itself needs its log. ``level``: how safely its layers are kept (:mod:`clonos.core.levels`).
+    ``leaves_out``: it goes on without a record that is proved to kill the process.
     """
 
     id: int
@@ -59,6 +60,7 @@ class TaskSpec:
     cell: int | None = None
     is_implied: bool = False
     level: str = "store"
+    leaves_out: bool = False
 
     @property
     def is_sink(self) -> bool:

@@ -37,6 +37,10 @@ class Step(Protocol):
     def is_live(self) -> bool:
         """Whether this step is taken for the first time, not replayed from the log."""
 
+    @property
+    def left_out(self) -> Sequence[Batch]:
+        """Rows that came with this step and are not to be handled: they kill the process."""
+
     def clock_ms(self) -> int:
         """Processing time in ms since the epoch: one reading per step, logged, never going back."""
 

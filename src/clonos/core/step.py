@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -12,6 +13,7 @@ from clonos.core.determinants import (
     Call,
     Clock,
     Determinant,
+    LeftOut,
     Marker,
     Order,
     Outcomes,
@@ -109,6 +111,19 @@ def attempt(job: Job) -> Exception | None:
     return None
 
 
+def pick_rows(world: World, batches: Sequence[Batch], rows: Sequence[int]) -> list[Batch]:
+    """These of the rows of all batches together, by number from 0, in ascending order."""
+    picked, start = [], 0
+    for batch in batches:
+        end = start + batch.rows
+        some = rows[bisect_left(rows, start) : bisect_left(rows, end)]
+        if some:
+            is_whole = len(some) == batch.rows
+            picked.append(batch if is_whole else world.pick(batch, [n - start for n in some]))
+        start = end
+    return picked or [world.pick(batch, ()) for batch in batches[:1]]
+
+
 class TaskTime:
     """Processing time of a task while it is live: it never goes back, and never stands still.
 
@@ -147,6 +162,8 @@ class RunningStep:
     marker, ends, ended
         The epoch of the marker that it takes (0: none); whether an input or the source ends with
         it; the inputs that end.
+    left_out
+        Rows that it takes and does not handle, because they kill the process.
     is_quiet
         Whether it takes nothing that could keep a loop going.
     has_called
@@ -171,6 +188,7 @@ class RunningStep:
         self.record: list[Determinant] = [cause]
         self.emitted: dict[int, Batch] = {}
         self.watermarks: dict[int, int] = {}
+        self.left_out: Sequence[Batch] = ()
         self.asked: list[tuple[CallId, Request]] = []
         self.wake_ms = wake_ms
         self.floor_clock_ms = clock_ms if now_ms is None else now_ms  # time never goes back
@@ -229,6 +247,14 @@ class RunningStep:
         if outcome.ok:
             return decode(outcome.answer)
         raise decode_error(outcome.answer)
+
+    def leave_out(self, rows: Sequence[int], batches: Sequence[Batch]) -> list[Batch]:
+        """Do not handle these of the rows that are taken. Return the others."""
+        if self.is_live:
+            self.record.append(LeftOut(rows))
+        self.left_out = pick_rows(self._world, batches, rows)
+        rest = set(range(sum(batch.rows for batch in batches))).difference(rows)
+        return pick_rows(self._world, batches, sorted(rest))
 
     def ask(self, call: CallId, request: Request) -> None:
         self.asked.append((call, request))

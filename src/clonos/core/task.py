@@ -9,7 +9,7 @@ the same items and the same digests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from clonos.core import events as ev
@@ -29,6 +29,7 @@ from clonos.core.determinants import (
     Timer,
     decode_record,
     encode_record,
+    in_parts,
 )
 from clonos.core.fences import merge
 from clonos.core.holder import Holder
@@ -47,7 +48,7 @@ from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_o
 from clonos.core.watch import Watch
 from clonos.errors import ProtocolError
 
-Logged = list[Determinant] | None
+Logged = Sequence[Determinant] | None
 """What a step finds in the log; None: it is live."""
 
 
@@ -426,9 +427,8 @@ class TaskMachine:
             cause, items = choose(self, is_full=self._asks and self._is_full)
             if cause is None:
                 return None
-            if self.watch is not None:
-                self.watch.before(self, cause, items)
-            return self._begin(cause, items, None)
+            left_out = () if self.watch is None else self.watch.before(self, cause, items)
+            return self._begin(cause, items, None, left_out)
         except ProtocolError as error:
             with_stories(error, self.stories())
             raise
@@ -460,15 +460,15 @@ class TaskMachine:
 
     def _begin_logged(self) -> Job | None:
         """The log decides what is next; wait until the input for it has come again."""
-        determinants = decode_record(self.book.record(self.id, self.position + 1))
-        cause, logged = determinants[0], determinants[1:]
+        record = self.book.record(self.id, self.position + 1)
+        cause, left_out, logged = in_parts(decode_record(record))
         name, decode = self.spec.name, self.world.decode_rows
         if isinstance(cause, Order):
             items = self.inbounds.retake(cause, name)
-            return self._begin(cause, items, logged) if items else None
+            return self._begin(cause, items, logged, left_out) if items else None
         if isinstance(cause, Source | SourceCut) and not self.intake.reread(cause, decode, name):
             return None
-        return self._begin(cause, [], logged)
+        return self._begin(cause, [], logged, left_out)
 
     def new_step(self, cause: Determinant, logged: Logged = None) -> RunningStep:
         """A step that begins now."""
@@ -484,7 +484,9 @@ class TaskMachine:
             logged=logged,
         )
 
-    def _begin(self, cause: Determinant, items: list[Item], logged: Logged) -> Job:
+    def _begin(
+        self, cause: Determinant, items: list[Item], logged: Logged, left_out: Sequence[int]
+    ) -> Job:
         """Take what the step takes: an answer to a fence from now on says that we depend on it."""
         step = self.under_way = self.new_step(cause, logged)
         batches: list[Batch] = []
@@ -504,6 +506,8 @@ class TaskMachine:
                 self.born_ms = self.calls.take(outcomes, self.spec.name)
         for batch in batches:
             step.rows += batch.rows
+        if left_out:
+            batches = step.leave_out(left_out, batches)
         return job_of(self.program, step, cause, items, batches)
 
     def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> list[Batch]:

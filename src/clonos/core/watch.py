@@ -5,12 +5,15 @@ life has died are tried first: a copy of this process, whose end hurts nobody, t
 all of them, then with halves, down to the row. A record is poison if two copies have died of it or,
 if copies come to no result, if :data:`DEATHS` lives of the task have. A record that kills the slot
 together with the copy, or although the copy survives, counts as poison after :data:`LIVES` lives.
+
+A task may go on without a record of which two copies have died, if it keeps a log: the log says
+that the step leaves it out, so no later life meets it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from clonos.core import messages as msg
 from clonos.core.determinants import (
@@ -27,7 +30,7 @@ from clonos.core.intake import Intake
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program
-from clonos.core.step import RunningStep, job_of
+from clonos.core.step import RunningStep, job_of, pick_rows
 from clonos.core.suspects import CALLS, MARKER, SOURCE_ROWS, TIMER, Rows, Suspect
 from clonos.errors import PoisonRecord
 
@@ -41,6 +44,7 @@ _REMEDY: Final = (
     "see the executors' logs for how the process ended (a crash in native code, too little memory, "
     "an exit); correct the function for this record, or filter the record out before it"
 )
+_OR_LEAVE_OUT: Final = '; or set on_bad_record="drop" or "keep" to go on without such records'
 
 
 class Task(Protocol):
@@ -71,14 +75,19 @@ class Rehearsal:
         else:
             self.batches = [item.batch for item in items if item.batch is not None]
 
-    def attempt(self, batches: Sequence[Batch]) -> Trial:
-        """Take the step with these batches in place of all."""
-        task = self._task
-        return task.world.attempt(task.program, lambda program: self._do(program, batches))
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of all rows."""
+        return list(range(sum(batch.rows for batch in self.batches)))
 
-    def dies(self, batches: Sequence[Batch]) -> bool:
-        """Whether a copy dies of these batches."""
-        return self.attempt(batches) is Trial.DIED
+    def picked(self, rows: Sequence[int]) -> list[Batch]:
+        """Some of the rows."""
+        return pick_rows(self._task.world, self.batches, rows)
+
+    def attempt(self, rows: Sequence[int]) -> Trial:
+        """Take the step with these rows in place of all."""
+        task, batches = self._task, self.picked(rows)
+        return task.world.attempt(task.program, lambda program: self._do(program, batches))
 
     def _do(self, program: Program, batches: Sequence[Batch]) -> None:
         cause = self._cause
@@ -86,6 +95,16 @@ class Rehearsal:
             bytes(program.delta())  # a marker makes the program seal
         else:
             job_of(program, self._task.new_step(cause), cause, self._items, batches)()
+
+    def narrow_down(self, rows: Sequence[int]) -> Sequence[int]:
+        """The fewest of these rows found, in one piece, of which a copy dies."""
+        while (count := len(rows)) > 1:
+            halves = rows[: count // 2], rows[count // 2 :]
+            dies = next((h for h in halves if self.attempt(h) is Trial.DIED), None)
+            if dies is None:
+                break
+            rows = dies
+        return rows
 
 
 class Watch:
@@ -135,8 +154,8 @@ class Watch:
         """The floor of the task has moved."""
         self._floors_left -= self._floors_left > 0
 
-    def before(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
-        """A step is about to begin.
+    def before(self, task: Task, cause: Determinant, items: Sequence[Item]) -> Sequence[int]:
+        """A step is about to begin. Return which of its rows, by number, it has to leave out.
 
         Raises
         ------
@@ -146,22 +165,36 @@ class Watch:
         rows = rows_of(cause, items, task.intake.taken, task.wake_ms)
         met = [s for s in self._suspects if s.rows.common(rows) is not None]
         self._announce(msg.Announced(*self._life, rows, is_cleared=False))
-        if met:
-            self.condemned = cause
-            if self._try(Rehearsal(task, cause, items), rows, met):
-                self._announce(msg.Announced(*self._life, rows, is_cleared=True))
-            self.condemned = None
+        if not met:
+            return ()
+        self.condemned = cause
+        has_survived, left_out = self._try(Rehearsal(task, cause, items), rows, met)
+        if has_survived:
+            self._announce(msg.Announced(*self._life, rows, is_cleared=True))
+        self.condemned = None
+        return left_out
 
-    def _try(self, rehearsal: Rehearsal, rows: Rows, met: Sequence[Suspect]) -> bool:
-        """Try suspect rows. Return whether a copy has survived them."""
+    def _try(
+        self, rehearsal: Rehearsal, rows: Rows, met: Sequence[Suspect]
+    ) -> tuple[bool, Sequence[int]]:
+        """Try suspect rows. Return whether a copy has survived them, and those that it was not
+        given, because two copies have died of each."""
         if (lives := max(s.lives for s in met)) >= LIVES:
             self._condemn(rows, lives, "whatever a trial of it says")
-        trial = rehearsal.attempt(rehearsal.batches)
-        if trial is Trial.DIED:
-            self._convict(rows, rehearsal)
-        elif trial is Trial.UNKNOWN and (deaths := max(s.deaths for s in met)) >= DEATHS:
+        left_out: list[int] = []
+        rest: Sequence[int] = rehearsal.rows
+        while (trial := rehearsal.attempt(rest)) is Trial.DIED:
+            guilty = rehearsal.narrow_down(rest)
+            # Something else may have killed the first copy, so the rows must kill another one.
+            if rehearsal.attempt(guilty) is not Trial.DIED:
+                break
+            if not self._spec.leaves_out or len(guilty) != 1:
+                self._convict(rows, rehearsal.picked(guilty))  # a timer, or several rows together
+            left_out = sorted([*left_out, *guilty])
+            rest = [number for number in rest if number not in guilty]
+        if trial is Trial.UNKNOWN and (deaths := max(s.deaths for s in met)) >= DEATHS:
             self._condemn(rows, deaths, "and a trial of it comes to no end")
-        return trial is Trial.SURVIVED
+        return trial is Trial.SURVIVED, left_out
 
     def after(self) -> bool:
         """The step is over and the process alive. Return whether the watch ends here."""
@@ -169,46 +202,21 @@ class Watch:
         self._announce(msg.Survived(*self._life, self._left))
         return self._left == 0
 
-    def _convict(self, rows: Rows, rehearsal: Rehearsal) -> None:
-        """A copy has died. Something else may have killed it, so the rows must kill another one."""
-        guilty = self._narrow_down(rehearsal)
-        if rehearsal.dies(guilty):
-            raise PoisonRecord(
-                f"{self._name(rows, guilty)} kills the process: the task has died of it, and so "
-                "has every process that tried it",
-                where=self._spec.name,
-                remedy=_REMEDY,
-            )
+    def _convict(self, rows: Rows, guilty: Sequence[Batch]) -> NoReturn:
+        raise PoisonRecord(
+            f"{self._name(rows, guilty)} kills the process: the task has died of it, and so has "
+            "every process that tried it",
+            where=self._spec.name,
+            remedy=_REMEDY if self._spec.leaves_out else _REMEDY + _OR_LEAVE_OUT,
+        )
 
-    def _condemn(self, rows: Rows, lives: int, although: str) -> None:
+    def _condemn(self, rows: Rows, lives: int, although: str) -> NoReturn:
         raise PoisonRecord(
             f"{lives} lives of the task have ended within the same step, of "
             f"{_describe(self._spec, rows)}, {although}",
             where=self._spec.name,
             remedy=_REMEDY,
         )
-
-    def _narrow_down(self, rehearsal: Rehearsal) -> Sequence[Batch]:
-        """The fewest rows found, in one piece, of which a copy dies."""
-        batches: Sequence[Batch] = rehearsal.batches
-        while (count := sum(batch.rows for batch in batches)) > 1:
-            halves = self._part(batches, 0, count // 2), self._part(batches, count // 2, count)
-            tried = (half for half in halves if rehearsal.dies(half))
-            dies = next(tried, None)
-            if dies is None:
-                break
-            batches = dies
-        return batches
-
-    def _part(self, batches: Sequence[Batch], first: int, end: int) -> list[Batch]:
-        """Rows `first` up to `end` of all batches taken together."""
-        parts, start = [], 0
-        for batch in batches:
-            low, high = max(first - start, 0), min(end - start, batch.rows)
-            if low < high:
-                parts.append(self._world.part(batch, low, high - low))
-            start += batch.rows
-        return parts
 
     def _name(self, rows: Rows, guilty: Sequence[Batch]) -> str:
         count, where = sum(batch.rows for batch in guilty), _describe(self._spec, rows)

@@ -465,6 +465,9 @@ class _Wiring:
             routers = [*self._routers[number]]
             if number in self._bad_records:
                 routers.append(self._bad_records[number])
+            implied = not self._feedback and is_implied(
+                self._graph, chain.vertices, len(self._inputs[number])
+            )
             specs.append(
                 TaskSpec(
                     id=number,
@@ -480,8 +483,9 @@ class _Wiring:
                     writes_itself=sink is not None and sink.writes_itself,
                     cell=self._cells[chain] + i,
                     level=self._graph.level_of(chain.vertices),
-                    is_implied=not self._feedback
-                    and is_implied(self._graph, chain.vertices, len(self._inputs[number])),
+                    is_implied=implied,
+                    # Which rows it has left out, only its log says, and that is shared with nobody.
+                    leaves_out=not implied and self._on_bad_record(number) != "fail",
                 )
             )
         return specs
@@ -511,6 +515,11 @@ class _Wiring:
                 tasks.append(task)
         return self._plan(tasks)
 
+    def _on_bad_record(self, task: int) -> OnBadRecord:
+        """What a task does with a bad record."""
+        how = self._graph.on_bad_record
+        return "fail" if how == "keep" and task not in self._bad_records else how
+
     def _code(self, chain: Chain, task: TaskSpec) -> TaskCode:
         routers = tuple(self._routers[task.id])
         sink = chain.tail.sink
@@ -518,9 +527,7 @@ class _Wiring:
             routers = (Router(Routing.FORWARD, (task.outputs[-1],)),)
         channels = (*task.inputs, *task.outputs)
         bad_records = self._bad_records.get(task.id)
-        on_bad_record = self._graph.on_bad_record
-        if on_bad_record == "keep" and bad_records is None:
-            on_bad_record = "fail"  # no operator takes it
+        on_bad_record = self._on_bad_record(task.id)
         return TaskCode(
             task=task,
             job=self._graph.name,

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat, seal, unseal
 from clonos.core.calls import CallId
+from clonos.errors import PoisonRecord
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.router import Router
 from clonos.operators.watermark import IDLE
@@ -153,8 +154,10 @@ class ChainProgram:
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows come from the task's source."""
         self._services.begin(step)
+        if step.left_out:
+            self._leave_out(step.left_out)
         self._batches_in += 1
-        self._given = batch
+        self._given = None if step.left_out else batch
         self._push(0, batch.payload)
         self._finish(step)
 
@@ -163,13 +166,22 @@ class ChainProgram:
     ) -> None:
         """Consecutive batches of one channel, handled as one, and the watermark behind them."""
         self._services.begin(step)
+        if step.left_out:
+            self._leave_out(step.left_out)
         self._services.port = self._ports.get(channel, 0)
         self._batches_in += len(batches)
-        self._given = batches[0] if len(batches) == 1 else None
+        self._given = batches[0] if len(batches) == 1 and not step.left_out else None
         self._push(0, unseal(batches))
         if watermark_ms is not None:
             self._mark(channel, watermark_ms)
         self._finish(step)
+
+    def _leave_out(self, batches: Sequence[Batch]) -> None:
+        """Rows that would kill the process are bad records of the first operator."""
+        error = PoisonRecord("it kills the process that handles it")
+        for batch in batches:
+            self._rows[0] += batch.rows
+            self._operators[0].reject(error, batch.payload)
 
     def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
         """The task's event time is that of the channel furthest behind; idle channels do not

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+
 from clonos.columns.batches import from_bytes, seal
 from clonos.core.events import Trial
 from clonos.core.program import Batch, Program
@@ -33,8 +35,8 @@ class RealWorld:
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
         return attempt(lambda: do(program))
 
-    def part(self, batch: Batch, first: int, rows: int) -> Batch:
-        return seal(batch.payload.slice(first, rows), digests=False)
+    def pick(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        return seal(batch.payload.take(pa.array(rows, pa.int64())), digests=False)
 
     def show(self, batch: Batch) -> str:
         text = str(batch.payload.slice(0, 1).to_pylist()[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from numbers import Real
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,7 +19,8 @@ ReaderFactory = Callable[[int, int], Reader]
 
 def rate_of(name: str, rate: Any) -> float:
     """A number of rows per second."""
-    if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 < rate < inf:
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not is_number or not 0 < rate < inf:
         raise WrongType(f"{name}={rate!r}", remedy="give a number above 0")
     return float(rate)
 

@@ -92,6 +92,7 @@ class StepOutput:
     calls: list[Any] = field(default_factory=list)
     asked: list[tuple[CallId, Request]] = field(default_factory=list)
     is_live: bool = True
+    left_out: Sequence[Batch] = ()
     answer: Call = _really
     has_read_clock: bool = False
 

@@ -114,7 +114,7 @@ def _restarted(
 ) -> TaskMachine:
     """The task before its first step."""
     first = Incarnation(1, 0)
-    world = NoWorld(lambda content: job.wrap(job.decode(content)))
+    world = NoWorld(lambda content: job.wrap(job.decode(content)), job.wrap)
     begin = floor.position if floor is not None else 0
     log = (msg.Run(task, first, begin + 1, tuple(history), begin),)
     activate = msg.Activate(task, first, (), log, (), ())
@@ -178,10 +178,12 @@ def _expected(job: AnyJob, recorder: Recorder) -> dict[int, Counter[int]]:
     arrivals = job.arrivals()
     result = {stage: Counter[int]() for stage in arrivals}
     entered = rows_in(job, recorder) if arrivals else {}
+    left_out = {job.poison(task.id) for task in job.plan.tasks if task.leaves_out}
     for stage, paths in arrivals.items():
         for source, ids in entered.items():
             for row_id in ids:
-                result[stage][row_id] += paths.get(job.stage_of[source], 0)
+                if row_id not in left_out:
+                    result[stage][row_id] += paths.get(job.stage_of[source], 0)
     return result
 
 

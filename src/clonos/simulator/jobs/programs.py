@@ -36,6 +36,8 @@ class Behaviour:
     waits_for_watermark: bool = False
     watermark_every: int = 0
     poison_id: int = -1
+    leaves_out: bool = False
+    """It goes on without the row that kills it."""
     in_flight: int = 0
     """If not 0, each row waits for a call of its own; so many calls are open at most."""
     ordered: bool = False
@@ -233,6 +235,8 @@ class Toy:
     def _process(self, step: Step, rows: Sequence[tuple[int, int]]) -> None:
         behaviour = self.behaviour
         self.count += 1
+        if not rows:  # all were left out
+            return
         salt = self.count
         if behaviour.clock or behaviour.timer_ms:
             salt += step.clock_ms() * 31
@@ -452,6 +456,7 @@ def build_job(stages: Sequence[Stage], *, sharing_depth: int, rows: int) -> Job:
             sink=stages[number].name if stages[number].is_sink else None,
             is_gated=stages[number].is_gated,
             writes_itself=stages[number].writes_itself,
+            leaves_out=stages[number].behaviour.leaves_out,
         )
         for task, number in stage_of.items()
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from random import Random
 from typing import Any
 
 import msgpack
+import pyarrow as pa
 import xxhash
 
 from clonos.core.digest import content_digest
@@ -108,6 +109,14 @@ class Poisoned(BaseException):
     """Raised by a poison record: kills the process."""
 
 
+def picked(wrap: Callable[[Any], Batch], batch: Batch, rows: Sequence[int]) -> Batch:
+    """These rows of a batch."""
+    payload = batch.payload
+    if isinstance(payload, tuple):
+        return wrap(tuple(payload[number] for number in rows))
+    return wrap(payload.take(pa.array(rows, pa.int64())))
+
+
 class Trials:
     """Trials: copies of processes take steps whose rows are suspect.
 
@@ -142,11 +151,8 @@ class Trials:
             return Trial.DIED
         return Trial.SURVIVED
 
-    def part(self, batch: Batch, first: int, rows: int) -> Batch:
-        payload = batch.payload
-        if isinstance(payload, tuple):
-            return self._wrap(payload[first : first + rows])
-        return self._wrap(payload.slice(first, rows))
+    def pick(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        return picked(self._wrap, batch, rows)
 
     def show(self, batch: Batch) -> str:
         payload = batch.payload
@@ -194,8 +200,8 @@ class TaskWorld:
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
         return self._trials.attempt(program, do)
 
-    def part(self, batch: Batch, first: int, rows: int) -> Batch:
-        return self._trials.part(batch, first, rows)
+    def pick(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        return self._trials.pick(batch, rows)
 
     def show(self, batch: Batch) -> str:
         return self._trials.show(batch)
@@ -204,8 +210,12 @@ class TaskWorld:
 class NoWorld:
     """The world of a re-run, which must never be asked: the log is complete."""
 
-    def __init__(self, decode_rows: Callable[[bytes], Batch]) -> None:
-        self._decode_rows = decode_rows
+    def __init__(
+        self,
+        decode_rows: Callable[[bytes], Batch],
+        wrap: Callable[[Any], Batch] | None = None,
+    ) -> None:
+        self._decode_rows, self._wrap = decode_rows, wrap or batch_of
 
     def clock_ms(self) -> int:
         raise Violation("equivalence", "a replay reads the clock")
@@ -222,8 +232,8 @@ class NoWorld:
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
         raise Violation("blame", "a replay is on trial")
 
-    def part(self, batch: Batch, first: int, rows: int) -> Batch:
-        raise Violation("blame", "a replay is on trial")
+    def pick(self, batch: Batch, rows: Sequence[int]) -> Batch:
+        return picked(self._wrap, batch, rows)
 
     def show(self, batch: Batch) -> str:
         raise Violation("blame", "a replay is on trial")
