@@ -22,6 +22,7 @@ from clonos.simulator.jobs.arrow import (
     look_up,
     random_arrow_job,
 )
+from clonos.simulator.world.virtual import Poisoned
 from tests.replay.test_points import at_point
 from tests.replay.test_replay import past_of
 from tests.simulated import with_history
@@ -59,15 +60,17 @@ def test_unchanged_code_delivers_the_same_without_a_call(seed):
             assert any(branch.rows(sink).num_rows for sink in branch.sinks)
 
 
-def mine(process=None, work=enrich, keep_all=True):
+def mine(process=None, work=enrich, keep_all=True, **settings):
     """One chain that asks in its steps, and a process behind a shuffle."""
-    job = clonos.Job("mine", seed=7, sharing_depth="full")
+    job = clonos.Job("mine", seed=7, sharing_depth="full", **settings)
     rows = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="rows")
     keyed = rows.map(work, SCHEMA, name="enrich").filter(
         (lambda row: True) if keep_all else (lambda row: row.id % 3), name="some"
     )
     running = keyed.key_by("key").process(process or Running(), SCHEMA, name="running")
     running.sink(clonos.sinks.collect(), name="out")
+    if settings.get("on_bad_record") == "keep":
+        job.bad_records.sink(clonos.sinks.collect(), name="bad")
     return ArrowJob(job.compile(), rows=60)
 
 
@@ -123,6 +126,52 @@ def test_a_function_is_replaced_and_asks_nothing_new(kept):
     assert rows
     for key in rows:
         assert b[key] == pytest.approx(2 * a[key]) or a[key] == b[key]
+
+
+class Deadly(Running):
+    """Some rows kill the process."""
+
+    def on_row(self, row, ctx):
+        if row.id % 20 == 7:
+            raise Poisoned
+        return super().on_row(row, ctx)
+
+
+@pytest.fixture(scope="module")
+def without_the_deadly():
+    """A run in which the log says which rows were left out, before and behind a shuffle."""
+
+    def deadly(row, ctx):
+        if row.id % 20 == 13:
+            raise Poisoned
+        return enrich(row, ctx)
+
+    job = mine(Deadly(), deadly, on_bad_record="keep")
+    cluster = simulated(job, 5, slots=3, standbys=0)
+    assert cluster.poisonings
+    return job, cluster
+
+
+def test_a_row_that_was_left_out_because_it_kills_is_left_out(without_the_deadly):
+    """Whoever makes a branch would die of it."""
+    branch = Branch(begun(without_the_deadly), {})
+    for sink in branch.sinks:
+        assert branch.compare(sink).changes == 0
+        assert branch.rows(sink).num_rows
+    assert branch.rows("bad").num_rows == 6
+
+
+def test_it_is_known_by_what_it_is_not_by_its_place(without_the_deadly):
+    """Changed code before it makes other rows, of which none is taken for it."""
+
+    def earlier(row, ctx):
+        if row.id % 20 == 13:
+            raise Poisoned
+        number, key, at, amount = enrich(row, ctx)
+        return (number - 1 if number % 20 in (7, 8) else number), key, at, amount
+
+    with pytest.raises(Poisoned):
+        Branch(begun(without_the_deadly), {"enrich": earlier})
 
 
 def test_who_makes_fewer_rows_has_fewer_taken(kept):

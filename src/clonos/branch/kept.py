@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from clonos.branch.original import Asked, Note, Original, Question
 from clonos.branch.rows import Rows
+from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.determinants import decode_record, encode_record
 from clonos.core.messages import Kind
 from clonos.errors import OperatorError
@@ -71,12 +72,15 @@ def _with(
 
 
 def _packed(note: Note) -> list[Any]:
-    return [encode_record([note.cause]), note.kind, note.clock_ms, note.wake_ms]
+    left_out = [to_bytes(batch) for batch in note.left_out]
+    return [encode_record([note.cause]), note.kind, note.clock_ms, note.wake_ms, left_out]
 
 
 def _note(packed: list[Any]) -> Note:
-    record, kind, clock_ms, wake_ms = packed
-    return Note(decode_record(record)[0], None if kind is None else Kind(kind), clock_ms, wake_ms)
+    record, kind, clock_ms, wake_ms, left_out = packed
+    (cause,) = decode_record(record)
+    kind = None if kind is None else Kind(kind)
+    return Note(cause, kind, clock_ms, wake_ms, tuple(map(from_bytes, left_out)))
 
 
 def _outputs(folder: Path, number: int) -> Path:

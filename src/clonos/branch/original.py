@@ -70,12 +70,14 @@ class Asked:
 
 class Note(NamedTuple):
     """Facts about a step beyond its log entry: the kind of items that it took, the newest clock
-    reading, and when its task wants to be woken next."""
+    reading, when its task wants to be woken next, and which rows were left out, because they kill
+    the process."""
 
     cause: Determinant
     kind: Kind | None
     clock_ms: int
     wake_ms: int | None
+    left_out: tuple[pa.RecordBatch, ...] = ()
 
 
 def question_of(program: ChainProgram, call: CallId, request: Request) -> Question:
@@ -123,11 +125,13 @@ class Recorded(Watched):
         self.kind: Kind | None = None
         self.called: list[Question] = []
         self.asks: list[tuple[CallId, Request]] = []
+        self.left_out: tuple[pa.RecordBatch, ...] = ()
         self._kills = ""
 
     def begin(self, kills: str = "") -> None:
         """Begin another step; ``kills``: a message about it, if it would kill this process."""
         self.kind, self.called, self.asks, self._kills = None, [], [], kills
+        self.left_out = ()
 
     def _listened(self, step: Any) -> Listening:
         """The step for the program, unless it must not be taken."""
@@ -136,14 +140,14 @@ class Recorded(Watched):
         return Listening(step, self)
 
     def on_source(self, step: Any, batch: Batch) -> None:
-        self.took = [batch]
+        self.took, self.left_out = [batch], _payloads(step.left_out)
         self.program.on_source(self._listened(step), batch)
 
     def on_batches(
         self, step: Any, channel: int, batches: Sequence[Batch], watermark_ms: int | None = None
     ) -> None:
         self.kind = Kind.BATCH
-        self.took = list(batches)
+        self.took, self.left_out = list(batches), _payloads(step.left_out)
         self.program.on_batches(self._listened(step), channel, batches, watermark_ms)
 
     def on_watermark(self, step: Any, channel: int, watermark_ms: int) -> None:
@@ -163,6 +167,10 @@ class Recorded(Watched):
         """See :class:`clonos.core.program.Program`."""
         self.kind = Kind.END
         self.program.on_end(self._listened(step), channel)
+
+
+def _payloads(batches: Sequence[Batch]) -> tuple[pa.RecordBatch, ...]:
+    return tuple(batch.payload for batch in batches)
 
 
 class RecordedReplay(Replay):
@@ -323,7 +331,8 @@ class Recording:
         self._found.order.append(number)
         read = [one.now_ms for one in (cause, *rest) if isinstance(one, Clock | Timer)]
         clock_ms = read[0] if read else machine.clock_ms
-        self._found.notes[number].append(Note(cause, program.kind, clock_ms, machine.wake_ms))
+        note = Note(cause, program.kind, clock_ms, machine.wake_ms, program.left_out)
+        self._found.notes[number].append(note)
         if program.took and not isinstance(cause, Order):
             for batch in program.took:
                 self._found.rows[number].add(batch.payload)

@@ -7,7 +7,7 @@ If a step makes more than it did, later steps keep their numbers.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from clonos.branch.answers import Answers
 from clonos.branch.errors import Unanswered
 from clonos.branch.original import Asked, Note, asked_now, question_of
 from clonos.columns.batches import seal
+from clonos.columns.row_codec import RowCodec
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.determinants import Order, Outcomes, Source, SourceCut, SourceEnd, Timer
@@ -163,11 +164,12 @@ class BranchedTask:
             case Source(rows=rows) | SourceCut(rows=rows):
                 if rows:
                     batch = seal(next(self._rows))
-                    self._do(program.on_source, batch)
+                    left_out = [seal(rows) for rows in note.left_out]
+                    self._do(program.on_source, batch, left_out=left_out)
             case SourceEnd():
                 self._do(program.on_end, None)
             case Order(channel=channel, position=position):
-                self._take_up_to(channel, position)
+                self._take_up_to(channel, position, note.left_out)
                 if note.kind is Kind.END:
                     self._do(program.on_end, channel)
             case Timer(now_ms=now_ms):
@@ -206,9 +208,13 @@ class BranchedTask:
         while over := self._answers.answered(self.id):
             self._do(self._program.on_outcomes, over)
 
-    def _take_up_to(self, channel: int, position: int) -> None:
-        """Take consecutive batches as one, up to a watermark, as the job does."""
+    def _take_up_to(
+        self, channel: int, position: int, left_out: Sequence[pa.RecordBatch] = ()
+    ) -> None:
+        """Take consecutive batches as one, up to a watermark, as the job does, without the rows
+        that it has left out."""
         queue, program = self._queues[channel], self._program
+        deadly = Counter(row for batch in left_out for row in _encoded(batch))
         while queue and queue[0].step <= position:
             batches: list[Batch] = []
             mark: int | None = None
@@ -221,14 +227,15 @@ class BranchedTask:
                     break
                 batches.append(made.batch)
             if batches:
-                self._do(program.on_batches, channel, batches, mark)
+                batches, apart = _parted(batches, deadly) if deadly else (batches, [])
+                self._do(program.on_batches, channel, batches, mark, left_out=apart)
             elif mark is not None:
                 self._do(program.on_watermark, channel, mark)
 
-    def _do(self, handle: Callable[..., None], *given: Any) -> None:
+    def _do(self, handle: Callable[..., None], *given: Any, left_out: Sequence[Batch] = ()) -> None:
         """Let the program handle an event in a part of a step, and then immediate answers."""
         while True:
-            step = BranchStep(self.position, self._clock_ms, self._asked_now)
+            step = BranchStep(self.position, self._clock_ms, self._asked_now, left_out=left_out)
             try:
                 handle(step, *given)
             except Refused as refused:
@@ -242,7 +249,7 @@ class BranchedTask:
             over = self._answered_at_once(step)
             if not over:
                 return
-            handle, given = self._program.on_outcomes, (over,)
+            handle, given, left_out = self._program.on_outcomes, (over,), ()
 
     def _emit(self, step: BranchStep) -> None:
         for channel in {**step.batches, **step.watermarks}:
@@ -282,6 +289,29 @@ class BranchedTask:
             elif known.came is not None and known.came <= self.position:
                 over.append(_outcome(known, call, request))
         return over + self._answers.ask(self.id, others)
+
+
+def _encoded(batch: pa.RecordBatch) -> list[bytes]:
+    """Each row, as bytes that are equal if the rows are."""
+    rows: list[bytes] = RowCodec(batch.schema).encode(batch.columns).to_pylist()
+    return rows
+
+
+def _parted(batches: Sequence[Batch], deadly: Counter[bytes]) -> tuple[list[Batch], list[Batch]]:
+    """The rows without those that are equal to deadly ones, which are taken off the count; and
+    these."""
+    kept, apart = list[Batch](), list[Batch]()
+    for batch in batches:
+        is_deadly = []
+        for row in _encoded(batch.payload):
+            is_deadly.append(deadly[row] > 0)
+            deadly[row] -= is_deadly[-1]
+        if any(is_deadly):
+            apart.append(seal(batch.payload.filter(pa.array(is_deadly))))
+            kept.append(seal(batch.payload.filter(pa.array([not one for one in is_deadly]))))
+        else:
+            kept.append(batch)
+    return kept, apart
 
 
 def _apply(program: ChainProgram, layers: Sequence[Layer], where: str) -> Layer | None:

@@ -96,15 +96,19 @@ class Rehearsal:
         else:
             job_of(program, self._task.new_step(cause), cause, self._items, batches)()
 
-    def narrow_down(self, rows: Sequence[int]) -> Sequence[int]:
-        """The fewest of these rows found, in one piece, of which a copy dies."""
+    def narrow_down(self, rows: Sequence[int]) -> tuple[Sequence[int], bool]:
+        """The fewest of these rows found, in one piece, of which a copy dies; and whether fewer
+        would not kill."""
         while (count := len(rows)) > 1:
-            halves = rows[: count // 2], rows[count // 2 :]
-            dies = next((h for h in halves if self.attempt(h) is Trial.DIED), None)
-            if dies is None:
-                break
-            rows = dies
-        return rows
+            halves, trials = (rows[: count // 2], rows[count // 2 :]), list[Trial]()
+            for half in halves:
+                trials.append(self.attempt(half))
+                if trials[-1] is Trial.DIED:
+                    rows = half
+                    break
+            else:
+                return rows, Trial.UNKNOWN not in trials
+        return rows, True
 
 
 class Watch:
@@ -184,10 +188,12 @@ class Watch:
         left_out: list[int] = []
         rest: Sequence[int] = rehearsal.rows
         while (trial := rehearsal.attempt(rest)) is Trial.DIED:
-            guilty = rehearsal.narrow_down(rest)
+            guilty, is_least = rehearsal.narrow_down(rest)
             # Something else may have killed the first copy, so the rows must kill another one.
             if rehearsal.attempt(guilty) is not Trial.DIED:
                 break
+            if self._spec.leaves_out and not is_least:
+                break  # which of them kills, another life may find out
             if not self._spec.leaves_out or len(guilty) != 1:
                 self._convict(rows, rehearsal.picked(guilty))  # a timer, or several rows together
             left_out = sorted([*left_out, *guilty])
