@@ -344,6 +344,27 @@ def cut(record, task, position):
     return record
 
 
+class AskingFirst(Running):
+    """It asks before it kills."""
+
+    def on_row(self, row, ctx):
+        if row.id == 17:
+            ctx.call(abs, row.id)
+        return super().on_row(row, ctx)
+
+
+def test_what_a_step_asks_before_it_kills_is_in_no_log(tmp_path):
+    """It has not been corrected, and starting the job again would not help."""
+    bad = my_job(AskingFirst())
+    made = failed_at(tmp_path, my_job(), bad, "running[0]", 17, kills="row 17 kills the process")
+    with (
+        closing(read(bad.compiled, str(made.path), None)) as past,
+        Replay(past) as replay,
+        pytest.raises(NothingToReplay, match=r"asks what no log knows.*stand_in="),
+    ):
+        replay.run()
+
+
 @pytest.mark.parametrize("task", [None, "running[0]"])
 def test_a_step_that_kills_is_not_done_to_write_it_down(tmp_path, task):
     compiled, out, made = failed(tmp_path, task=task, kills="row 17 kills the process")

@@ -122,7 +122,7 @@ class ReplayedTask:
         kind = FollowingMachine if follows else TaskMachine
         self.machine = kind(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
-        self.failed_at = past.failed.get(task)
+        self.failed_at, self._kills = past.failed.get(task), past.kills
         self._hash_seed, self._is_implied = past.hash_seed, code.task.is_implied
         self._has_rows = threading.Event()
         self._made = self._delivered = 0
@@ -302,6 +302,14 @@ class ReplayedTask:
             if step.position != self.failed_at:
                 remedy = f"{self._seeds() or error.remedy}{_OTHERS_THEN}"
                 raise Divergence(error.what, where=self.name, remedy=remedy) from error
+            if self._kills:  # and a killed process has no last words
+                raise NothingToReplay(
+                    f"before it kills its process, step {step.position} asks what no log knows: "
+                    f"{error.what}",
+                    where=self.name,
+                    remedy="try corrected functions with clonos_past or a branch, where stand_in= "
+                    "answers",
+                ) from error
             raise NothingToReplay(
                 f"step {step.position}, which had failed, goes on now: {error.what}",
                 where=self.name,
