@@ -185,20 +185,20 @@ class Watch:
         given, because two copies have died of each."""
         if (lives := max(s.lives for s in met)) >= LIVES:
             self._condemn(rows, lives, "whatever a trial of it says")
-        left_out: list[int] = []
+        deaths, left_out = max(s.deaths for s in met), list[int]()
         rest: Sequence[int] = rehearsal.rows
         while (trial := rehearsal.attempt(rest)) is Trial.DIED:
             guilty, is_least = rehearsal.narrow_down(rest)
             # Something else may have killed the first copy, so the rows must kill another one.
             if rehearsal.attempt(guilty) is not Trial.DIED:
                 break
-            if self._spec.leaves_out and not is_least:
+            if self._spec.leaves_out and not is_least and deaths < DEATHS:
                 break  # which of them kills, another life may find out
             if not self._spec.leaves_out or len(guilty) != 1:
                 self._convict(rows, rehearsal.picked(guilty))  # a timer, or several rows together
             left_out = sorted([*left_out, *guilty])
             rest = [number for number in rest if number not in guilty]
-        if trial is Trial.UNKNOWN and (deaths := max(s.deaths for s in met)) >= DEATHS:
+        if trial is Trial.UNKNOWN and deaths >= DEATHS:
             self._condemn(rows, deaths, "and a trial of it comes to no end")
         return trial is Trial.SURVIVED, left_out
 

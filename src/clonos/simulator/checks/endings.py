@@ -178,12 +178,13 @@ def _expected(job: AnyJob, recorder: Recorder) -> dict[int, Counter[int]]:
     arrivals = job.arrivals()
     result = {stage: Counter[int]() for stage in arrivals}
     entered = rows_in(job, recorder) if arrivals else {}
-    left_out = {job.poison(task.id) for task in job.plan.tasks if task.leaves_out}
-    for stage, paths in arrivals.items():
-        for source, ids in entered.items():
-            for row_id in ids:
-                if row_id not in left_out:
-                    result[stage][row_id] += paths.get(job.stage_of[source], 0)
+    leaving = [task.id for task in job.plan.tasks if task.leaves_out]
+    poison = {row_id for task in leaving if (row_id := job.poison(task)) is not None}
+    without = job.arrivals({job.stage_of[task] for task in leaving}) if poison else {}
+    for source, ids in entered.items():
+        for row_id in ids:
+            for stage, paths in (without if row_id in poison else arrivals).items():
+                result[stage][row_id] += paths.get(job.stage_of[source], 0)
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import Any
@@ -274,7 +274,7 @@ class ArrowJob:
         """See :meth:`clonos.simulator.jobs.programs.Job.merge`."""
         return merge_deltas(deltas, is_base=is_base)
 
-    def arrivals(self) -> dict[int, dict[int, int]]:
+    def arrivals(self, without: Collection[int] = ()) -> dict[int, dict[int, int]]:
         """Empty: rows are aggregated, so no single row can be followed to a sink."""
         return {}
 
@@ -296,6 +296,9 @@ class ArrowJob:
 
     def poison(self, task: int) -> int | None:
         return None
+
+    def deadly_records(self) -> int:
+        return 0
 
 
 def random_arrow_job(

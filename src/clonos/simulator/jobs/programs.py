@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from random import Random
@@ -350,7 +350,8 @@ class AnyJob(Protocol):
     def wrap(self, payload: Any) -> Batch: ...
     def poison(self, task: int) -> int | None: ...
     def merge(self, deltas: Sequence[bytes], *, is_base: bool) -> bytes: ...
-    def arrivals(self) -> dict[int, dict[int, int]]: ...
+    def arrivals(self, without: Collection[int] = ()) -> dict[int, dict[int, int]]: ...
+    def deadly_records(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -401,11 +402,24 @@ class Job:
         packed: bytes = msgpack.packb((count, table, *rest))
         return packed
 
-    def arrivals(self) -> dict[int, dict[int, int]]:
-        """For each sink stage: how often each row id of a source stage arrives there."""
+    def arrivals(self, without: Collection[int] = ()) -> dict[int, dict[int, int]]:
+        """For each sink stage: how often each row of a source stage arrives there, on ways that do
+        not lead through the stages `without`."""
+        ways = self._ways(without)
+        return {n: counts for n, counts in ways.items() if self.stages[n].is_sink}
+
+    def deadly_records(self) -> int:
+        """How often the row that kills comes to the stage that it kills, at most."""
+        ways = self._ways(())
+        found = [n for n, stage in enumerate(self.stages) if stage.behaviour.poison_id >= 0]
+        return max((max(ways[n].values()) for n in found), default=0)
+
+    def _ways(self, without: Collection[int]) -> dict[int, dict[int, int]]:
         result: dict[int, dict[int, int]] = {}
         for number, stage in enumerate(self.stages):
-            if stage.reads:
+            if number in without:
+                result[number] = {}
+            elif stage.reads:
                 counts: dict[int, int] = {}
                 for upstream in stage.reads:
                     for source, paths in result[upstream].items():
@@ -413,7 +427,7 @@ class Job:
                 result[number] = counts
             else:
                 result[number] = {number: 1}
-        return {n: counts for n, counts in result.items() if self.stages[n].is_sink}
+        return result
 
 
 def build_job(stages: Sequence[Stage], *, sharing_depth: int, rows: int) -> Job:

@@ -396,10 +396,15 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "any slot runs any task": mutation("placement", (Slot, "serves", constant(True))),
     "nobody is watched after a death": mutation("poison", (Blame, "next_life", wrong.look_away)),
-    "who has died in a trial is forgiven": mutation("poison", (Watch, "_convict", constant(None))),
+    "who has died in a trial is forgiven": mutation(
+        "poison", (Watch, "_try", constant((True, ())))
+    ),
     "suspect rows are guilty": mutation("blame", (Rehearsal, "attempt", constant(Trial.DIED))),
     "nobody asks which of the rows it was": mutation(
-        "blame", (Watch, "_convict", wrong.hasty_verdict)
+        "blame", (Rehearsal, "narrow_down", wrong.hasty_verdict)
+    ),
+    "no log says what was left out": mutation(
+        "equivalence", (RunningStep, "leave_out", wrong.leave_out_silently)
     ),
     "each task of a cell looks for a slot": mutation("placement", (Roster, "home", constant(None))),
     "a hop inside a cell counts": mutation(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.coordinator import Coordinator, Done, TaskState
 from clonos.core.determinants import Clock, Determinant, Outcomes, Timer
+from clonos.core.events import Trial
 from clonos.core.fences import Fences, Trust, merge
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
@@ -27,9 +27,8 @@ from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import TaskPhase
 from clonos.core.step import RunningStep, TaskTime
-from clonos.core.suspects import Rows
 from clonos.core.task import TaskMachine
-from clonos.core.watch import Rehearsal, Watch
+from clonos.core.watch import Rehearsal
 from clonos.nodes.commits import Commits, Group
 from clonos.nodes.layers import LayerCare, Unused
 from clonos.nodes.places import Places
@@ -164,12 +163,10 @@ def standing_clock(_: Any) -> Any:
 
 
 def timer_of_now(original: Any) -> Any:
-    def begin(
-        self: TaskMachine, cause: Determinant, items: list[Item], logged: list[Determinant] | None
-    ) -> Any:
+    def begin(self: TaskMachine, cause: Determinant, items: Any, logged: Any, *rest: Any) -> Any:
         if logged is not None and isinstance(cause, Timer):
             cause = Timer(cause.now_ms + 7)
-        return original(self, cause, items, logged)
+        return original(self, cause, items, logged, *rest)
 
     return begin
 
@@ -338,12 +335,22 @@ def look_away(_: Any) -> Any:
     return lambda *_: (0, ())
 
 
-def hasty_verdict(original: Any) -> Any:
-    def convict(self: Watch, rows: Rows, rehearsal: Rehearsal) -> None:
-        with patch.object(Rehearsal, "dies", constant(True)(None)):
-            original(self, rows, rehearsal)
+def hasty_verdict(_: Any) -> Any:
+    def narrow_down(self: Rehearsal, rows: Sequence[int]) -> tuple[Sequence[int], bool]:
+        setattr(self, "attempt", lambda _: Trial.DIED)  # noqa: B010 - it is a method
+        return rows[:1], True
 
-    return convict
+    return narrow_down
+
+
+def leave_out_silently(original: Any) -> Any:
+    def leave_out(self: RunningStep, *given: Any) -> Any:
+        rest = original(self, *given)
+        if self.is_live:
+            self.record.pop()
+        return rest
+
+    return leave_out
 
 
 def answer_before_commit(original: Any) -> Any:

@@ -325,7 +325,9 @@ class Cluster:
         self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
         self.deaths += 1
         self.poisonings += why == "poisoned"
-        few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, DEATHS)
+        # The same record may come by several ways; if it is left out, the next one kills, too.
+        each = DEATHS * max(self.job.deadly_records(), 1)
+        few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, each)
         slot.alive = False
         self.slots.remove(slot)
         self.network.host_died(slot, is_silent=is_silent)

@@ -149,14 +149,20 @@ def random_options(random: Random, job: AnyJob, size: Size = LARGE) -> Options:
 
 
 def with_poison(job: Job, random: Random) -> Job:
-    """The same job with a row that kills every process that reads it."""
+    """The same job with a row that kills every process that reads it; half of these jobs may leave
+    it out."""
     stages = list(job.stages)
     number = random.choice([n for n, s in enumerate(stages) if s.reads or s.is_sink])
     source = random.choice(list(job.sources.values()))
     row_id = random.choice(source.rows)[0]
-    behaviour = replace(stages[number].behaviour, poison_id=row_id)
+    leaves_out = row_id % 2 == 0
+    behaviour = replace(stages[number].behaviour, poison_id=row_id, leaves_out=leaves_out)
     stages[number] = replace(stages[number], behaviour=behaviour)
-    return replace(job, stages=tuple(stages))
+    tasks = tuple(
+        replace(task, leaves_out=leaves_out and job.stage_of[task.id] == number)
+        for task in job.plan.tasks
+    )
+    return replace(job, stages=tuple(stages), plan=replace(job.plan, tasks=tasks))
 
 
 def reads(job: Job) -> float:
