@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from clonos.core import messages as msg
-from clonos.core.blame import SUSPECTS_MAX, TOGETHER_MS, WATCHED_STEPS, WITHIN_MANY, Blame
+from clonos.core.blame import (
+    OUTSIDE_MANY,
+    SUSPECTS_MAX,
+    TOGETHER_MS,
+    WATCHED_STEPS,
+    WITHIN_MANY,
+    Blame,
+)
 from clonos.core.determinants import Order
 from clonos.core.events import Trial
 from clonos.core.messages import Item, Kind
@@ -35,7 +42,8 @@ class Deaths:
             for task in (0, 1)
         }
         plan = SimpleNamespace(leaves_gaps=False)
-        roster: Any = SimpleNamespace(tasks=tasks, now_ms=0, plan=plan)
+        self.told: list[Any] = []
+        roster: Any = SimpleNamespace(tasks=tasks, now_ms=0, plan=plan, do=self.told.append)
         self.roster, self.blame = roster, Blame(roster)
 
     def announces(self, rows: Rows, *, is_cleared: bool = False, life: Incarnation = LIFE) -> None:
@@ -65,6 +73,31 @@ def test_the_first_death_says_nothing():
     deaths = Deaths()
     assert deaths.blame.next_life(0) == (0, ())
     assert deaths.dies(at_ms=0) == (WATCHED_STEPS, ())
+
+
+def test_many_deaths_outside_of_steps_are_told_once(deaths):
+    """Nobody can try what happens there: a call may have an effect."""
+    for n in range(1, OUTSIDE_MANY):
+        deaths.announces(Rows(7, n, n))
+        deaths.survives()
+        deaths.dies(at_ms=5000 * n)
+    assert not deaths.told
+    for n in range(OUTSIDE_MANY, 2 * OUTSIDE_MANY):
+        deaths.dies(at_ms=5000 * n)
+    assert [(note.what, note.task, note.value) for note in deaths.told] == [
+        ("outside", 0, OUTSIDE_MANY)
+    ]
+
+
+@pytest.mark.parametrize("spoil", ["works", "executor", "given up"])
+def test_deaths_that_have_another_reason_are_not_told(deaths, spoil):
+    for n in range(1, 3 * OUTSIDE_MANY):
+        if spoil == "works":
+            deaths.survives(left=0)
+        if spoil == "executor":
+            deaths.loses(6, at_ms=5000 * n)
+        deaths.dies(at_ms=5000 * n, is_death=spoil != "given up")
+    assert not deaths.told
 
 
 def test_a_death_within_an_announced_step_makes_its_rows_suspect(deaths):

@@ -258,3 +258,10 @@ def test_a_disk_that_takes_nothing_is_told_once(job):
     assert heard(0) is None
     assert "local disk takes no files" in heard(1)
     assert heard(2) is None
+
+
+def test_who_dies_again_and_again_outside_of_steps_is_told(job):
+    said = job.chronicle.warning(co.Note("outside", 0, value=4))
+    assert said is not None
+    assert said.startswith(f"{job.plan.tasks[0].name}: its process has died 5 times")
+    assert "a call" in said

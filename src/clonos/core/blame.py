@@ -10,6 +10,9 @@ Rows are known by their numbers. If no other process has the log of a task's las
 life takes its input in other pieces, so the same record may have another number in each life. After
 a few deaths within announced steps, a watched life therefore tries all rows that it takes.
 
+A process may also die outside of its steps: in a call that it makes for a row, say. A call may have
+an effect, so nobody tries it in another process. If that happens again and again, it is told.
+
 If a trial is inconclusive (it hangs), deaths are counted after all, but only those within a step
 that takes the same rows, and not those of a whole executor. A trial may also be wrong: a record may
 kill the slot's process together with the trial's, or only the slot's. Such a record is blamed after
@@ -23,6 +26,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
+from clonos.core.decisions import Note
 from clonos.core.machine import Machine, Table
 from clonos.core.placement import Slot
 from clonos.core.roster import ACTIVE, Roster, TaskState
@@ -35,6 +39,8 @@ SUSPECTS_MAX: Final = 8
 """How many suspect rows of a task are remembered: the newest."""
 WITHIN_MANY: Final = 4
 """After this many deaths within announced steps, whatever their rows, all rows are tried."""
+OUTSIDE_MANY: Final = 4
+"""If so many watched lives in a row die outside of their steps, it is told."""
 TOGETHER_MS: Final = 1000
 """If slots of one executor die within this time of each other, the executor has died."""
 
@@ -72,23 +78,24 @@ BLAME: Final = Table(
 
 
 class _Case:
-    """What is known about one task. ``within``: the announced step that is under way; ``deaths``:
-    how many deaths within announced steps have counted since the task was last clear."""
+    """What is known about one task. ``within``: the announced step that is under way; ``deaths``,
+    ``outside``: how many deaths within announced steps, and outside of them, have counted since
+    the task was last clear."""
 
     def __init__(self, task: TaskState) -> None:
         self.machine: Machine[Suspicion, Clue] = BLAME.machine(task.machine.of)
         self.within: msg.Announced | None = None
         self.suspects: list[Suspect] = []
-        self.deaths = 0
+        self.deaths = self.outside = 0
 
 
 class _Death(NamedTuple):
     """The last death in an executor: when, of which tasks, and against which rows it counts, by
-    task."""
+    task; None: it was outside of steps."""
 
     at_ms: int
     tasks: frozenset[int]
-    counted: dict[int, Rows]
+    counted: dict[int, Rows | None]
 
 
 class Blame:
@@ -127,7 +134,7 @@ class Blame:
         if not report.left:
             case.machine.on(Clue.ENOUGH)
             case.suspects.clear()
-            case.deaths = 0
+            case.deaths = case.outside = 0
 
     def _is_current(self, slot: int, report: msg.Announced | msg.Survived) -> bool:
         task = self._roster.tasks[report.task]
@@ -139,14 +146,18 @@ class Blame:
         self._deaths = {g: d for g, d in self._deaths.items() if now_ms - d.at_ms <= TOGETHER_MS}
         tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
         is_executor = is_death and self._has_died_with_others(slot, tasks)
-        counted: dict[int, Rows] = {}
+        counted: dict[int, Rows | None] = {}
         for task in sorted(tasks):
             case = self._cases[task]
             within, case.within = case.within, None
             if not is_death or self._roster.tasks[task].phase not in ACTIVE:
                 continue
             if within is None:
+                is_watched = case.machine.state is not Suspicion.CLEAR
                 case.machine.on(Clue.DIED)
+                if is_watched and not is_executor:
+                    self._died_outside(task, case)
+                    counted[task] = None
                 continue
             case.machine.on(Clue.DIED_WITHIN)
             counts = not (is_executor or within.is_cleared)
@@ -156,6 +167,11 @@ class Blame:
                 counted[task] = within.rows
         if is_death:
             self._deaths[slot.group] = _Death(now_ms, tasks, counted)
+
+    def _died_outside(self, task: int, case: _Case) -> None:
+        case.outside += 1
+        if case.outside == OUTSIDE_MANY:
+            self._roster.do(Note("outside", task, value=case.outside))
 
     def _has_died_with_others(self, slot: Slot, tasks: frozenset[int]) -> bool:
         """Whether the slot's executor has died. If so, the death of its first slot no longer
@@ -168,6 +184,9 @@ class Blame:
             return False
         for task, rows in last.counted.items():
             case = self._cases[task]
+            if rows is None:
+                case.outside -= 1
+                continue
             case.suspects = _with(case.suspects, rows, -1, lives=0)
             case.deaths -= 1
         return True

@@ -101,7 +101,7 @@ class Note:
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
         "generation", "standby", "unreachable", "unreadable", "moving", "moved", "stayed",
-        "rival", "hard", "back", "level",
+        "rival", "hard", "back", "level", "outside",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY

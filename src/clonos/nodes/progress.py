@@ -196,6 +196,13 @@ class Chronicle:
                 f"checkpoint in the directory (number {note.value}). No row is lost or delivered "
                 "twice"
             )
+        if note.what == "outside":
+            return (
+                f"{self._names[note.task]}: its process has died {note.value + 1} times in a row, "
+                "outside of its steps and soon after it was started. If nobody kills it, it may be "
+                "a call that ends the process (in native code, or by os._exit): calls that are "
+                "open are made again each time. The executor's log says how it has ended"
+            )
         if note.what != "level" or not note.why or note.task in self._weaker:
             return None
         self._weaker.add(note.task)
