@@ -71,7 +71,7 @@ SINKS: dict[str, tuple[Any, str, str | None]] = {
         "topic judged of <Kafka at broker:9092>",
     ),
     "http": (
-        clonos.sinks.http("https://me:secret@host/in?token=secret"), "http", "https://host:443/in",
+        clonos.sinks.http("https://host/in?token=secret"), "http", "https://host:443/in",
     ),
     "postgres": (
         clonos.sinks.postgres("postgresql://me:secret@host/db", "public.totals"),
