@@ -45,7 +45,7 @@ from clonos.replay.errors import NothingToReplay, UnreadableBundle
 from clonos.sources.readers import CutReader
 from clonos.storage.layers import LayerStore
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The format of the archive, and of everything in it."""
 
 ABOUT, JOURNAL, LAYERS = "about.json", "journal", "layers"
