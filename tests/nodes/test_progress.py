@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,10 +208,13 @@ def test_little_memory_is_told_once_for_each_process(job):
     assert all(heard(task, 5_000_000_000, 0) is None for task in job.plan.cell_of[0])
 
 
-def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
-    def heard(**counters: int) -> Any:
-        return job.chronicle.heard(Sample(0.0, 1, report(1, **counters)), is_current=True)
+def told(job: Any, **counters: int) -> Any:
+    """The warning that follows from a report of task 1, if any."""
+    return job.chronicle.heard(Sample(0.0, 1, report(1, **counters)), is_current=True)
 
+
+def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
+    heard = partial(told, job)
     assert heard(store_away_s=9) is None
     warning = heard(store_away_s=10)
     assert warning.startswith(f"{job.plan.tasks[1].name}: the store ")
@@ -221,9 +225,7 @@ def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
 
 
 def test_a_directory_that_takes_no_layers_is_told_once_for_each_time(job):
-    def heard(**counters: int) -> Any:
-        return job.chronicle.heard(Sample(0.0, 1, report(1, **counters)), is_current=True)
-
+    heard = partial(told, job)
     assert heard(layer_waits_s=9) is None
     warning = heard(layer_waits_s=11)
     assert warning.startswith(f"{job.plan.tasks[1].name}: the checkpoint directory has not taken")

@@ -74,7 +74,7 @@ def test_a_layer_that_is_not_taken_is_noticed():
         now[0] += 10
     assert put == [(5, "store")] * 2
     assert task._layer_waits_s() == 20
-    assert task.is_first(SimpleNamespace(epoch=3))
+    assert task.stored(SimpleNamespace(epoch=3))
     assert task._layer_waits_s() == 10
-    assert task.is_first(SimpleNamespace(epoch=4))
+    assert task.stored(SimpleNamespace(epoch=4))
     assert task._layer_waits_s() == 0

@@ -44,6 +44,19 @@ TIGHT: Final = 4
 AWAY_S: Final = 10
 """A warning is given if a sink's store has refused everything for so long, or if a layer has waited
 for so long to be stored."""
+OUTAGES: Final = {
+    "store_away_s": (
+        "the store that it writes to has taken nothing for {s} s. It is tried again until it does, "
+        "and no row is lost; checkpoints wait meanwhile, then sources. The log of its process has "
+        "the store's words"
+    ),
+    "layer_waits_s": (
+        "{disk} has not taken its state for {s} s: is it full, slow or away? It is tried again "
+        "until it does, and no row is lost; logs grow meanwhile, because no checkpoint comes "
+        "about, and in the end sources wait. The log of its process has the store's words"
+    ),
+}
+"""By counter, what is told of it."""
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
@@ -137,35 +150,19 @@ class Chronicle:
                 "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
                 "full? SPARK_LOCAL_DIRS says where it is"
             )
-        return self._outages(sample) or self._tightness(sample)
+        return self._outage(sample) or self._tightness(sample)
 
-    def _outages(self, sample: Sample) -> str | None:
-        name, level = self._names[sample.task], self._coordinator.plan.tasks[sample.task].level
-        disk = "its local disk" if level == LOCAL else "the checkpoint directory"
-        return self._outage(
-            sample,
-            "store_away_s",
-            f"{name}: the store that it writes to has taken nothing for {{}} s. It is tried again "
-            "until it does, and no row is lost; checkpoints wait meanwhile, then sources. The log "
-            "of its process has the store's words",
-        ) or self._outage(
-            sample,
-            "layer_waits_s",
-            f"{name}: {disk} has not taken its state for {{}} s: is it full, slow or away? It is "
-            "tried again until it does, and no row is lost; logs grow meanwhile, because no "
-            "checkpoint comes about, and in the end sources wait. The log of its process has the "
-            "store's words",
-        )
-
-    def _outage(self, sample: Sample, counter: str, warning: str) -> str | None:
-        seconds, key = sample.counters.get(counter, 0), (counter, sample.task)
-        if seconds < AWAY_S:
-            self._away.discard(key)
-            return None
-        if key in self._away:
-            return None
-        self._away.add(key)
-        return warning.format(seconds)
+    def _outage(self, sample: Sample) -> str | None:
+        for counter, warning in OUTAGES.items():
+            seconds, key = sample.counters.get(counter, 0), (counter, sample.task)
+            if seconds < AWAY_S:
+                self._away.discard(key)
+            elif key not in self._away:
+                self._away.add(key)
+                is_local = self._coordinator.plan.tasks[sample.task].level == LOCAL
+                disk = "its local disk" if is_local else "the checkpoint directory"
+                return f"{self._names[sample.task]}: {warning.format(s=seconds, disk=disk)}"
+        return None
 
     def _tightness(self, sample: Sample) -> str | None:
         kept, left = (sample.counters.get(f"memory_{what}", 0) for what in ("kept", "left"))

@@ -498,8 +498,8 @@ class Resident:
     def _tell_level(self, level: str, why: str) -> None:
         self._home.send(LevelInUse(self.task, self._command.incarnation, level, why))
 
-    def is_first(self, ref: LayerRef) -> bool:
-        """Whether a layer that is kept now was not kept at another level before."""
+    def stored(self, ref: LayerRef) -> bool:
+        """A layer is kept now. Return whether it was not kept at another level before."""
         self._storing.pop(ref.epoch, None)
         return self._levels is None or self._levels.stored(ref, self._ports.clock.ticks_s())
 

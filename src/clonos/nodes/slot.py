@@ -337,7 +337,7 @@ class SlotNode:
 
     def _on_stored(self, event: node_events.Stored) -> None:
         resident = self._of(event.life)
-        is_new = resident is not None and resident.is_first(event.ref)
+        is_new = resident is not None and resident.stored(event.ref)
         self._keeping.stored(event.ref, is_over=not is_new)
         if resident is not None and is_new:
             self._let(resident, resident.hear, ev.LayerStored(event.ref))
