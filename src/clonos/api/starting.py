@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
+from clonos.operators.budget import is_number
 
 if TYPE_CHECKING:
     from clonos.cluster.listener import Listener
@@ -94,8 +94,7 @@ def require_no_options(options: StartOptions, timeout_s: float | None) -> None:
 
 def _require_seconds(name: str, value: Any, *, above: bool = True) -> None:
     """Raise `WrongType` unless it is a finite number above 0, or at least 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value > 0 if above else value >= 0) or value == inf:
+    if not is_number(value) or not (value > 0 if above else value >= 0):
         limit = "above 0" if above else "that is not negative"
         raise WrongType(f"{name}={value!r}", where="start", remedy=f"give a number {limit}")
 

@@ -99,7 +99,7 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
             where=sink,
             remedy="keep the columns and their types; their values may change",
         )
-    require_columns(sink, a.column_names, keys)
+    require_keys(sink, a.column_names, keys)
     if nested := [key for key in keys or () if pa.types.is_nested(a.schema.field(key).type)]:
         raise CannotReplace(
             f"{nested[0]!r} is nested and cannot be a key", where=sink, remedy="name other columns"
@@ -108,7 +108,7 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
     return Comparison(sink, found, a.num_rows, b.num_rows)
 
 
-def require_columns(sink: str, names: Sequence[str], keys: Any) -> None:
+def require_keys(sink: str, names: Sequence[str], keys: Any) -> None:
     """Raise an error unless `keys` is None, or a list of columns."""
     if isinstance(keys, str):
         raise WrongType(f"keys={keys!r}", where=sink, remedy=f"give a list: keys=[{keys!r}]")

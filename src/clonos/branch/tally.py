@@ -12,7 +12,7 @@ import pyarrow as pa
 from clonos.branch.compare import (
     Comparison,
     differ,
-    require_columns,
+    require_keys,
     rows_of,
     table_of_changes,
 )
@@ -52,7 +52,7 @@ class Tally:
     """
 
     def __init__(self, sink: str, schema: pa.Schema, keys: Sequence[str] | None) -> None:
-        require_columns(sink, schema.names, keys)
+        require_keys(sink, schema.names, keys)
         self.sink, self._schema = sink, schema
         self._keys = list(schema.names if keys is None else keys)
         self._others = [name for name in schema.names if name not in self._keys]

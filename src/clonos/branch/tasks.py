@@ -164,7 +164,7 @@ class BranchedTask:
             case Source(rows=rows) | SourceCut(rows=rows):
                 if rows:
                     batch = seal(next(self._rows))
-                    left_out = [seal(rows) for rows in note.left_out]
+                    left_out = [seal(deadly) for deadly in note.left_out]
                     self._do(program.on_source, batch, left_out=left_out)
             case SourceEnd():
                 self._do(program.on_end, None)

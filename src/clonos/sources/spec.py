@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from clonos.errors import ProtocolError, WrongType
+from clonos.operators.budget import is_number
 from clonos.operators.operations import Operation, PassOn
 from clonos.sources.readers import Reader
 
@@ -19,8 +19,7 @@ ReaderFactory = Callable[[int, int], Reader]
 
 def rate_of(name: str, rate: Any) -> float:
     """A number of rows per second."""
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not is_number or not 0 < rate < inf:
+    if not (is_number(rate) and rate > 0):
         raise WrongType(f"{name}={rate!r}", remedy="give a number above 0")
     return float(rate)
 
