@@ -289,3 +289,29 @@ def test_two_sinks_of_one_table():
     more.sink(clonos.sinks.postgres("host=db.example dbname=shop", "t"), name="again")
     with pytest.raises(BadGraph, match="table t of db"):
         job.compile()
+
+
+@pytest.mark.parametrize(
+    ("on", "waits"), [({"on": "t"}, True), ({}, False)], ids=["event time", "processing time"]
+)
+def test_tasks_whose_rows_wait_for_watermarks(on, waits):
+    job = clonos.Job("waits")
+    stream = job.source(clonos.sources.from_batches([], schema="k string, t timestamp"), name="in")
+    stream = stream.with_watermark("t", "1 s")
+    counts = stream.key_by("k").window(clonos.tumbling("1 s", **on)).agg(n=clonos.count(), name="n")
+    counts.sink(clonos.sinks.collect(), name="out")
+    flags = {task.operator: task.waits_for_time for task in job.compile().plan.tasks}
+    assert flags == {"in": False, "n": waits}
+
+
+@pytest.mark.parametrize("options", [{"keep": "10 s", "on": ("t", "at")}, {}], ids=["10 s", "ever"])
+def test_a_join_waits_for_watermarks_if_its_rows_are_dropped_by_them(options):
+    job = clonos.Job("joins")
+    left, right = (
+        job.source(clonos.sources.from_batches([], schema=schema)).with_watermark(time, "1 s")
+        for schema, time in (("k string, t timestamp", "t"), ("key string, at timestamp", "at"))
+    )
+    pairs = left.key_by("k").join(right.key_by("key"), name="pairs", **options)
+    pairs.sink(clonos.sinks.collect(), name="out")
+    flags = {task.operator: task.waits_for_time for task in job.compile().plan.tasks}
+    assert flags["pairs"] is bool(options)

@@ -7,6 +7,7 @@ receiver thereby asks for replay; a recovered sender learns what to recompute wi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -14,7 +15,7 @@ from enum import Enum
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
 from clonos.core.machine import Table
-from clonos.core.messages import Credit, Data, Dependencies, Hello, Item, Run
+from clonos.core.messages import Credit, Data, Dependencies, Hello, Item, Kind, Run
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.errors import ProtocolError
 
@@ -114,6 +115,8 @@ class Inbound:
     consumed_dep
         What the taken items depend on; empty if a layer contains them already, so nothing can be
         lost.
+    reached_ms
+        The last watermark that this life has taken.
     queue
         Items that were received (their log entries are stored) and not yet taken.
     has_gaps
@@ -145,6 +148,7 @@ class Inbound:
         self.consumed = consumed
         self.consumed_chain = chain
         self.consumed_dep: Dependencies = {}
+        self.reached_ms = -math.inf
         self.queue: deque[Item] = deque()
         self.aligned = False
         self.waits_behind = spec.is_feedback and plan.has_markers
@@ -159,6 +163,11 @@ class Inbound:
     def ended(self) -> bool:
         """Whether END was taken, and nothing before it was lost."""
         return self.items.state is Items.ENDED
+
+    @property
+    def will_reach_ms(self) -> float:
+        """The last watermark that came, as far as the newest item tells."""
+        return _event_time(self.queue[-1], self.reached_ms) if self.queue else self.reached_ms
 
     @property
     def greeted(self) -> bool:
@@ -277,6 +286,7 @@ class Inbound:
         self.consumed = items[-1].seq
         self.consumed_chain = items[-1].chain
         self.consumed_dep = items[-1].dep
+        self.reached_ms = _event_time(items[-1], self.reached_ms)
         self._uncredited_bytes += sum(i.batch.nbytes for i in items if i.batch is not None)
         return items
 
@@ -304,6 +314,14 @@ class Inbound:
             assert self.consumed + len(self.queue) + 1 == self._next_seq
             assert self._chain == (self.queue[-1].chain if self.queue else self.consumed_chain)
             assert self._credited <= self.consumed
+
+
+def _event_time(item: Item, before: float) -> float:
+    """How far event time has come with an item; `before`: if the item says nothing."""
+    if item.kind is Kind.END:
+        return math.inf
+    told = item.value if item.kind is Kind.WATERMARK else item.watermark
+    return before if told is None else told
 
 
 class Call(Enum):

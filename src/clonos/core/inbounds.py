@@ -7,6 +7,7 @@ credit and what they do with what came.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
@@ -26,6 +27,13 @@ COALESCE_BYTES = 4 << 20
 COALESCE_ROWS = 4096
 """The same in rows: what costs Python per row must not hold up fences and markers."""
 
+QUEUE_MAX = 16
+"""A source waits while a task of its process has more of its items to take: that task needs the
+time, and batches of a backlog become larger."""
+QUEUE_AHEAD = 2
+"""The same if these items are ahead in event time, and the task waits for that. A marker behind
+them has them all taken."""
+
 
 class Inbounds:
     """The receiving ends of one process.
@@ -40,6 +48,8 @@ class Inbounds:
         Takes actions.
     is_implied
         Whether each step takes exactly one item, so that no log has to say how many.
+    waits_for_time
+        Whether the input that is behind in event time goes first.
 
     Attributes
     ----------
@@ -54,6 +64,7 @@ class Inbounds:
         do: Callable[[ev.Action], None],
         *,
         is_implied: bool = False,
+        waits_for_time: bool = False,
     ) -> None:
         self.ends = {end.spec.id: end for end in ends}
         self._forward = [end for end in self.ends.values() if not end.spec.is_feedback]
@@ -64,6 +75,7 @@ class Inbounds:
         self._holder = holder
         self._do = do
         self._is_implied = is_implied
+        self._waits_for_time = waits_for_time
 
     @classmethod
     def restored(
@@ -83,7 +95,7 @@ class Inbounds:
         for end in ends:
             if plan.leaves_gaps:
                 end.start_over(MISSED)
-        return cls(ends, holder, do, is_implied=spec.is_implied)
+        return cls(ends, holder, do, is_implied=spec.is_implied, waits_for_time=spec.waits_for_time)
 
     def opened(self, event: ev.Opened) -> bool:
         """A sender connects. Return whether it may: a fenced life may not."""
@@ -148,17 +160,36 @@ class Inbounds:
         return count
 
     def choose(self, held: Collection[int] = ()) -> tuple[Order | None, list[Item]]:
-        """Take what there is on the next channel that has something. Channels take turns; those in
-        `held` are skipped."""
+        """Take what there is on the next channel that has something; those in `held` are skipped.
+
+        Channels take turns. If rows wait for the watermark, the channel that is behind goes first:
+        the watermark is that of the slowest, so rows of the others would only make the state
+        larger. They stay in their channels, and credit slows their senders down (Flink:
+        watermark alignment).
+        """
         ends = self._in_turn
-        for i, end in enumerate(ends, 1):
+        if self._waits_for_time and len(ends) > 1:
+            ends = sorted(ends, key=attrgetter("reached_ms"))
+        for end in ends:
             count = self.available(end) if end.spec.id not in held else 0
             if count:
-                self._in_turn = [*ends[i:], *ends[:i]]
+                self._in_turn.remove(end)
+                self._in_turn.append(end)
                 items = end.consume(count)
                 made = items[-1].dep[end.maker]
                 return Order(end.spec.id, count, made.position, *made.incarnation), items
         return None, []
+
+    def has_room(self, channel: int) -> bool:
+        """Whether a sender in the same process should make more items for a channel."""
+        end = self.ends[channel]
+        count = len(end.queue)
+        if count <= QUEUE_AHEAD or count > QUEUE_MAX:
+            return count <= QUEUE_AHEAD
+        if not self._waits_for_time:
+            return True
+        mine = end.will_reach_ms
+        return all(mine <= other.will_reach_ms for other in self._in_turn if not other.ended)
 
     def retake(self, cause: Order, task: str) -> list[Item]:
         """Take what a logged step took, once it has come and can be trusted (until then

@@ -44,6 +44,8 @@ class TaskSpec:
     all that it does follows from the items of its only input, taken one by one, so nobody but
     itself needs its log. ``level``: how safely its layers are kept (:mod:`clonos.core.levels`).
     ``leaves_out``: it goes on without a record that is proved to kill the process.
+    ``waits_for_time``: its rows wait for watermarks, so it takes first what is behind in event time
+    (:meth:`clonos.core.inbounds.Inbounds.choose`).
     """
 
     id: int
@@ -61,6 +63,7 @@ class TaskSpec:
     is_implied: bool = False
     level: str = "store"
     leaves_out: bool = False
+    waits_for_time: bool = False
 
     @property
     def is_sink(self) -> bool:

@@ -486,6 +486,7 @@ class _Wiring:
                     is_implied=implied,
                     # Which rows it has left out, only its log says, and that is shared with nobody.
                     leaves_out=not implied and self._on_bad_record(number) != "fail",
+                    waits_for_time=any(v.operation.waits_for_time for v in chain.vertices),
                 )
             )
         return specs

@@ -116,7 +116,7 @@ class Resident:
         self.is_busy = self.is_over = False
         self._busy_s, self._rested_at, self._has_called = 0.0, 0.0, False
         self._began_at: float | None = None  # None: not its turn
-        self._has_room = True
+        self._has_room: Callable[[], bool] = lambda: True
         self._home, self._ports = home, home.ports
         self._command, self._standby, self._source = command, standby, warm
         self._waiting: list[msg.TaskCommand] = []  # until it is restored
@@ -270,8 +270,8 @@ class Resident:
 
     # --- turns ----------------------------------------------------------------------------------
 
-    def run(self, slice_s: float, steps_max: int, *, has_room: bool) -> None:
-        """Take steps, within a limit of time and number; without room, read no new rows."""
+    def run(self, slice_s: float, steps_max: int, has_room: Callable[[], bool]) -> None:
+        """Take steps, within a limit of time and number; read no new rows unless `has_room`."""
         machine = self.machine
         if machine is None:
             return
@@ -350,7 +350,7 @@ class Resident:
         if machine.phase is Phase.REPLAYING:
             if machine.intake.is_empty:  # else rows that are read again stay with the reader
                 ready = source.taken()
-        elif machine.wants_rows and self._has_room:
+        elif machine.wants_rows and self._has_room():
             if not source.is_placed:
                 # It cannot be read again: earlier rows are in the log, and it goes on after them.
                 source.advance(machine.intake.taken, machine.intake.cut)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count
 from typing import Any, Final
 
@@ -41,9 +42,6 @@ TURN_S: Final = 0.01
 """The same in time: a fence waits for one long step, not for many."""
 SLICE_S: Final = 0.002
 """Several tasks share that time; each gets at least this much."""
-QUEUE_MAX: Final = 16
-"""A source waits while a task of its slot has more of its items to take: that task needs the time,
-and batches of a backlog become larger."""
 DISK_BYTES: Final = 4 << 30
 """A slot with more than this on its local disk writes no more, so that sources wait in the end."""
 ROOM_S: Final = 0.02
@@ -216,16 +214,16 @@ class SlotNode:
             return
         slice_s = max(SLICE_S, TURN_S / len(self._residents))
         if self._ports.track.is_free:
-            resident.run(slice_s, self._steps_per_turn, has_room=self._has_room(resident))
+            resident.run(slice_s, self._steps_per_turn, partial(self._has_room, resident))
         if not resident.is_over:
             resident.tick()
 
     def _has_room(self, resident: Resident) -> bool:
-        """Whether others in this slot have taken most of what `resident` has sent them."""
+        """Whether the other tasks in this slot want more of what `resident` sends them."""
         for channel in resident.spec.outputs:
             receiver = self._residents.get(self._plan.channels[channel].receiver)
             machine = receiver.machine if receiver is not None else None
-            if machine is not None and len(machine.inputs[channel].queue) > QUEUE_MAX:
+            if machine is not None and not machine.inbounds.has_room(channel):
                 return False
         return True
 

@@ -22,7 +22,7 @@ from clonos.operators.outer_join import joined_schema
 from clonos.operators.process import Process
 from clonos.operators.service import Policy
 from clonos.operators.window_content import Content, Folded, Ranking, Top
-from clonos.operators.window_kinds import Fixed, Session, Window
+from clonos.operators.window_kinds import Fixed, Session, Window, is_event_time
 
 Function = Callable[..., Any]
 
@@ -46,6 +46,11 @@ class Operation:
     def keeps(self) -> tuple[pa.Schema, ...]:
         """The schemas of the rows, or of things made from rows, that it keeps as state."""
         return ()
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether rows stay in its state until event time has passed them."""
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # of every subclass
@@ -242,6 +247,10 @@ class AggregateWindows(Operation):
         return (self.content().schema,)
 
     @property
+    def waits_for_time(self) -> bool:
+        return is_event_time(self.window)
+
+    @property
     def folds_early(self) -> bool:
         """Whether rows are folded before the shuffle."""
         return self.pre_aggregate and self._folded().is_exact
@@ -270,6 +279,10 @@ class TopOfWindows(Operation):
         return (self.content().schema,)
 
     @property
+    def waits_for_time(self) -> bool:
+        return is_event_time(self.window)
+
+    @property
     def folds_early(self) -> bool:
         """See :attr:`AggregateWindows.folds_early`."""
         return True
@@ -292,6 +305,10 @@ class LatePart(Operation):
     def keeps(self) -> tuple[pa.Schema, ...]:
         return (self.of.content().schema,)
 
+    @property
+    def waits_for_time(self) -> bool:
+        return self.of.waits_for_time
+
 
 @dataclass(frozen=True)
 class RowsOfWindows(Operation):
@@ -304,6 +321,10 @@ class RowsOfWindows(Operation):
     @property
     def keeps(self) -> tuple[pa.Schema, ...]:
         return (self.schema,)
+
+    @property
+    def waits_for_time(self) -> bool:
+        return is_event_time(self.window)
 
 
 @dataclass(frozen=True)
@@ -328,6 +349,10 @@ class Join(Operation):
     @property
     def keeps(self) -> tuple[pa.Schema, ...]:
         return self.schemas
+
+    @property
+    def waits_for_time(self) -> bool:
+        return not isinstance(self.bounds[0], Always)
 
 
 @dataclass(frozen=True)
@@ -356,6 +381,10 @@ class InOrder(Operation):
     @property
     def keeps(self) -> tuple[pa.Schema, ...]:
         return (self.schema,)
+
+    @property
+    def waits_for_time(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

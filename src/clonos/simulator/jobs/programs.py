@@ -471,6 +471,7 @@ def build_job(stages: Sequence[Stage], *, sharing_depth: int, rows: int) -> Job:
             is_gated=stages[number].is_gated,
             writes_itself=stages[number].writes_itself,
             leaves_out=stages[number].behaviour.leaves_out,
+            waits_for_time=stages[number].behaviour.waits_for_watermark,
         )
         for task, number in stage_of.items()
     )

@@ -22,9 +22,8 @@ from clonos.simulator.mistakes.protocol import constant
 
 
 def several_at_once(original: Any) -> Any:
-    def begin(self: Inbounds, *arguments: Any, is_implied: bool = False) -> None:
-        del is_implied
-        original(self, *arguments, is_implied=False)
+    def begin(self: Inbounds, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **{**options, "is_implied": False})
 
     return begin
 
