@@ -543,8 +543,7 @@ def random_job(
 ) -> Job:
     """Chains, shuffles, diamonds, several inputs, one or two sinks.
 
-    `tasks`: at least and at most so many; `rows`: the same for each source. `with_fused`: one or
-    two more tasks, each a source and a sink at once.
+    `tasks`, `rows` of each source: from, to. `with_fused`: also tasks that are source and sink.
     """
     stages: list[Stage] = []
     budget = random.randint(*tasks)

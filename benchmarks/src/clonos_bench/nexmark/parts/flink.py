@@ -44,6 +44,8 @@ from clonos_bench.statistics import percentile, spread
 _WARM_UP_S: Final = 5.0
 """Of work in a virtual machine before a run counts: its compiler has seen the query by then."""
 _AHEAD_ROWS: Final = 100
+_JOINS: Final = ("3", "4", "8", "9")
+"""These read two kinds of events, one of which can run ahead of the other."""
 _BY_THE_CLOCK: Final = ("q12",)
 """How many rows this gives depends on when it runs."""
 _COLUMNS: Final = ("", "ours, 1000 events/s", "CPU", "Flink, 1000 events/s", "CPU", "times as fast")
@@ -125,13 +127,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--flink-python", default=DEFAULT_PYTHON, help="of scripts/setup_flink.sh")
     add("--flink-runs", type=int, default=3, help="of each query that count (flink)")
     add("--flink-checkpoint-ms", type=int, default=1000, help="between Flink's checkpoints (flink)")
+    add("--flink-drift-ms", type=int, default=0, help="Flink aligns the sources of joins (flink)")
     add("--flink-kills", type=int, default=5, help="task managers of Flink (recovery)")
     add("--flink-pause", type=float, default=8.0, help="seconds from one to the next")
 
 
 def measure(chosen: Mapping[str, Query], arguments: argparse.Namespace, out: Path) -> Report:
     """All queries that there are on both sides."""
-    report = _measured("flink", "Beside Flink SQL", queries(chosen), arguments, out)
+    report = _measured(
+        "flink", "Beside Flink SQL", queries(chosen, arguments.flink_drift_ms), arguments, out
+    )
     missing = [f"q{name}" for name in chosen if name not in sql.QUERIES]
     if missing:
         report.notes.append(f"not in Flink SQL: {', '.join(missing)}")
@@ -145,10 +150,18 @@ def measure_functions(chosen: object, arguments: argparse.Namespace, out: Path) 
     return _measured("pyflink", title, functions_in_python(), arguments, out)
 
 
-def queries(chosen: Mapping[str, Query]) -> list[Contest]:
-    """Those that there are on both sides."""
+def queries(chosen: Mapping[str, Query], drift_ms: int = 0) -> list[Contest]:
+    """Those that there are on both sides.
+
+    `drift_ms`: how far, in event time, a source of a join in Flink may be ahead of the others; 0:
+    as far as it comes.
+    """
     known = {name: query for name, query in chosen.items() if name in sql.QUERIES}
-    return [Contest(f"q{name}", query, partial(sql.job, name)) for name, query in known.items()]
+    aligned: dict[str, Any] = {"drift-ms": drift_ms}
+    return [
+        Contest(f"q{name}", query, partial(sql.job, name, **(aligned if name in _JOINS else {})))
+        for name, query in known.items()
+    ]
 
 
 def functions_in_python() -> list[Contest]:

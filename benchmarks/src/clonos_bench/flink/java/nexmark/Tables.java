@@ -1,16 +1,24 @@
 package nexmark;
 
+import java.time.Duration;
 import java.util.Collection;
 import java.util.List;
 import java.util.Set;
 import java.util.stream.IntStream;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.common.typeinfo.TypeInformation;
+import org.apache.flink.api.connector.source.Boundedness;
 import org.apache.flink.configuration.ConfigOption;
 import org.apache.flink.configuration.ConfigOptions;
 import org.apache.flink.configuration.ReadableConfig;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.table.catalog.Column;
 import org.apache.flink.table.connector.ChangelogMode;
+import org.apache.flink.table.connector.ProviderContext;
 import org.apache.flink.table.connector.sink.DynamicTableSink;
 import org.apache.flink.table.connector.sink.SinkV2Provider;
+import org.apache.flink.table.connector.source.DataStreamScanProvider;
 import org.apache.flink.table.connector.source.DynamicTableSource;
 import org.apache.flink.table.connector.source.LookupTableSource;
 import org.apache.flink.table.connector.source.ScanTableSource;
@@ -45,8 +53,12 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
             ConfigOptions.key("watermark-ms").longType().defaultValue(200L);
     private static final ConfigOption<Long> AHEAD_ROWS =
             ConfigOptions.key("ahead-rows").longType().defaultValue(0L);
+    private static final ConfigOption<Long> DRIFT_MS =
+            ConfigOptions.key("drift-ms").longType().defaultValue(0L);
     private static final ConfigOption<String> FOLDER =
             ConfigOptions.key("folder").stringType().noDefaultValue();
+
+    private static final Duration ALIGNED_EVERY = Duration.ofMillis(50);
 
     @Override
     public String factoryIdentifier() {
@@ -61,7 +73,8 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
     @Override
     public Set<ConfigOption<?>> optionalOptions() {
         return Set.of(
-                EVENTS, DELAY_US, BLOCK_EVENTS, BEGAN_MS, WATERMARK_MS, AHEAD_ROWS, FOLDER);
+                EVENTS, DELAY_US, BLOCK_EVENTS, BEGAN_MS, WATERMARK_MS, AHEAD_ROWS, DRIFT_MS,
+                FOLDER);
     }
 
     @Override
@@ -80,7 +93,12 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
                         .filter(Column::isPhysical)
                         .map(Column::getName)
                         .toArray(String[]::new);
-        return new Scan(Events.Kind.valueOf(options.get(KIND)), columns, settings);
+        return new Scan(
+                Events.Kind.valueOf(options.get(KIND)),
+                columns,
+                settings,
+                options.get(DRIFT_MS),
+                context.getPhysicalRowDataType());
     }
 
     @Override
@@ -99,12 +117,21 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
             implements ScanTableSource, SupportsProjectionPushDown, SupportsSourceWatermark {
         private final Events.Kind kind;
         private final EventSource.Settings settings;
+        private final long driftMs;
         private String[] columns;
+        private DataType type;
 
-        Scan(Events.Kind kind, String[] columns, EventSource.Settings settings) {
+        Scan(
+                Events.Kind kind,
+                String[] columns,
+                EventSource.Settings settings,
+                long driftMs,
+                DataType type) {
             this.kind = kind;
             this.columns = columns;
             this.settings = settings;
+            this.driftMs = driftMs;
+            this.type = type;
         }
 
         @Override
@@ -114,7 +141,10 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
 
         @Override
         public ScanRuntimeProvider getScanRuntimeProvider(ScanContext context) {
-            return SourceProvider.of(new EventSource(kind, columns, settings));
+            EventSource source = new EventSource(kind, columns, settings);
+            return driftMs == 0
+                    ? SourceProvider.of(source)
+                    : new Aligned(source, driftMs, context.createTypeInformation(type));
         }
 
         @Override
@@ -126,6 +156,7 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
         public void applyProjection(int[][] fields, DataType type) {
             String[] all = columns;
             columns = List.of(fields).stream().map(path -> all[path[0]]).toArray(String[]::new);
+            this.type = type;
         }
 
         @Override
@@ -133,12 +164,31 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
 
         @Override
         public DynamicTableSource copy() {
-            return new Scan(kind, columns, settings);
+            return new Scan(kind, columns, settings, driftMs, type);
         }
 
         @Override
         public String asSummaryString() {
             return "Nexmark " + kind;
+        }
+    }
+
+    /** A source that waits when its watermark is too far ahead of those of the others. */
+    private record Aligned(EventSource source, long driftMs, TypeInformation<RowData> type)
+            implements DataStreamScanProvider {
+        @Override
+        public DataStream<RowData> produceDataStream(
+                ProviderContext context, StreamExecutionEnvironment environment) {
+            WatermarkStrategy<RowData> strategy =
+                    WatermarkStrategy.<RowData>noWatermarks()
+                            .withWatermarkAlignment(
+                                    "nexmark", Duration.ofMillis(driftMs), ALIGNED_EVERY);
+            return environment.fromSource(source, strategy, source.toString(), type);
+        }
+
+        @Override
+        public boolean isBounded() {
+            return source.getBoundedness() == Boundedness.BOUNDED;
         }
     }
 
