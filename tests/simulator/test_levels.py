@@ -29,7 +29,7 @@ def test_no_seed_violates_an_invariant(part):
 
 def test_state_is_lost_in_some_seeds():
     """Else nobody would look whether that has a reason."""
-    assert any(simulate(seed, LEVELS).verdict == "StateLost" for seed in range(SEEDS))
+    assert any(simulate(seed, LEVELS).verdict == "StateLost" for seed in range(20, SEEDS))
 
 
 def test_what_is_sent_while_nothing_comes_through_overtakes_nothing():
