@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 
 import clonos
-from clonos.named import NotFound, named_job
+from clonos.errors import NotFound
+from clonos.named import named_job
 
 
 def of_lost_files():

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from clonos.blame import in_short, users_traceback
-from clonos.errors import ClonosError, DefinitionError
+from clonos.errors import ClonosError, NotFound
 
 REMEDY: Final = "give MODULE:NAME, such as my_package.fraud:job"
-
-
-class NotFound(DefinitionError):
-    """Nothing has this name, or it is something else."""
 
 
 def named(name: str, default: str = "") -> Any:
@@ -34,7 +30,7 @@ def named(name: str, default: str = "") -> Any:
     >>> named("fraud.py:job")
     Traceback (most recent call last):
     ...
-    clonos.named.NotFound: 'fraud.py' is not the name of a module. To do: give MODULE:NAME, such \
+    clonos.errors.NotFound: 'fraud.py' is not the name of a module. To do: give MODULE:NAME, such \
 as my_package.fraud:job
     """
     module, _, attribute = name.partition(":")

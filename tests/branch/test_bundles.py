@@ -13,9 +13,8 @@ import pytest
 import clonos
 from clonos.branch import Branch, CannotReplace
 from clonos.branch.bundling import Wanted, made_of
-from clonos.errors import Divergence, OtherJob
+from clonos.errors import Divergence, OtherJob, UnreadableBundle
 from clonos.replay import NothingToReplay, Replay
-from clonos.replay.errors import UnreadableBundle
 from clonos.replay.kept import since
 from clonos.replay.past import read
 from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob, Running, enrich, random_arrow_job

@@ -16,14 +16,14 @@ import pytest
 
 import clonos
 from clonos.branch import Branch
-from clonos.branch.bundling import BundleTooLarge, Wanted, made_of
+from clonos.branch.bundling import Wanted, made_of
 from clonos.branch.redaction import Redaction
 from clonos.cluster.durable import house_keeper
 from clonos.columns.rows import Row, row_type
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.determinants import Call, Clock, Outcomes, decode_record, encode_record
-from clonos.errors import CannotRedact, OperatorError, UnknownTask, WrongType
+from clonos.errors import BundleTooLarge, CannotRedact, OperatorError, UnknownTask, WrongType
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.past import Past, activations, read
 from clonos.simulator.jobs.arrow import ArrowJob, Asking, Running, random_arrow_job

@@ -13,7 +13,7 @@ def main(folder):
 
     import clonos
     from clonos import causal
-    from clonos.spark.errors import SparkSetup
+    from clonos.errors import SparkSetup
 
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     try:

@@ -7,9 +7,9 @@ import pytest
 
 from clonos.causal.book import CHUNK_OVERHEAD, AnswerBook
 from clonos.causal.entries import CALL, Entry, digest_of, encode_chunk
-from clonos.causal.errors import BelowFloor, Fenced, LogFull, OperatorUsedTwice
 from clonos.causal.messages import AnswerKey
 from clonos.errors import MalformedMessage
+from clonos.errors.causal import BelowFloor, Fenced, LogFull, OperatorUsedTwice
 
 A, B = object(), object()
 

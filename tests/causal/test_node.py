@@ -16,7 +16,6 @@ import pytest
 
 from clonos.causal import messages as m
 from clonos.causal.book import AnswerBook
-from clonos.causal.errors import UnsupportedQuery
 from clonos.causal.node import (
     MEND_S,
     SILENT_S,
@@ -26,7 +25,8 @@ from clonos.causal.node import (
     WriteFailed,
     Written,
 )
-from clonos.storage.journal import JournalBroken
+from clonos.errors import JournalBroken
+from clonos.errors.causal import UnsupportedQuery
 from clonos.transport.events import ClientClosed, ClientOpened
 from tests.link import Link
 

@@ -15,9 +15,9 @@ from clonos.causal import errors
 from clonos.causal.holder import ServedHolder
 from clonos.causal.messages import AnswerKey
 from clonos.causal.server import LogServer
-from clonos.storage.journal import JournalBroken, JournalInUse
+from clonos.errors import JournalBroken, JournalInUse, PlaintextRefused, TlsUnavailable
+from clonos.errors.causal import Fenced, LogBroken, LogFull, LogUnreachable, UnsupportedQuery
 from clonos.transport.certificates import Authority
-from clonos.transport.errors import PlaintextRefused, TlsUnavailable
 from clonos.transport.secret import JobSecret
 
 KEY = AnswerKey("query", 0, "f", 3)
@@ -121,16 +121,16 @@ def test_a_silent_owner_is_taken_for_dead(server, monkeypatch, holder_of):
     time.sleep(0.3)
     assert other.read(KEY, 0, wait_s=5.0).is_free
     assert other.open(KEY, "2", "e").owner
-    with pytest.raises(errors.Fenced):
+    with pytest.raises(Fenced):
         owner.append(KEY, "e", b"late")
 
 
 def test_a_stranger_gets_nothing(server, holder_of):
     stranger = holder_of(server, secret=JobSecret(secrets.token_bytes(32)))
-    with pytest.raises(errors.LogUnreachable, match="secret"):
+    with pytest.raises(LogUnreachable, match="secret"):
         stranger.open(KEY, "1", "e")
     other_job = holder_of(server, job="another")
-    with pytest.raises(errors.LogUnreachable):
+    with pytest.raises(LogUnreachable):
         other_job.open(KEY, "1", "e")
 
 
@@ -139,7 +139,7 @@ def test_a_log_that_is_gone_is_unreachable_within_the_time(server, holder_of):
     holder.open(KEY, "1", "e")
     server.close()
     began = time.monotonic()
-    with pytest.raises(errors.LogUnreachable, match="does not answer"):
+    with pytest.raises(LogUnreachable, match="does not answer"):
         holder.append(KEY, "e", b"answer")
     assert time.monotonic() - began < 10
 
@@ -147,7 +147,7 @@ def test_a_log_that_is_gone_is_unreachable_within_the_time(server, holder_of):
 def test_no_reply_is_waited_for_forever(server, holder_of):
     holder = holder_of(server, reply_s=0.2)
     holder.open(KEY, "1", "e")
-    with pytest.raises(errors.LogUnreachable, match="no reply within"):
+    with pytest.raises(LogUnreachable, match="no reply within"):
         holder_of(server, reply_s=0.2).read(KEY, 0, wait_s=2.0)
 
 
@@ -156,7 +156,7 @@ def test_the_budget_is_a_typed_error(tmp_path, holder_of):
         holder = holder_of(server)
         holder.open(KEY, "1", "e")
         holder.append(KEY, "e", bytes(500))
-        with pytest.raises(errors.LogFull, match="bytes_max"):
+        with pytest.raises(LogFull, match="bytes_max"):
             holder.append(KEY, "e", bytes(500))
         holder.forget("query")
         holder.open(KEY, "1", "e")
@@ -173,7 +173,7 @@ def test_a_full_disk_is_a_typed_error_and_no_end(server, monkeypatch, holder_of)
     monkeypatch.setattr(server._journal, "commit", refuse)
     monkeypatch.setattr(server._journal, "rotate", lambda _: refuse())
     for _ in range(2):
-        with pytest.raises(errors.LogBroken, match="no space left"):
+        with pytest.raises(LogBroken, match="no space left"):
             holder.append(KEY, "e", b"answer")
     monkeypatch.undo()
     holder.append(KEY, "e", b"and there is room again")
@@ -212,12 +212,12 @@ def test_a_log_may_be_refused_before_it_is_opened(tmp_path, holder_of):
     def judge(scope, batch):
         judged.append((scope, batch))
         if scope == "hasty":
-            raise errors.UnsupportedQuery("it does not wait", remedy="let it")
+            raise UnsupportedQuery("it does not wait", remedy="let it")
 
     with LogServer(tmp_path, judge=judge) as server:
         holder = holder_of(server)
         holder.open(KEY, "1", "e")
-        with pytest.raises(errors.UnsupportedQuery, match=r"does not wait.*let it"):
+        with pytest.raises(UnsupportedQuery, match=r"does not wait.*let it"):
             holder.open(AnswerKey("hasty", 4, "f", 0), "1", "e")
         holder.append(KEY, "e", b"x")
     assert judged == [("query", 0), ("hasty", 4)]
@@ -237,10 +237,10 @@ def test_an_encrypted_log(tmp_path, holder_of):
         holder.append(KEY, "e", b"answer")
         assert holder.read(KEY, 0).chunks == (b"answer",)
         for identity in (Authority("other").issue("task"), None):
-            with pytest.raises(errors.LogUnreachable):
+            with pytest.raises(LogUnreachable):
                 holder_of(server, identity=identity, reply_s=5.0).open(KEY, "1", "e")
         address = server.address.replace("tls://driver@", "tcp://")
         plain = holder_of(server, address=address, reply_s=5.0)
-        with pytest.raises(errors.LogUnreachable):
+        with pytest.raises(LogUnreachable):
             plain.open(KEY, "1", "e")
         holder.append(KEY, "e", b"another")  # and it goes on

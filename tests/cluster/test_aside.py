@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clonos.cluster.aside import Aside, AsideFailed
+from clonos.cluster.aside import Aside
 from clonos.cluster.witness import BUNDLES_MAX, _make_room
+from clonos.errors import AsideFailed
 from tests.processes import is_there
 
 LIMIT_S = 60.0

@@ -12,14 +12,12 @@ import pytest
 
 import clonos
 from clonos.cluster.directory import JobDirectory
-from clonos.cluster.errors import BadDirectory, UnreadableCheckpoint
 from clonos.columns.formula import Column, Constant, apply
-from clonos.errors import OtherJob
+from clonos.errors import BadDirectory, OtherJob, OtherJournal, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, differences
 from clonos.operators.columns import Projection
 from clonos.operators.operations import Project, Where
-from clonos.storage.terms import OtherJournal
 
 
 def compiled(

@@ -17,11 +17,11 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
+from clonos.errors import OtherContent
 from clonos.nodes.events import JournalFailed, OutsideFailed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers
 from clonos.storage.files import LocalFiles
-from clonos.storage.folder import OtherContent
 from clonos.transport.inbox import Inbox
 
 LIFE = Incarnation(1, 0)

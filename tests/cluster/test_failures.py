@@ -20,14 +20,21 @@ from pyspark import cloudpickle
 import clonos
 from clonos import errors
 from clonos.cluster import witness
-from clonos.cluster.errors import BadDirectory, NothingKept
-from clonos.core.layer import UnreadableLayer
-from clonos.errors import NotPicklable, OtherJob, WrongType
-from clonos.sinks.errors import OutputExists, SinkFailed
-from clonos.spark.errors import NotEnoughSlots
-from clonos.storage.journal import JournalInUse, UnreadableJournal
+from clonos.errors import (
+    BadDirectory,
+    JournalInUse,
+    NotEnoughSlots,
+    NothingKept,
+    NotPicklable,
+    OtherJob,
+    OutputExists,
+    SinkFailed,
+    TlsUnavailable,
+    UnreadableJournal,
+    UnreadableLayer,
+    WrongType,
+)
 from clonos.testing import run_past
-from clonos.transport.errors import TlsUnavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [

@@ -17,8 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import clonos
-from clonos.errors import SourceError, WrongType
-from clonos.sources.errors import FeedFailed
+from clonos.errors import FeedFailed, SourceError, WrongType
 from clonos.sources.spool import Spool
 from clonos.spark.session import get_or_create
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.errors import WrongType
-from clonos.sinks.errors import SinkFailed
+from clonos.errors import SinkFailed, WrongType
 from tests.cluster.test_upgrade import all_the_rest, more, staged
 
 pytestmark = [

@@ -16,7 +16,7 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
-from clonos.sinks.errors import RowRefused
+from clonos.errors import RowRefused
 from clonos.sinks.kafka_transactions import MARKS
 from clonos.sources.kafka_reader import KafkaReader
 from clonos.sources.readers import EndOfInput

@@ -19,7 +19,8 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.core.plan import FULL_DEPTH
-from clonos.watch.command import NothingToWatch, look
+from clonos.errors import NothingToWatch
+from clonos.watch.command import look
 from examples.demo.client import check_words
 from examples.demo.process import LOOPBACK, ServerProcess
 

@@ -11,7 +11,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 import clonos
-from clonos.spark.errors import NotEnoughSlots
+from clonos.errors import NotEnoughSlots
 from clonos.spark.session import get_or_create
 
 pytestmark = [

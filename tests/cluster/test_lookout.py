@@ -8,10 +8,10 @@ import pytest
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.lookout import Lookout
+from clonos.errors import Superseded, UnreadableTerm
 from clonos.nodes.events import OutsideFailed
 from clonos.nodes.tenure import Sight, TermSeen
 from clonos.storage.files import LocalFiles
-from clonos.storage.terms import Superseded, UnreadableTerm
 
 
 @pytest.fixture

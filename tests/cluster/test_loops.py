@@ -9,8 +9,7 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
-from clonos.errors import NotInSpark
-from clonos.replay.errors import NothingToReplay
+from clonos.errors import NothingToReplay, NotInSpark
 from examples.loops import reachability, retries
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

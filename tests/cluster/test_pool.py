@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from clonos.cluster.pool import executor_lost, slot_broken, wrong_environment
-from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken
+from clonos.errors import JobCancelled, OtherVersion, SlotBroken
+from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
-from clonos.spark.errors import JobCancelled, SlotFailed
+from clonos.spark.errors import SlotFailed
 from clonos.spark.slots import _slot_failed
 from clonos.transport.events import WIRE, Register
 
@@ -125,7 +126,7 @@ def test_a_bug_in_the_loop_is_told_from_a_death():
         "Traceback (most recent call last):\n"
         '  File "loop.py", line 190, in run\n'
         '    raise SlotBroken(f"{type(error).__name__}: {error} ({where})") from None\n'
-        "clonos.nodes.errors.SlotBroken: KeyError: 3 (resident.py:10)\n"
+        "clonos.errors.SlotBroken: KeyError: 3 (resident.py:10)\n"
         "\n\tat org.apache.spark"
     )
     broken = slot_broken(_slot_failed("job: slot 1", JavaError("", worker)))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import clonos
+from clonos.errors import MarkLost, OutputExists, RowRefused
 from clonos.nodes import places, progress
-from clonos.sinks.errors import MarkLost, OutputExists, RowRefused
 from examples.transactional.sqlite_sink import sqlite
 
 psycopg = pytest.importorskip("psycopg")

@@ -16,8 +16,8 @@ import pytest
 
 import clonos
 from clonos.cluster.durable import JournalFile, house_keeper
+from clonos.errors import OtherJournal
 from clonos.sinks.delivered import DeliveredStore
-from clonos.storage.terms import OtherJournal
 
 pytestmark = [
     pytest.mark.spark,

@@ -13,9 +13,8 @@ import pytest
 import clonos
 from clonos.cluster import driver
 from clonos.cluster.audience import JobAudience, Warnings
-from clonos.errors import CannotUpgrade, OtherJob
+from clonos.errors import CannotUpgrade, OtherJob, OutputExists
 from clonos.nodes.events import StopAsked
-from clonos.sinks.errors import OutputExists
 
 
 @pytest.fixture

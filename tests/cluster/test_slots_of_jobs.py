@@ -14,11 +14,10 @@ import pytest
 import clonos
 from clonos.cluster import setup
 from clonos.cluster.driver import RunningJob
+from clonos.errors import JobCancelled, OtherVersion, SparkStopped
 from clonos.nodes import places
-from clonos.nodes.errors import OtherVersion
 from clonos.nodes.views import JobEvent, JobProgress, JobTerminated, Recovery
 from clonos.runtime.versions import installed
-from clonos.spark.errors import JobCancelled, SparkStopped
 from tests.processes import is_there
 
 pytestmark = [

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from clonos.cluster import setup
-from clonos.errors import NotSettled
+from clonos.errors import NotSettled, PortTaken
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
-from clonos.watch.server import PortTaken
 
 
 def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.storage.journal import JournalInUse
+from clonos.errors import JournalInUse
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -20,8 +20,7 @@ import pytest
 import clonos
 from clonos import causal
 from clonos.dataframes.rows import spark_schema
-from clonos.errors import NotInSpark
-from clonos.spark.errors import SparkSetup
+from clonos.errors import NotInSpark, SparkSetup
 from clonos.testing import InMemoryRun
 from tests.oracle.programs import FAR_ROW, SCHEMA, batch_of, batches_of, build, rows_of
 

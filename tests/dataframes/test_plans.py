@@ -29,13 +29,13 @@ from clonos.errors import (
     OperatorError,
     OtherExecution,
     OtherJob,
+    SinkFailed,
     Unbounded,
     WrongType,
 )
 from clonos.operators import operations as op
 from clonos.operators.make import make_operator
 from clonos.sinks.data_source import end
-from clonos.sinks.errors import SinkFailed
 from clonos.sinks.file_buffer import BufferFiles
 from clonos.sources.lines import ParseLines
 from clonos.sources.messages import ParseFields, ParseMessages

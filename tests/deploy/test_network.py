@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from clonos.errors import CannotConnect
 from clonos.spark.session import get_or_create
-from clonos.transport.errors import CannotConnect
 
 pytestmark = [
     pytest.mark.soak,

@@ -15,7 +15,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
 from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
-from clonos.errors import ClonosError, OperatorError, TaskFailed
+from clonos.errors import ClonosError, OperatorError, SinkFailed, TaskFailed
 from clonos.nodes import events
 from clonos.nodes.driver import LEAVE_S, RATES_S, DriverNode, Phase
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
@@ -26,7 +26,6 @@ from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
 from clonos.nodes.waiting import PAUSE_MAX_S
-from clonos.sinks.errors import SinkFailed
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import (
     LOCAL,
     MEMORY,
@@ -24,6 +23,7 @@ from clonos.core.levels import (
     MergeLayers,
 )
 from clonos.core.plan import Incarnation
+from clonos.errors import UnreadableLayer
 from clonos.nodes.events import FetchFailed, Kept, Looked, MergedHere, PartRead
 from clonos.nodes.keeping import AGAIN_S, ANSWER_S, Keeping
 from clonos.transport.events import ChannelClosed, ChannelOpened

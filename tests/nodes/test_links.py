@@ -10,10 +10,9 @@ import pytest
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError
+from clonos.errors import CannotConnect, ClonosError, PeerUnreachable
 from clonos.nodes.links import ANSWERED, Links
 from clonos.nodes.local import Local
-from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed
 
 CHANNEL, LIMIT_S = 4, 20.0

@@ -8,8 +8,8 @@ import pytest
 
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError
-from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken, SlotsLost
+from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost
+from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.places import (
     ASKED_S,

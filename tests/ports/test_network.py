@@ -11,9 +11,9 @@ import pytest
 
 from clonos.core.messages import Credit, Data, Hello, Item, Kind
 from clonos.core.plan import Incarnation
+from clonos.errors import PeerUnreachable
 from clonos.nodes.ports import Network
 from clonos.simulator.processes.slot import Slot
-from clonos.transport.errors import PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane

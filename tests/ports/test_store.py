@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from clonos.core.events import StoreLayer
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import LOCAL, MEMORY, STORE, LayerRef, MergeLayers
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.errors import UnreadableLayer
 from clonos.nodes.events import (
     Fetched,
     FetchFailed,

@@ -10,8 +10,8 @@ from clonos.core.events import StoreLayer
 from clonos.core.levels import LOCAL
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.errors import UnusableStore
 from clonos.runtime.layers import disk_of, local_folder
-from clonos.storage.files import UnusableStore
 from clonos.storage.layers import LayerStore
 from clonos.storage.leveled import LeveledLayers
 

@@ -6,14 +6,13 @@ from random import Random
 
 import pytest
 
+from clonos.errors import JournalInUse, OtherJournal
 from clonos.nodes.tenure import Term
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
 from clonos.simulator.runs.seeds import simulate
 from clonos.simulator.world.disk import Disk
-from clonos.storage.journal import JournalInUse
-from clonos.storage.terms import OtherJournal
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

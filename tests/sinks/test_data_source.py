@@ -15,10 +15,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import IntegerType, StructType
 
-from clonos.errors import DefinitionError
+from clonos.errors import DefinitionError, NoTable, OtherTable, RowsRemoved
 from clonos.sinks import data_source
 from clonos.sinks.data_source import TableSource, TableStream, finish, remove_rows
-from clonos.storage.tables import NoTable, OtherTable, RowsRemoved, Table
+from clonos.storage.tables import Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 ALL = ReadAllAvailable()

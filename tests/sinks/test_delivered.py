@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from clonos.errors import ProtocolError
-from clonos.sinks.delivered import DeliveredStore, UnreadableOutput
+from clonos.errors import ProtocolError, UnreadableOutput
+from clonos.sinks.delivered import DeliveredStore
 
 
 def batch(*values):

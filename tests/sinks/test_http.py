@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.errors import WrongType
+from clonos.errors import NameConflict, RowRefused, SinkFailed, StoreAway, WrongType
 from clonos.sinks import http_writer
-from clonos.sinks.errors import NameConflict, RowRefused, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputKey
-from clonos.storage.retry import Retry, StoreAway
+from clonos.storage.retry import Retry
 from clonos.storage.retry_after import retry_after_s
 
 LANE = Lane("run", "out / ü", 3, 7)

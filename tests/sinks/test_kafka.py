@@ -14,16 +14,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from clonos.errors import ClonosError, Fenced, UnknownColumn, WrongType
+from clonos.errors import (
+    ClonosError,
+    Fenced,
+    MarkLost,
+    RowRefused,
+    SinkFailed,
+    StoreAway,
+    UnknownColumn,
+    WrongType,
+)
 from clonos.sinks import kafka as kafka_sink
-from clonos.sinks.errors import MarkLost, RowRefused, SinkFailed
 from clonos.sinks.kafka_messages import Format, Message
 from clonos.sinks.kafka_store import KafkaClaim
 from clonos.sinks.kafka_transactions import MARKS, KafkaTransactions, Mark, Opened
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import TransactionalWriter
-from clonos.storage.retry import StoreAway
 from clonos.testing import check_sink
 from clonos.testing.sinks import SCHEMA, _Check, _outputs
 

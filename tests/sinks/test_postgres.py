@@ -19,12 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import clonos
+from clonos.errors import MarkLost, OutputExists, RowRefused, SinkFailed, StoreAway
 from clonos.sinks import postgres_transactions as postgres_sink
-from clonos.sinks.errors import MarkLost, OutputExists, RowRefused, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.postgres_session import MARKS
 from clonos.sinks.writers import Claims
-from clonos.storage.retry import StoreAway
 from clonos.testing import check_sink
 
 psycopg = pytest.importorskip("psycopg")

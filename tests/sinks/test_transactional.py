@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.sinks.errors import MarkLost, SinkFailed
+from clonos.errors import MarkLost, SinkFailed, StoreAway
 from clonos.sinks.lanes import Lane
-from clonos.storage.retry import StoreAway
 from clonos.testing import check_sink
 from clonos.testing.sinks import _Check, _outputs
 from examples.transactional import sqlite_sink

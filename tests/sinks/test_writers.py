@@ -13,12 +13,11 @@ import pytest
 import clonos
 from clonos.cluster.audience import Observer
 from clonos.core.coordinator import Note
+from clonos.errors import OtherContent, OutputExists, SinkFailed
 from clonos.nodes.views import JobEvent
-from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.writers import Claims, ParquetWriter, TableWriter, writer_of
 from clonos.storage.files import LocalFiles
-from clonos.storage.folder import OtherContent
 from clonos.storage.tables import Table
 
 LANE = Lane("me", "op", 0)

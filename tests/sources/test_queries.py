@@ -15,16 +15,20 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 
-from clonos.errors import ClonosError, SourceError
-from clonos.sources.errors import FeedFailed
+from clonos.errors import (
+    ClonosError,
+    FeedFailed,
+    JobCancelled,
+    OtherQuery,
+    SourceError,
+    SparkStopped,
+)
 from clonos.sources.queries import FeedingQuery
 from clonos.sources.spec import Feeding
 from clonos.sources.spool import Part, Spool
-from clonos.spark.errors import JobCancelled, SparkStopped
 from clonos.spark.micro_batches import MicroBatchFailed
 from clonos.storage import planned
 from clonos.storage.planned import extent
-from clonos.storage.table_batches import OtherQuery
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

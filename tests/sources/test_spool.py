@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.errors import SourceError
+from clonos.errors import OtherQuery, SourceError, StoreAway, Superseded
 from clonos.sources import spool as spool_module
 from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import EndOfInput
@@ -32,9 +32,6 @@ from clonos.storage import retry as retry_module
 from clonos.storage import table_batches
 from clonos.storage.files import LocalFiles
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import StoreAway
-from clonos.storage.table_batches import OtherQuery
-from clonos.storage.terms import Superseded
 from tests.simulated import delivered
 
 SCHEMA = pa.schema([("n", pa.int64())])

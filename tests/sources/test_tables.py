@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.errors import BadSchema, SourceError, UnknownColumn
+from clonos.errors import BadSchema, NoTable, SourceError, UnknownColumn
 from clonos.sources.readers import EndOfInput
 from clonos.sources.tables import Cut, TableReader, passed
 from clonos.storage.segments import Position
-from clonos.storage.tables import NoTable, Table
+from clonos.storage.tables import Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 

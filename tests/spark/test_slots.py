@@ -17,8 +17,8 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 from clonos.core.messages import Stop
-from clonos.errors import ClonosError
-from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.errors import ClonosError, NotEnoughSlots, SparkSetup
+from clonos.spark.errors import SlotFailed
 from clonos.spark.session import require_driver
 from clonos.spark.slots import Body, SlotInfo, SlotLauncher
 from clonos.transport.events import ControlLost, ControlOpened, Register

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clonos.core.layer import UnreadableLayer
+from clonos.errors import UnreadableLayer
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import levels, placed, row_store, runs
 from clonos.state.deltas import Delta, encode_delta, merge_deltas, open_delta

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clonos.core.content import Chunks, Held, Part
-from clonos.core.layer import UnreadableLayer, decode_layer, encode_layer
+from clonos.core.layer import decode_layer, encode_layer
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.errors import UnreadableLayer
 from clonos.simulator.processes.shelf import MemoryFile
 from clonos.state.deltas import Values, encode_delta, merge_deltas, merge_into, open_delta
 from clonos.state.runs import (

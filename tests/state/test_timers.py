@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clonos.core.layer import UnreadableLayer
+from clonos.errors import UnreadableLayer
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import runs, timers
 from clonos.state.deltas import encode_delta, merge_deltas, open_delta

@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from clonos.core.layer import UnreadableLayer
-from clonos.errors import UnencodableValue
+from clonos.errors import UnencodableValue, UnreadableLayer
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state.deltas import encode_delta, merge_deltas, open_delta
 from clonos.state.runs import Run

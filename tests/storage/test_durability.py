@@ -17,17 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clonos.core.layer import UnreadableLayer
-from clonos.errors import ClonosError
+from clonos.errors import (
+    ClonosError,
+    JournalBroken,
+    SinkFailed,
+    StoreAway,
+    UnreadableJournal,
+    UnreadableLayer,
+)
 from clonos.simulator.world.disk import Died, Disk, SimulatedFiles, Tail
 from clonos.sinks.delivered import DeliveredStore
-from clonos.sinks.errors import SinkFailed
 from clonos.sinks.lanes import Output, OutputKey
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage.folder import Folder
-from clonos.storage.journal import Journal, JournalBroken, UnreadableJournal
+from clonos.storage.journal import Journal
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import StoreAway
 from clonos.storage.tables import Table
 
 SEEDS = 2

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clonos.errors import ProtocolError
+from clonos.errors import JournalBroken, JournalInUse, ProtocolError, UnreadableJournal
 from clonos.storage import journal as journal_module
 from clonos.storage.files import LocalFiles
-from clonos.storage.journal import (
-    Journal,
-    JournalBroken,
-    JournalInUse,
-    JournalReader,
-    UnreadableJournal,
-)
+from clonos.storage.journal import Journal, JournalReader
 
 groups = st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=4), max_size=5)
 

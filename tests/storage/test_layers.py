@@ -15,20 +15,12 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import (
-    UnreadableLayer,
-    decode_layer,
-    encode_layer,
-    layer_path,
-    open_layer,
-    refer_to,
-)
+from clonos.core.layer import decode_layer, encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import Credit, Dependency, Layer
 from clonos.core.plan import Incarnation
-from clonos.errors import ProtocolError
-from clonos.storage.files import ArrowFiles, LocalFiles, UnusableStore
+from clonos.errors import ProtocolError, StoreAway, UnreadableLayer, UnusableStore
+from clonos.storage.files import ArrowFiles, LocalFiles
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import StoreAway
 from tests.state.held import counted
 
 counts = st.integers(0, 2**63 - 1)

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from clonos.storage.objects.chain import Chain, Fence, UnreadableObjects
+from clonos.errors import UnreadableObjects
+from clonos.storage.objects.chain import Chain, Fence
 from clonos.storage.objects.tree import Tree
 
 PATH = "/a"

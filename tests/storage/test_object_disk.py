@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from clonos.storage.files import UnusableStore
-from clonos.storage.journal import Journal, JournalBroken
+from clonos.errors import JournalBroken, UnusableStore
+from clonos.storage.journal import Journal
 from clonos.storage.objects import disk as module
 from clonos.storage.objects.disk import ObjectDisk
 from clonos.storage.objects.stores import Objects, RemoteObjects, objects_of

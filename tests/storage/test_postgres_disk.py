@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clonos.storage.files import Locked, UnusableStore
-from clonos.storage.journal import Journal, JournalBroken
+from clonos.errors import JournalBroken, Superseded, UnusableStore
+from clonos.storage.files import Locked
+from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
-from clonos.storage.terms import Superseded
 from tests.processes import free_port
 
 LEASE_S = 0.5

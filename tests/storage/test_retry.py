@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from clonos.errors import StoreAway, UnusableStore
 from clonos.simulator.world.disk import Disk
-from clonos.storage.files import UnusableStore
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import PAUSE_MAX_S, Retry, StoreAway
+from clonos.storage.retry import PAUSE_MAX_S, Retry
 
 
 class Outage:

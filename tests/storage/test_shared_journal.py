@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from clonos.errors import JournalInUse, Superseded
 from clonos.storage.files import Disk, Locked
-from clonos.storage.journal import Journal, JournalInUse
+from clonos.storage.journal import Journal
 from clonos.storage.objects.disk import ObjectDisk
 from clonos.storage.postgres_disk import PostgresDisk
-from clonos.storage.terms import Superseded
 from tests.storage.conftest import PLACES, objects_in
 
 LEASE_S = 1.0

@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from clonos.errors import OtherQuery, UnreadableTable
 from clonos.storage import table_batches
 from clonos.storage.segments import Position
-from clonos.storage.table_batches import OtherQuery, StagedFile
-from clonos.storage.tables import Table, UnreadableTable
+from clonos.storage.table_batches import StagedFile
+from clonos.storage.tables import Table
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -12,10 +12,10 @@ import pyarrow.dataset as pads
 import pytest
 from pyarrow.fs import LocalFileSystem
 
+from clonos.errors import NoTable, OtherContent, RowsRemoved, UnreadableTable
 from clonos.storage.files import ArrowFiles, LocalFiles
-from clonos.storage.folder import OtherContent
 from clonos.storage.segments import Position
-from clonos.storage.tables import NoTable, RowsRemoved, Table, UnreadableTable
+from clonos.storage.tables import Table
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

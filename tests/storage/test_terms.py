@@ -8,10 +8,11 @@ from random import Random
 import pytest
 from pyarrow.fs import LocalFileSystem
 
+from clonos.errors import CannotFence, OtherJournal, Superseded, UnreadableTerm
 from clonos.simulator.world.disk import Died, Disk
 from clonos.storage.files import ArrowFiles, LocalFiles
 from clonos.storage.folder import Folder
-from clonos.storage.terms import CannotFence, OtherJournal, Superseded, Terms, UnreadableTerm
+from clonos.storage.terms import Terms
 
 
 def terms_on(files, root="/job/terms", **options):

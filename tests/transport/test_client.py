@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from clonos.core.codec import Codec
+from clonos.errors import AuthenticationFailed, PeerUnreachable, PlaintextRefused
 from clonos.transport.certificates import Authority
 from clonos.transport.client import Client
-from clonos.transport.errors import AuthenticationFailed, PeerUnreachable, PlaintextRefused
 from clonos.transport.events import WIRE, ClientClosed, ClientOpened
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane

@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from clonos.core.messages import Live, Stop
-from clonos.transport.errors import PeerUnreachable
+from clonos.errors import PeerUnreachable
 from clonos.transport.events import ChannelClosed, ControlLost, ControlOpened, Heartbeat
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane

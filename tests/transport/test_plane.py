@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 
 from clonos.core.messages import Credit, Data, Hello
-from clonos.errors import MalformedMessage
-from clonos.transport.errors import (
+from clonos.errors import (
     AuthenticationFailed,
     CannotConnect,
+    MalformedMessage,
     PeerUnreachable,
     PlaintextRefused,
-    SchemaMismatch,
 )
+from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import WIRE, ChannelClosed, ChannelOpened, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.inbox import Inbox

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from clonos.core.messages import Data
+from clonos.errors import AuthenticationFailed, PeerUnreachable
 from clonos.transport.certificates import Authority
-from clonos.transport.errors import AuthenticationFailed, PeerUnreachable
 from clonos.transport.events import ChannelClosed, ControlLost, ControlOpened
 from clonos.transport.tls import Identity
 

@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from clonos.cli import main
+from clonos.errors import NothingToWatch, PortTaken
 from clonos.watch import server as served
-from clonos.watch.command import NothingToWatch, address, look
-from clonos.watch.server import ADDRESS_FILE, HOST, PortTaken, WatchServer
+from clonos.watch.command import address, look
+from clonos.watch.server import ADDRESS_FILE, HOST, WatchServer
 from tests.watch import jobs
 
 SHOWN = jobs.recovering()

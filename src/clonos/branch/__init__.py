@@ -24,11 +24,10 @@ import pyarrow as pa
 from clonos.branch import kept
 from clonos.branch.answers import BILL, Answers, StandIn
 from clonos.branch.compare import Comparison, compare
-from clonos.branch.errors import Unanswered
 from clonos.branch.original import ENDLESS, Original, record
 from clonos.branch.tasks import BranchedTask, Made, made_of
 from clonos.core.history import Point
-from clonos.errors import CannotReplace, OperatorError
+from clonos.errors import CannotReplace, OperatorError, Unanswered
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget

@@ -17,11 +17,10 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from clonos.branch.errors import Unanswered
 from clonos.branch.original import Asked, Question
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, outcome_of
-from clonos.errors import WrongType
+from clonos.errors import Unanswered, WrongType
 from clonos.graph.replaced import function_name
 from clonos.nodes.events import CallsOver
 from clonos.operators.budget import Budget, require_budget

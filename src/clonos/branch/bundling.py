@@ -14,19 +14,22 @@ from clonos.branch.draft import Draft
 from clonos.branch.original import Original, record
 from clonos.branch.redaction import Redact, Redaction, number_of_rows, require_redact
 from clonos.core.housekeeper import HouseKeeper
-from clonos.errors import CannotRedact, ClonosError, Divergence, OperatorError, UnknownTask
+from clonos.errors import (
+    BundleTooLarge,
+    CannotRedact,
+    ClonosError,
+    Divergence,
+    NothingToReplay,
+    OperatorError,
+    UnknownTask,
+)
 from clonos.graph.compile import CompiledJob
 from clonos.replay.bundle import Bundle
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At
 from clonos.replay.past import Past, read
 
 _HIDDEN: Final = "it kills the process; its content was left out"
 _OTHER_VALUES: Final = "replace other columns, or give a function that returns suitable ones"
-
-
-class BundleTooLarge(ClonosError):
-    """A bundle would exceed its size limit."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from clonos.branch.answers import Answers
 from clonos.branch.follow import Follower, Report
 from clonos.branch.live_log import LiveLog
 from clonos.branch.witness import with_trace
+from clonos.errors import NothingToReplay
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
-from clonos.replay.errors import NothingToReplay
 
 ATTEMPTS: Final = 10
 """How many reads in a row may fail because the job changes files while they are read."""

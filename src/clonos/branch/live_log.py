@@ -8,9 +8,8 @@ from dataclasses import replace
 from clonos.core.history import History, Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Run
-from clonos.errors import OtherJob
+from clonos.errors import NothingToReplay, OtherJob
 from clonos.graph.compile import CompiledJob
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
 from clonos.replay.past import LiveKeeper, Past, read
 from clonos.storage.layers import LayerStore

@@ -29,12 +29,11 @@ from clonos.core.messages import Kind
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.program import Batch
 from clonos.core.step import arguments_digest
-from clonos.errors import Divergence, OperatorError
+from clonos.errors import Divergence, NothingToReplay, OperatorError
 from clonos.graph.replaced import function_name
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay import Replay, ReplayedTask
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import Past
 from clonos.replay.tasks import Watched
 

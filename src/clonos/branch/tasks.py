@@ -16,18 +16,16 @@ import pyarrow as pa
 
 from clonos.blame import in_short
 from clonos.branch.answers import Answers
-from clonos.branch.errors import Unanswered
 from clonos.branch.original import Asked, Note, asked_now, question_of
 from clonos.columns.batches import seal
 from clonos.columns.row_codec import RowCodec
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.determinants import Order, Outcomes, Source, SourceCut, SourceEnd, Timer
-from clonos.core.layer import UnreadableLayer
 from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.program import Batch
-from clonos.errors import ClonosError, OperatorError
+from clonos.errors import ClonosError, OperatorError, Unanswered, UnreadableLayer
 from clonos.graph.compile import TaskCode
 from clonos.operators.chain import ChainProgram
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from clonos.blame import users_traceback
 from clonos.branch import Branch
-from clonos.branch.bundling import Bundled, BundleTooLarge, Wanted, make
-from clonos.errors import ClonosError, OperatorError
+from clonos.branch.bundling import Bundled, Wanted, make
+from clonos.errors import BundleTooLarge, ClonosError, OperatorError
 from clonos.graph.compile import CompiledJob
 from clonos.replay.kept import At
 from clonos.replay.past import read

@@ -23,7 +23,10 @@ from types import ModuleType
 from typing import Any
 
 from clonos.causal.driver import Log, start
-from clonos.causal.errors import (
+from clonos.causal.process import access, arrived, settle
+from clonos.causal.services import Service, call, clock, idempotency_key, operator, random, service
+from clonos.causal.sinks import exactly_once, postgres_sink, write_once
+from clonos.errors.causal import (
     BelowFloor,
     CausalError,
     Fenced,
@@ -40,9 +43,6 @@ from clonos.causal.errors import (
     UnsupportedQuery,
     UnsupportedSession,
 )
-from clonos.causal.process import access, arrived, settle
-from clonos.causal.services import Service, call, clock, idempotency_key, operator, random, service
-from clonos.causal.sinks import exactly_once, postgres_sink, write_once
 
 __all__ = [
     "BelowFloor",

@@ -68,7 +68,7 @@ class AnswerBook:
     ----------
     bytes_max
         The largest size; beyond it answers are refused with
-        :class:`~clonos.causal.errors.LogFull`.
+        :class:`~clonos.errors.causal.LogFull`.
     new_seed
         Draws the seed of a scope's random numbers.
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 
 from clonos.causal import process
-from clonos.causal.errors import UnsupportedQuery, UnsupportedSession
 from clonos.causal.holder import LogAccess
 from clonos.causal.process import RUN_PROPERTY
 from clonos.causal.server import LogServer
 from clonos.errors import DefinitionError
+from clonos.errors.causal import UnsupportedQuery, UnsupportedSession
 from clonos.storage.files import Durability
 
 BYTES_MAX: Final = 1 << 30
@@ -155,7 +155,7 @@ def start(
     >>> causal.start("no session", "answers")
     Traceback (most recent call last):
         ...
-    clonos.causal.errors.UnsupportedSession: 'str' is not a Spark session...
+    clonos.errors.causal.UnsupportedSession: 'str' is not a Spark session...
     """
     context = _spark_context(spark)
     _check_place(directory, store)

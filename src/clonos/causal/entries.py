@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from clonos.causal.errors import ServiceTooSlow
 from clonos.core import canonical
 from clonos.core.determinants import Cause
 from clonos.errors import CallError, MalformedMessage
+from clonos.errors.causal import ServiceTooSlow
 
 DIGEST_BYTES: Final = 16
 """Not xxhash: nobody must be able to construct two questions with the same digest."""

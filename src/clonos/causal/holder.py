@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from clonos.causal import errors
 from clonos.causal import messages as m
 from clonos.causal.entries import Entry, decode_chunk
-from clonos.errors import MalformedMessage
+from clonos.errors import AuthenticationFailed, MalformedMessage, PeerUnreachable
+from clonos.errors.causal import LogUnreachable
 from clonos.transport.client import REPLY_S, Client
-from clonos.transport.errors import AuthenticationFailed, PeerUnreachable
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import Identity
 
@@ -20,7 +20,7 @@ from clonos.transport.tls import Identity
 class Holder(Protocol):
     """Keeps the logs of tasks: the four operations, as a task uses them.
 
-    Every method may raise :class:`~clonos.causal.errors.LogUnreachable`.
+    Every method may raise :class:`~clonos.errors.causal.LogUnreachable`.
     """
 
     def open(
@@ -101,7 +101,7 @@ class ServedHolder:
         try:
             reply = self._client.ask(kind, *fields)
         except (PeerUnreachable, AuthenticationFailed, MalformedMessage) as error:
-            raise errors.LogUnreachable(
+            raise LogUnreachable(
                 f"the log at {self.address} does not answer: {error}",
                 remedy="check that the driver runs and that executors reach it at this address "
                 "(causal.start(host=...)); the task can be tried again, nothing is lost",

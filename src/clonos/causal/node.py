@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from clonos.causal import messages as m
 from clonos.causal.book import AnswerBook
 from clonos.causal.entries import encode_chunk
-from clonos.causal.errors import LogBroken
 from clonos.errors import ClonosError
+from clonos.errors.causal import LogBroken
 from clonos.transport.events import ClientClosed, ClientOpened, Connection
 
 ROTATE_BYTES: Final = 64 << 20

@@ -20,6 +20,7 @@ from clonos.causal import errors
 from clonos.causal import messages as m
 from clonos.causal.book import CHUNK_OVERHEAD, SEED_BYTES
 from clonos.causal.entries import Entry, decode_chunk
+from clonos.errors.causal import LogBroken, LogUnreachable
 from clonos.extras import imported
 
 POLL_S: Final = 0.05
@@ -192,13 +193,13 @@ class PostgresHolder:
                     return run(sql)
             except psycopg.OperationalError as error:
                 self.close()
-                raise errors.LogUnreachable(
+                raise LogUnreachable(
                     f"the database of the log does not answer: {str(error)[:300]}",
                     remedy="check that it runs and that executors reach it; the task can be tried "
                     "again, nothing is lost",
                 ) from error
             except psycopg.Error as error:
-                raise errors.LogBroken(
+                raise LogBroken(
                     f"the database of the log refuses: {str(error)[:300]}",
                     remedy="check that the role may create and change the tables clonos_*",
                 ) from error

@@ -20,9 +20,10 @@ from typing import Any, Final, TypeVar
 import pyspark
 from pyspark import TaskContext
 
-from clonos.causal import errors, gate
+from clonos.causal import gate
 from clonos.causal.holder import Holder, LogAccess
 from clonos.causal.task import Task
+from clonos.errors.causal import NotConnected, OnDriver, OutsideTask
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -89,7 +90,7 @@ def holder() -> Holder:
     """The process's holder of the log."""
     connected = _process.access
     if connected is None:
-        raise errors.NotConnected(
+        raise NotConnected(
             "no log is known here",
             remedy="call causal.start(spark, directory) on the driver before you build the "
             "DataFrame; if this function comes from an installed module, hand Spark "
@@ -164,7 +165,7 @@ def _on_driver() -> Task:
     """The task of a ``foreachBatch`` function; other code on the driver has none."""
     spark_context = _process.spark_context
     if spark_context is None:
-        raise errors.OutsideTask(
+        raise OutsideTask(
             "no Spark task runs in this process",
             remedy="ask inside a function that Spark runs on rows: udf, pandas_udf, mapInPandas, "
             "mapInArrow, applyInPandas, transformWithState, read() or write() of a data source, "
@@ -173,7 +174,7 @@ def _on_driver() -> Task:
     query = spark_context.getLocalProperty(QUERY_PROPERTY)
     batch = spark_context.getLocalProperty(BATCH_PROPERTY)
     if query is None or batch is None:
-        raise errors.OnDriver(
+        raise OnDriver(
             "this is the driver, and no foreachBatch function runs in this thread",
             remedy="ask inside a function that Spark runs on rows, or inside foreachBatch",
         )

@@ -17,10 +17,10 @@ from clonos.causal.book import SEED_BYTES, AnswerBook
 from clonos.causal.holder import LogAccess
 from clonos.causal.messages import ANSWERS
 from clonos.causal.node import TURN_S, AnswerNode, Judged, Stop, WriteFailed, Written
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, JournalBroken
 from clonos.storage.disk_thread import DiskThread, Worker
 from clonos.storage.files import Durability
-from clonos.storage.journal import Journal, JournalBroken
+from clonos.storage.journal import Journal
 from clonos.transport.certificates import Authority
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane, is_loopback

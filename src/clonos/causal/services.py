@@ -21,11 +21,11 @@ import numpy as np
 
 from clonos.causal import process, values  # noqa: F401 - teaches the log NumPy's and pandas' values
 from clonos.causal.entries import CALL, CLOCK, Entry, decode_error, digest_of, encode_error
-from clonos.causal.errors import CausalError, NotIdempotent, OutsideTask, ServiceTooSlow
 from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
 from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
+from clonos.errors.causal import CausalError, NotIdempotent, OutsideTask, ServiceTooSlow
 from clonos.extras import imported
 from clonos.operators.effects import Effect, EffectCall, effect, effect_key
 from clonos.operators.service import Declared, Policy, PolicyOptions, ServiceOptions, policy_of
@@ -416,7 +416,7 @@ def service(
         ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. Options of ``map_async``
         override them. Blocking calls, in plain PySpark or with ``ctx.call``, use only the first
         three, and have no time limit without ``timeout``. An attempt that takes longer ends with
-        :class:`~clonos.causal.errors.ServiceTooSlow`, or `TimeoutError` in ``ctx.call``; if the
+        :class:`~clonos.errors.causal.ServiceTooSlow`, or `TimeoutError` in ``ctx.call``; if the
         function is not async, it goes on in an abandoned thread.
 
     Returns
@@ -438,7 +438,7 @@ def service(
     >>> judge("outside of Spark nothing can be kept")
     Traceback (most recent call last):
         ...
-    clonos.causal.errors.OutsideTask: ...
+    clonos.errors.causal.OutsideTask: ...
     >>> lines = clonos.Job().source(clonos.sources.from_batches([], "text string"))
     >>> lines.with_column_async("verdict string", judge, "text", attempts=5).schema.names
     ['text', 'verdict']

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of
-from clonos.causal.errors import OtherRows
 from clonos.causal.services import Shipped
 from clonos.core import canonical
 from clonos.errors import DefinitionError
+from clonos.errors.causal import OtherRows
 
 Write = Callable[[Any, int], Any]
 
@@ -103,7 +103,7 @@ def exactly_once(write: Write | None = None, /, *, verify: bool = True) -> Any:
     ----------
     verify
         Log a digest of the batch's rows; an attempt with other rows ends with
-        :class:`~clonos.causal.errors.OtherRows` before it writes anything.
+        :class:`~clonos.errors.causal.OtherRows` before it writes anything.
 
     Examples
     --------

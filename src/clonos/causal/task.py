@@ -21,6 +21,7 @@ from clonos.causal import errors
 from clonos.causal.entries import Entry, decode_chunk, encode_chunk
 from clonos.causal.holder import Holder
 from clonos.causal.messages import AnswerKey, Opened
+from clonos.errors.causal import BelowFloor, CausalError, Fenced, LogUnreachable
 
 LINGER_S: Final = 0.02
 LINGER_MAX_S: Final = 0.25
@@ -74,7 +75,7 @@ class OperatorLog:
         while self._chunks < opened.length:
             chunks = self._holder.read(self.key, self._chunks).chunks
             if not chunks:
-                raise errors.BelowFloor(
+                raise BelowFloor(
                     f"the log of {self.key} was truncated while it was read: its batch has been "
                     "committed",
                     remedy="nothing: this attempt is a leftover",
@@ -169,7 +170,7 @@ class OperatorLog:
     def _append(self, chunk: bytes) -> None:
         try:
             self._holder.append(self.key, self._execution, chunk)
-        except (errors.LogUnreachable, errors.Fenced):
+        except (LogUnreachable, Fenced):
             # The stream may have broken, and with it the ownership of the log.
             if not self._was_taken():
                 self._holder.append(self.key, self._execution, chunk)
@@ -182,7 +183,7 @@ class OperatorLog:
             try:
                 opened = self._holder.open(self.key, self._attempt, self._execution)
                 break
-            except errors.LogUnreachable:
+            except LogUnreachable:
                 if time.monotonic() > give_up_s:
                     raise
                 time.sleep(0.1)
@@ -305,14 +306,14 @@ class Task:
         flusher.unwatch(self)
         try:
             self.send(failures=succeeded)
-        except errors.CausalError:
+        except CausalError:
             if succeeded:
                 raise
         finally:
             for log in self.logs.values():
                 try:
                     log.close()
-                except errors.CausalError:
+                except CausalError:
                     break  # the log cannot be reached; it notices the end by itself
 
 

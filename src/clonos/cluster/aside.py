@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from pyspark import cloudpickle  # as Spark ships functions
 
-from clonos.errors import ClonosError
+from clonos.errors import AsideFailed, ClonosError
 from clonos.nodes.versions import HASH_SEED
 
 PRIORITY: Final = 10
@@ -35,10 +35,6 @@ LOOK_S: Final = 0.5
 """How often a process that is to end looks whether its driver is still there."""
 
 _dumps: Callable[[Any], bytes] = cloudpickle.dumps
-
-
-class AsideFailed(ClonosError):
-    """A process beside the driver has ended before it was done."""
 
 
 class Aside:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-from clonos.cluster.aside import Aside, AsideFailed
-from clonos.errors import CannotReplace, ClonosError
+from clonos.cluster.aside import Aside
+from clonos.errors import AsideFailed, CannotReplace, ClonosError
 
 FOLLOW: Final = "clonos.branch.canary:follow"
 LOOKS: Final = 3

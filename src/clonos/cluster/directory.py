@@ -32,8 +32,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from clonos.cluster.errors import BadDirectory, UnreadableCheckpoint
-from clonos.errors import OtherExecution, masked
+from clonos.errors import BadDirectory, OtherExecution, UnreadableCheckpoint, masked
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, names_of, require_same
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint

@@ -16,11 +16,11 @@ from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.core.program import Batch
 from clonos.core.version import version_of
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, JournalBroken
 from clonos.nodes.events import JournalFailed, OutsideFailed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.files import Disk, Durability
-from clonos.storage.journal import Journal, JournalBroken
+from clonos.storage.journal import Journal
 from clonos.storage.retry import may_pass
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, SinkFailed
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.events import OutsideFailed
-from clonos.sinks.errors import NO_FORMAT, SinkFailed
+from clonos.sinks.errors import NO_FORMAT
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.queries import hadoop_path
 from clonos.spark.slots import SPARK_ERRORS, in_short

@@ -8,14 +8,13 @@ from typing import Any, Final
 from clonos.cluster.feeds import query_cores
 from clonos.cluster.pickling import require_picklable
 from clonos.columns.schema import RENAME, alike
-from clonos.errors import ClonosError, SourceError
+from clonos.errors import ClonosError, OtherVersion, SlotBroken, SourceError, SparkStopped
 from clonos.graph.compile import CompiledJob
-from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken
+from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended, OutsideFailed
 from clonos.nodes.versions import SAME_ENVIRONMENT
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
-from clonos.spark.errors import SparkStopped
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.inbox import Inbox
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from clonos.cluster.aside import Aside
 from clonos.cluster.canary import FOLLOW, Canary
-from clonos.cluster.errors import NothingKept
 from clonos.cluster.setup import DriverSetup
 from clonos.columns.durations import parse_duration
+from clonos.errors import NothingKept
 from clonos.graph.changed import changed
 
 BUNDLE: Final = "clonos.branch.witness:bundle"

@@ -19,7 +19,6 @@ from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.datasets import datasets_of
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
-from clonos.cluster.errors import BadDirectory, NothingKept
 from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.followers import Followers
 from clonos.cluster.journal_thread import JournalThread
@@ -35,7 +34,21 @@ from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, Divergence, OperatorError, PoisonRecord, masked
+from clonos.errors import (
+    BadDirectory,
+    ClonosError,
+    Divergence,
+    JobCancelled,
+    JournalBroken,
+    JournalInUse,
+    NothingKept,
+    OperatorError,
+    PoisonRecord,
+    PortTaken,
+    SparkSetup,
+    SparkStopped,
+    masked,
+)
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
@@ -48,10 +61,8 @@ from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
 from clonos.sinks.taken_back import take_back
 from clonos.sinks.writers import Claims
-from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
-from clonos.storage.journal import JournalBroken, JournalInUse
 from clonos.storage.layers import LayerStore
 from clonos.transport.certificates import Authority
 from clonos.transport.inbox import Inbox
@@ -62,7 +73,7 @@ from clonos.upgrade.layers import require_continuable
 from clonos.upgrade.prepare import NOTHING, Prepared
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
-from clonos.watch.server import PortTaken, WatchServer
+from clonos.watch.server import WatchServer
 from clonos.watch.snapshot import Snapshot, snapshot
 
 LOGGER: Final = logging.getLogger("clonos")

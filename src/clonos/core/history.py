@@ -29,7 +29,7 @@ import msgpack
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError
+from clonos.errors import UnreadableHistory
 
 OPEN_BYTES_MAX: Final = 16 << 20
 """How much of the driver's memory log entries may take until their segment is stored; above that,
@@ -43,10 +43,6 @@ _SEGMENT: Final = re.compile(r"history/\.?(\d{12})-(\d+)\.log(?:\.[0-9a-f]+\.tmp
 _PIN: Final = re.compile(r"history/\.?pin-(\d{12})-(\d+)-[0-9a-z]+(?:\.[0-9a-f]+\.tmp)?")
 
 Chains = Mapping[int, tuple[LayerRef, ...]]
-
-
-class UnreadableHistory(ClonosError):
-    """A segment is of another version, or log entries are missing between two segments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from clonos.core.content import Chunks, Content, Part, chunks_of, content_of
 from clonos.core.levels import STORE, LayerRef
 from clonos.core.messages import Item, Layer
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, MalformedMessage
+from clonos.errors import MalformedMessage, UnreadableLayer
 
 _MAGIC: Final = b"CLAY"
 _VERSION: Final = 8
@@ -52,10 +52,6 @@ _PATH: Final = re.compile(
 )
 """A layer's path, finished or not: task, name, number, life; of a merged one also the number of the
 first layer in it, and the term of the driver, or the life of the task, that has merged it."""
-
-
-class UnreadableLayer(ClonosError):
-    """A stored layer is missing, damaged or of another version."""
 
 
 def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:

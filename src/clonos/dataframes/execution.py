@@ -23,6 +23,7 @@ from clonos.errors import (
     DefinitionError,
     NotInSpark,
     OtherExecution,
+    SinkFailed,
     Unbounded,
     WrongType,
 )
@@ -30,7 +31,7 @@ from clonos.graph.compile import compile_graph
 from clonos.graph.description import describe_plans, require_same
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.data_source import FORMAT, register
-from clonos.sinks.errors import NO_FORMAT, SinkFailed
+from clonos.sinks.errors import NO_FORMAT
 from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.query_writer import claim
 from clonos.sinks.spec import Query, SinkSpec

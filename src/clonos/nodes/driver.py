@@ -22,7 +22,7 @@ from clonos.core.layer import left_behind
 from clonos.core.machine import Table
 from clonos.core.messages import Kind
 from clonos.nodes import commits, events
-from clonos.nodes.errors import OtherVersion, failure_of
+from clonos.nodes.errors import failure_of
 from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
 from clonos.nodes.layers import LayerCare, Unused
 from clonos.nodes.places import Seat
@@ -372,7 +372,7 @@ class DriverNode:
             self._give_up(slot)
         try:
             ready = self.places.registered(event)
-        except OtherVersion as error:
+        except errors.OtherVersion as error:
             self.fail(error)
             event.incoming.close()
             return

@@ -6,20 +6,8 @@ from clonos.core.decisions import Fail
 from clonos.errors import ClonosError, TaskFailed
 
 
-class SlotsLost(ClonosError):
-    """A slot ended repeatedly before it registered."""
-
-
-class OtherVersion(ClonosError):
-    """An executor's versions differ from the driver's: a replay might not be bit-exact."""
-
-
 class ExecutorLost(ClonosError):
     """The executor of a slot has ended, and the slot with it: no fault of its own."""
-
-
-class SlotBroken(ClonosError):
-    """The loop of a slot has raised, not the user's code in it: a bug in clonos."""
 
 
 def failure_of(fail: Fail, task: str) -> ClonosError:

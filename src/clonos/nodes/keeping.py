@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import (
     LOCAL,
     SHELF,
@@ -34,9 +33,9 @@ from clonos.core.levels import (
     MergeLayers,
 )
 from clonos.core.plan import Incarnation
+from clonos.errors import PeerUnreachable, UnreadableLayer
 from clonos.nodes.events import FetchFailed, Kept, Looked, MergedHere, PartRead
 from clonos.nodes.ports import SlotPorts
-from clonos.transport.errors import PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection
 
 ANSWER_S: Final = 2.0

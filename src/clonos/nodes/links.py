@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.transport.errors import CannotConnect
+from clonos.errors import CannotConnect
 from clonos.transport.events import ChannelClosed, ChannelOpened
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import SlotReady
 from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError
-from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken, SlotsLost
+from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost
+from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
 from clonos.nodes.versions import check_versions

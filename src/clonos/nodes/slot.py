@@ -24,7 +24,7 @@ from clonos.core.dial import Dial, ladder
 from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
-from clonos.errors import ClonosError, MalformedMessage
+from clonos.errors import AuthenticationFailed, CannotConnect, ClonosError, MalformedMessage
 from clonos.nodes import events as node_events
 from clonos.nodes.events import Heard
 from clonos.nodes.keeping import Keeping
@@ -33,7 +33,7 @@ from clonos.nodes.local import Local
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import IDLE_S, TOLD_SHARE, Home, Resident
 from clonos.nodes.standby import Copies, Standby
-from clonos.transport.errors import AuthenticationFailed, CannotConnect, SchemaMismatch
+from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection, ControlLost
 
 STEPS_PER_TURN: Final = 32

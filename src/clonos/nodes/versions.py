@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from clonos.nodes.errors import OtherVersion
+from clonos.errors import OtherVersion
 from clonos.transport.events import Register
 
 HASH_SEED: Final = "PYTHONHASHSEED"

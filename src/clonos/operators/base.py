@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from clonos.columns.rows import describe, rows_of, short
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.layer import UnreadableLayer
 from clonos.errors import (
     BudgetSpent,
     ClonosError,
@@ -18,6 +17,7 @@ from clonos.errors import (
     ExpressionFailed,
     OperatorError,
     ProtocolError,
+    UnreadableLayer,
 )
 from clonos.operators.bad_records import BadRecords
 from clonos.operators.budget import Usage

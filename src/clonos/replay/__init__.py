@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from clonos.core.messages import Item
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, NothingToReplay
 from clonos.operators.chain import ChainProgram
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At
 from clonos.replay.past import Past, read
 from clonos.replay.steps import Step

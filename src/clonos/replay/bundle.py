@@ -38,10 +38,9 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.intake import cuts_to_read
 from clonos.core.messages import Activate, Item
 from clonos.core.plan import TaskSpec
-from clonos.errors import ProtocolError, masked
+from clonos.errors import NothingToReplay, ProtocolError, UnreadableBundle, masked
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, require_same
-from clonos.replay.errors import NothingToReplay, UnreadableBundle
 from clonos.sources.readers import CutReader
 from clonos.storage.layers import LayerStore
 

@@ -23,15 +23,13 @@ from clonos.columns.row_codec import RowCodec
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error, split
 from clonos.core.determinants import Call, Outcomes, decode_record
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Run
 from clonos.core.version import version_of
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, NothingToReplay, UnreadableLayer
 from clonos.graph.logical import LogicalGraph
 from clonos.operators.budget import MICROS, Cost
 from clonos.operators.purse import amount_of
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import find, since
 from clonos.replay.past import copied_journal
 from clonos.state.deltas import CHAIN, merge_deltas

@@ -8,9 +8,8 @@ from dataclasses import replace
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Item, Kind
-from clonos.errors import CannotRewind, Divergence
+from clonos.errors import CannotRewind, Divergence, NothingToReplay
 from clonos.replay import Replay
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
 from clonos.replay.past import Past
 from clonos.replay.tasks import ReplayedTask

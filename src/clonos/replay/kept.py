@@ -11,19 +11,10 @@ from datetime import datetime, timedelta, timezone
 from datetime import time as time_of_day
 from typing import Final
 
-from clonos.core.history import (
-    History,
-    Point,
-    UnreadableHistory,
-    decode_segment,
-    joined,
-    pin_path,
-)
+from clonos.core.history import History, Point, decode_segment, joined, pin_path
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.layer import UnreadableLayer
 from clonos.core.messages import Run
-from clonos.errors import ClonosError
-from clonos.replay.errors import NothingToReplay
+from clonos.errors import ClonosError, NothingToReplay, UnreadableHistory, UnreadableLayer
 from clonos.storage.layers import LayerStore
 
 At = int | str | datetime

@@ -25,9 +25,9 @@ from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
 from clonos.core.version import version_of
+from clonos.errors import NothingToReplay
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.bundle import Bundle, find_bundle
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import Disk, folder_name

@@ -8,9 +8,8 @@ from typing import Final
 from clonos.core.determinants import Source, SourceCut, decode_record
 from clonos.core.events import SourceRows
 from clonos.core.messages import Layer, Run
-from clonos.errors import CannotRewind, ClonosError
+from clonos.errors import CannotRewind, ClonosError, NothingToReplay
 from clonos.graph.compile import TaskCode
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import readable
 from clonos.sources.prefetch import PrefetchThread
 

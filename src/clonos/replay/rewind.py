@@ -15,17 +15,15 @@ from clonos.cluster.durable import JournalFile, house_keeper
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Item
-from clonos.errors import CannotRewind, WrongType
+from clonos.errors import CannotRewind, JournalBroken, JournalInUse, NothingToReplay, WrongType
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.named import named_job
 from clonos.replay.command import add_past
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.handover import go_back, rows_of, sent_since
 from clonos.replay.kept import At, find, shown, since
 from clonos.replay.past import Past, activations, readable
 from clonos.replay.reread import reread
 from clonos.sinks.taken_back import CAN_TAKE_BACK, take_back
-from clonos.storage.journal import JournalBroken, JournalInUse
 from clonos.storage.layers import LayerStore
 from clonos.upgrade.rewind import Lane, Rewind
 from clonos.upgrade.section import borders, section_of

@@ -30,11 +30,11 @@ from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.program import Batch
 from clonos.core.step import Job, RunningStep
 from clonos.core.task import TaskMachine
-from clonos.errors import ClonosError, Divergence, OperatorError
+from clonos.errors import ClonosError, Divergence, NothingToReplay, OperatorError
 from clonos.nodes.versions import HASH_SEED
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
-from clonos.replay.errors import NothingToReplay, NotInLog
+from clonos.replay.errors import NotInLog
 from clonos.replay.past import Past
 from clonos.replay.steps import State, Step, count
 from clonos.runtime.world import RealWorld

@@ -21,6 +21,7 @@ from uuid import uuid4
 from clonos.core import events as ev
 from clonos.core.levels import AUTO, LEVELS, LOCAL, STORE, LayerPart, LayerRef, MergeLayers
 from clonos.core.plan import Incarnation
+from clonos.errors import UnusableStore
 from clonos.nodes.events import (
     Fetched,
     FetchFailed,
@@ -32,7 +33,7 @@ from clonos.nodes.events import (
     WorkFailed,
 )
 from clonos.state.deltas import merge_into
-from clonos.storage.files import Durability, UnusableStore
+from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.leveled import LeveledLayers
 from clonos.storage.opened import ScratchFile

@@ -20,7 +20,7 @@ from clonos.core.dial import Dial
 from clonos.core.levels import SHELF
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
-from clonos.nodes.errors import SlotBroken
+from clonos.errors import SlotBroken
 from clonos.nodes.events import RowsReady
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.pulses import STUCK_MS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clonos.core.content import Content, Writable
-from clonos.core.layer import UnreadableLayer
+from clonos.errors import UnreadableLayer
 from clonos.storage.opened import ScratchFile
 
 _LOG: Final = logging.getLogger("clonos")

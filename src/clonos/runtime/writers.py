@@ -16,9 +16,9 @@ from typing import Final
 from clonos.blame import in_short, users_traceback
 from clonos.core import events as ev
 from clonos.core.plan import Incarnation
+from clonos.errors import SinkFailed
 from clonos.nodes.events import WorkFailed, Wrote
 from clonos.runtime.shipment import Shipment
-from clonos.sinks.errors import SinkFailed
 from clonos.sinks.lanes import Output, OutputKey, OutputWriter, incarnation_number
 from clonos.storage.retry import Retry
 from clonos.transport.inbox import Inbox

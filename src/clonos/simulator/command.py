@@ -231,7 +231,7 @@ def _require_for_random_jobs(args: argparse.Namespace) -> None:
 
 
 def _refused(what: str, remedy: str) -> ClonosError:
-    from clonos.simulator.user_job.errors import CannotSimulate  # needs PySpark
+    from clonos.errors import CannotSimulate
 
     return CannotSimulate(what, remedy=remedy)
 

@@ -15,12 +15,11 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from clonos.columns.durations import parse_duration
-from clonos.errors import WrongType
+from clonos.errors import StoreAway, WrongType
 from clonos.sinks.file_buffer import BufferFiles
 from clonos.sinks.lanes import Lane, OutputKey
 from clonos.sinks.spec import Query, SinkSpec
 from clonos.sinks.transactions import UserStore, UserTransactions
-from clonos.storage.retry import StoreAway
 
 __all__ = [
     "Lane",

@@ -42,10 +42,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from clonos.columns.schema import parse_schema
-from clonos.errors import DefinitionError
+from clonos.errors import DefinitionError, NoTable, OtherTable, RowsRemoved
 from clonos.sinks.query_writer import QueryWriter
 from clonos.storage.segments import START, Position, Positions, Segment, newest
-from clonos.storage.tables import NoTable, OtherTable, RowsRemoved, Table
+from clonos.storage.tables import Table
 
 Offset = dict[str, str]
 """For each task, the position of the newest file read; ``"table"``: the table's name."""
@@ -298,7 +298,7 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 def remove_rows(path: str, older_than: timedelta) -> int:
     """Remove rows older than a given age from a table, and return the number of files removed.
 
-    Queries that have not read them all fail with :class:`~clonos.storage.tables.RowsRemoved`, and
+    Queries that have not read them all fail with :class:`~clonos.errors.RowsRemoved`, and
     so do new ones, unless the option ``failOnDataLoss`` lets them begin with the remaining rows.
     """
     return _existing(path).remove(older_than.total_seconds())

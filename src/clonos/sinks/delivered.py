@@ -20,16 +20,12 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from clonos.errors import ClonosError, ProtocolError
+from clonos.errors import ProtocolError, UnreadableOutput
 from clonos.storage.files import Durability, Files, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _SEQ: Final = b"clonos.seq"
-
-
-class UnreadableOutput(ClonosError):
-    """A file of delivered output is damaged."""
 
 
 class DeliveredFile(NamedTuple):

@@ -19,14 +19,13 @@ from urllib.parse import quote, urlsplit
 import pyarrow as pa
 
 from clonos.blame import in_short
-from clonos.errors import ClonosError
-from clonos.sinks.errors import NameConflict, RowRefused, SinkFailed
+from clonos.errors import ClonosError, NameConflict, RowRefused, SinkFailed, StoreAway
 from clonos.sinks.json_texts import as_json
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import Claim
 from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
-from clonos.storage.retry import StoreAway, may_pass
+from clonos.storage.retry import may_pass
 from clonos.storage.retry_after import retry_after_s
 
 Body = Literal["array", "lines", "object"]

@@ -14,13 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, RowRefused, SinkFailed, StoreAway
 from clonos.kafka import LOG, METADATA_S, Cluster, driver, error_of, is_away
-from clonos.sinks.errors import RowRefused, SinkFailed
 from clonos.sinks.kafka_messages import Message
 from clonos.sinks.kafka_transactions import MARKS
 from clonos.sinks.lanes import Lane, Output
-from clonos.storage.retry import StoreAway
 
 TRANSACTION_S: Final = 20.0
 """Brokers abort a transaction whose producer, frozen or gone, has been silent for this long. Until

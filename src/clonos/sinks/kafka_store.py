@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.errors import SinkFailed
 from clonos.kafka import METADATA_S, driver, error_of
-from clonos.sinks.errors import SinkFailed
 from clonos.sinks.kafka_messages import Format
 from clonos.sinks.kafka_session import KafkaSession, PlainWriter, Topic, partitions_of
 from clonos.sinks.kafka_transactions import MARKS, KafkaTransactions

@@ -12,8 +12,8 @@ from clonos.blame import in_short, users_traceback
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
-from clonos.errors import OperatorError, SourceError
-from clonos.sinks.delivered import DeliveredStore, UnreadableOutput, read_file
+from clonos.errors import OperatorError, SourceError, UnreadableOutput
+from clonos.sinks.delivered import DeliveredStore, read_file
 from clonos.sinks.spec import SinkSpec
 from clonos.storage.files import files_of
 

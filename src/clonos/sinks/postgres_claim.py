@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.errors import BadGraph, OutputExists, SinkFailed, UnknownColumn, WrongType
 from clonos.postgres import driver
 from clonos.sinks import postgres_session as session
-from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane
 from clonos.sinks.postgres_rows import types_for
 from clonos.sinks.postgres_session import MARKS, Target

@@ -15,15 +15,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from clonos.errors import ClonosError, Fenced
+from clonos.errors import ClonosError, Fenced, RowRefused, SinkFailed, StoreAway
 from clonos.postgres import driver, is_away
 from clonos.sinks import postgres_session as session
-from clonos.sinks.errors import RowRefused, SinkFailed
 from clonos.sinks.lanes import Lane, OutputKey
 from clonos.sinks.postgres_rows import as_csv, pieces
 from clonos.sinks.postgres_session import MARKS, Target
 from clonos.sinks.transactions import mark_lost
-from clonos.storage.retry import StoreAway
 
 LOCKED_MS: Final = 1000
 """How long a new life waits for its predecessor's transaction before the server terminates it."""

@@ -19,10 +19,9 @@ from pyspark.sql.types import StructType
 
 from clonos.columns.batches import conform
 from clonos.columns.schema import parse_schema
-from clonos.errors import BadSchema, DefinitionError, SourceError
-from clonos.sinks.errors import OutputExists
+from clonos.errors import BadSchema, DefinitionError, OtherQuery, OutputExists, SourceError
 from clonos.storage.planned import extent
-from clonos.storage.table_batches import OtherQuery, StagedFile
+from clonos.storage.table_batches import StagedFile
 from clonos.storage.tables import OF_QUERY, Table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from clonos.sinks.lanes import Lane, OutputWriter
 class Claim(Protocol):
     """The driver's claim on the place that one sink of its job writes to.
 
-    Everything but `withdraw` may raise :class:`~clonos.sinks.errors.SinkFailed`.
+    Everything but `withdraw` may raise :class:`~clonos.errors.SinkFailed`.
     """
 
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:

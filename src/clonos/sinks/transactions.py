@@ -22,11 +22,9 @@ import pyarrow as pa
 
 from clonos.blame import in_short, users_traceback
 from clonos.columns.rows import short
-from clonos.errors import ClonosError, Fenced, ProtocolError
-from clonos.sinks.errors import MarkLost, SinkFailed
+from clonos.errors import ClonosError, Fenced, MarkLost, ProtocolError, SinkFailed, StoreAway
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import Claim
-from clonos.storage.retry import StoreAway
 
 
 class Transactions(Protocol):

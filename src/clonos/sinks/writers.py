@@ -18,13 +18,12 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clonos.errors import ClonosError
-from clonos.sinks.errors import OutputExists, SinkFailed
+from clonos.errors import ClonosError, OutputExists, SinkFailed, StoreAway
 from clonos.sinks.lanes import Lane, Output, OutputWriter
 from clonos.sinks.spec import Claim, SinkSpec, Store
 from clonos.storage.files import Durability, Files, files_of
 from clonos.storage.folder import Folder
-from clonos.storage.retry import StoreAway, may_pass
+from clonos.storage.retry import may_pass
 from clonos.storage.tables import Table
 
 
@@ -88,7 +87,7 @@ def _folder_writer(
 class FolderClaim:
     """The driver's claim on a sink's folder, a :class:`~clonos.sinks.spec.Claim`.
 
-    Everything but :meth:`withdraw` raises :class:`~clonos.sinks.errors.SinkFailed` if the folder
+    Everything but :meth:`withdraw` raises :class:`~clonos.errors.SinkFailed` if the folder
     cannot be used.
     """
 

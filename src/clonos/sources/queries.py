@@ -24,11 +24,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyspark import TaskContext
 
-from clonos.errors import ClonosError, SourceError
-from clonos.sources.errors import FeedFailed
+from clonos.errors import ClonosError, FeedFailed, SourceError, SparkStopped
 from clonos.sources.spec import Feeding
 from clonos.sources.spool import Part, Spool, write_parts
-from clonos.spark.errors import SparkStopped
 from clonos.spark.micro_batches import MicroBatchFailed, interrupted, short_errors
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
 from clonos.storage.files import Durability

@@ -28,14 +28,12 @@ import msgpack
 import pyarrow as pa
 
 from clonos.columns.batches import concat, conform
-from clonos.core.layer import UnreadableLayer
-from clonos.errors import ClonosError, SourceError
+from clonos.errors import ClonosError, OtherQuery, SourceError, Superseded, UnreadableLayer
 from clonos.sources.readers import BaseReader, EndOfInput
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import Retry
-from clonos.storage.table_batches import OtherQuery, by_file, forgotten
-from clonos.storage.terms import Superseded
+from clonos.storage.table_batches import by_file, forgotten
 
 FIRST_PAUSE_S: Final = 0.002
 """Delay before a reader that found nothing looks again; doubled each time ..."""

@@ -20,13 +20,21 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat, empty
 from clonos.columns.schema import parse_schema, require_columns
-from clonos.errors import BadSchema, ClonosError, SourceError
+from clonos.errors import (
+    BadSchema,
+    ClonosError,
+    NoTable,
+    RowsRemoved,
+    SourceError,
+    StoreAway,
+    UnreadableTable,
+)
 from clonos.sources.readers import CutReader, EndOfInput, Reader
 from clonos.sources.spec import SourceSpec
-from clonos.storage.retry import Retry, StoreAway, may_pass
+from clonos.storage.retry import Retry, may_pass
 from clonos.storage.segments import START, Position, Positions, Segment, newest
 from clonos.storage.table_batches import TASK
-from clonos.storage.tables import NoTable, RowsRemoved, Table, UnreadableTable
+from clonos.storage.tables import Table
 
 FIRST_PAUSE_S: Final = 0.005
 """Delay before a reader that found nothing looks again; doubled each time ..."""

@@ -16,11 +16,9 @@ import pyarrow as pa
 
 from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.digest import content_digest
-from clonos.core.layer import UnreadableLayer
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, TableFailed, UnreadableLayer
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.operators.operations import LookUp, Operation
-from clonos.sources.errors import TableFailed
 from clonos.sources.spool import Spool, write_parts
 from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.files import Durability, folder_name

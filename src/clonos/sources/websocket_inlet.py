@@ -15,10 +15,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from clonos.blame import in_short
-from clonos.errors import SourceError
+from clonos.errors import SourceError, StoreAway
 from clonos.extras import imported
 from clonos.sources.spec import Fail, Offer
-from clonos.storage.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retry, StoreAway
+from clonos.storage.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retry
 
 LOGGER: Final = logging.getLogger("clonos")
 

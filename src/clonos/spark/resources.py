@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from clonos.spark.errors import SparkSetup
+from clonos.errors import SparkSetup
 
 UNBOUNDED_EXECUTORS: Final = 10_000
 """A higher maximum is Spark's way to say that there is none."""

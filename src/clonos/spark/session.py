@@ -13,8 +13,7 @@ import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from clonos.errors import NeedsSpark
-from clonos.spark.errors import SparkSetup
+from clonos.errors import NeedsSpark, SparkSetup
 
 LOOPBACK: Final = "127.0.0.1"
 

@@ -39,8 +39,8 @@ from pyspark.errors import PySparkException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
-from clonos.errors import ClonosError
-from clonos.spark.errors import JobCancelled, NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.errors import ClonosError, JobCancelled, NotEnoughSlots, SparkSetup
+from clonos.spark.errors import SlotFailed
 from clonos.spark.lines import Lines
 from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver

@@ -24,7 +24,7 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from clonos.core.content import Content, Held
-from clonos.core.layer import UnreadableLayer
+from clonos.errors import UnreadableLayer
 
 BLOCK_BYTES: Final = 16 * 1024
 """A larger value has a block of its own."""

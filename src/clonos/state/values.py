@@ -14,7 +14,7 @@ import numpy as np
 
 from clonos.core.canonical import decode, encode
 from clonos.core.content import Held, Shelf, Writable
-from clonos.core.layer import UnreadableLayer
+from clonos.errors import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
 from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values

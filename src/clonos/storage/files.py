@@ -22,16 +22,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from clonos.core.content import CHUNK, Content, pieces_of
-from clonos.errors import ClonosError
+from clonos.errors import UnusableStore
 from clonos.storage.opened import ScratchFile, open_file
 
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives a crash of the machine. ``"process"``: survives only the death of the
 process."""
-
-
-class UnusableStore(ClonosError):
-    """The URI of a store is wrong or its filesystem out of reach."""
 
 
 class Locked(Exception):

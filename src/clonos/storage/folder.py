@@ -17,17 +17,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.core.content import Content
-from clonos.errors import ClonosError, ProtocolError
+from clonos.errors import OtherContent, ProtocolError
 from clonos.storage.files import Durability, Files, Info
 
 _LOG: Final = logging.getLogger("clonos")
 
 UNFINISHED: Final = ".tmp"
 """Suffix of a file that is still being written."""
-
-
-class OtherContent(ClonosError):
-    """Another file has the name of a file to be written."""
 
 
 class Folder:

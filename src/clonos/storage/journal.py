@@ -49,7 +49,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from clonos.errors import ClonosError, ProtocolError
+from clonos.errors import JournalBroken, JournalInUse, ProtocolError, UnreadableJournal
 from clonos.storage.files import Disk, Durability, LocalFiles, Lock, Locked, Tail
 from clonos.storage.folder import Folder
 
@@ -64,18 +64,6 @@ _MARKS: Final = re.compile(re.escape(_MARK))
 _FRAME: Final = struct.Struct("<4sIQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _SUFFIX: Final = ".journal"
-
-
-class UnreadableJournal(ClonosError):
-    """A journal's file is damaged before its end, or of another version."""
-
-
-class JournalInUse(ClonosError):
-    """Another process (or this one, twice) writes this journal."""
-
-
-class JournalBroken(ClonosError):
-    """A write failed: nothing can be committed until a rotation has succeeded."""
 
 
 class Frame(NamedTuple):

@@ -13,12 +13,13 @@ from pyarrow import ArrowException
 from clonos.core.content import Chunks, Content, Encodable, Part
 from clonos.core.digest import content_digest
 from clonos.core.events import StoreLayer
-from clonos.core.layer import UnreadableLayer, layer_chunks, layer_path, open_layer, refer_to
+from clonos.core.layer import layer_chunks, layer_path, open_layer, refer_to
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
-from clonos.storage.files import Durability, Files, LocalDiskFailed, UnusableStore, files_of
-from clonos.storage.folder import Folder, OtherContent
-from clonos.storage.retry import Retry, StoreAway, may_pass
+from clonos.errors import OtherContent, StoreAway, UnreadableLayer, UnusableStore
+from clonos.storage.files import Durability, Files, LocalDiskFailed, files_of
+from clonos.storage.folder import Folder
+from clonos.storage.retry import Retry, may_pass
 
 _TRAILER: Final = struct.Struct("<QQ8s")
 _MAGIC: Final = b"CLONSTOR"
@@ -43,7 +44,7 @@ class LayerStore:
         The file system in which `uri` is a path, if it is none of those.
     retry
         Retries until the file system works again. Without it, every method raises
-        :class:`~clonos.storage.retry.StoreAway` if the file system fails. Errors that waiting does
+        :class:`~clonos.errors.StoreAway` if the file system fails. Errors that waiting does
         not mend, such as missing permissions, are an `UnusableStore` at once.
 
     Examples

@@ -13,7 +13,6 @@ from typing import Final
 from clonos.core.content import Chunks, Content, Encodable, Held, content_of
 from clonos.core.events import StoreLayer
 from clonos.core.layer import (
-    UnreadableLayer,
     layer_chunks,
     layer_path,
     left_by_earlier,
@@ -24,6 +23,7 @@ from clonos.core.layer import (
 from clonos.core.levels import LOCAL, MEMORY, STORE, LayerPart, LayerRef, MergeLayers
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.errors import UnreadableLayer
 from clonos.storage.layers import OPENED_BYTES, LayerStore
 
 PART_BYTES: Final = 4 << 20

@@ -29,8 +29,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.core.content import Content, content_of, pieces_of
+from clonos.errors import UnusableStore
 from clonos.extras import imported
-from clonos.storage.files import Info, Lock, Locked, Tail, UnusableStore
+from clonos.storage.files import Info, Lock, Locked, Tail
 from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")

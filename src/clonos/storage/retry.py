@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from clonos.errors import ClonosError
+from clonos.errors import StoreAway
 
 FIRST_PAUSE_S: Final = 0.1
 """Time between the first two attempts; doubled each time ..."""
@@ -16,15 +16,6 @@ PAUSE_MAX_S: Final = 10.0
 
 _LOG: Final = logging.getLogger("clonos")
 _T = TypeVar("_T")
-
-
-class StoreAway(ClonosError):
-    """A store cannot be reached, or takes nothing, for the moment. It may be tried again.
-
-    ``after_s``: only after this many seconds, if the store has said so.
-    """
-
-    after_s: float = 0.0
 
 
 _WRONG: Final = (

@@ -21,7 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from clonos.errors import ClonosError
+from clonos.errors import OtherQuery
 from clonos.storage.files import Info
 from clonos.storage.folder import Folder
 from clonos.storage.segments import START, Position, Segment
@@ -36,11 +36,6 @@ TASK: Final = 0
 _BLOCK: Final = 256
 """Manifests per folder."""
 _MANIFEST: Final = re.compile(r"(\d{12})\.json")
-
-
-class OtherQuery(ClonosError):
-    """Rows were taken from another streaming query, or this one has forgotten what it handed over,
-    so nobody can tell which rows are new."""
 
 
 @dataclass(frozen=True, slots=True)

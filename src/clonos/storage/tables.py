@@ -31,7 +31,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from clonos.errors import ClonosError
+from clonos.errors import NoTable, RowsRemoved, UnreadableTable
 from clonos.storage.files import Durability, Files, Info, files_of, folder_name
 from clonos.storage.folder import Folder
 from clonos.storage.segments import START, Position, Positions, Segment
@@ -48,22 +48,6 @@ OF_QUERY: Final = "query "
 _TASK: Final = re.compile(r"\d{5}")
 _BLOCK_NAME: Final = re.compile(r"(\d{4})-(\d{10})")
 _SEGMENT: Final = re.compile(r"(\d{12})-(\d+)\.arrow")
-
-
-class NoTable(ClonosError):
-    """There is no table at the given path."""
-
-
-class RowsRemoved(ClonosError):
-    """Rows that a reader has not read yet have been removed."""
-
-
-class OtherTable(ClonosError):
-    """A reader's offset belongs to another table than the one that is there now."""
-
-
-class UnreadableTable(ClonosError):
-    """A file of a table is damaged or cannot be reached."""
 
 
 class Table:

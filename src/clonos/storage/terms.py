@@ -18,27 +18,11 @@ import secrets
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from clonos.errors import ClonosError
+from clonos.errors import CannotFence, OtherJournal, Superseded, UnreadableTerm
 from clonos.storage.folder import Folder
 
 _KEPT: Final = 2
 """How many terms' files are kept: it is useful to know the previous driver."""
-
-
-class OtherJournal(ClonosError):
-    """A checkpoint has been continued with another journal, or with a later state of this one."""
-
-
-class Superseded(ClonosError):
-    """Another driver has begun a later term."""
-
-
-class CannotFence(ClonosError):
-    """A file system cannot refuse one of two drivers that start at once."""
-
-
-class UnreadableTerm(ClonosError):
-    """It cannot be told which driver a checkpoint belongs to."""
 
 
 @dataclass(frozen=True)

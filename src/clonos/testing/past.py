@@ -17,9 +17,8 @@ import pyarrow as pa
 from clonos.blame import users_traceback
 from clonos.branch import Branch
 from clonos.branch.compare import Comparison
-from clonos.errors import ClonosError, OperatorError
+from clonos.errors import ClonosError, NothingToReplay, OperatorError
 from clonos.nodes.versions import HASH_SEED
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import read
 
 

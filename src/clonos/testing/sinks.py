@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from clonos.blame import in_short
 from clonos.columns.durations import parse_duration
-from clonos.errors import Fenced
+from clonos.errors import Fenced, StoreAway
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import TransactionalWriter, UserStore
 from clonos.sinks.writers import Claims
-from clonos.storage.retry import Retry, StoreAway
+from clonos.storage.retry import Retry
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
 """The schema of the test rows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from clonos.transport.errors import TlsUnavailable
+from clonos.errors import TlsUnavailable
 from clonos.transport.tls import Identity
 
 if TYPE_CHECKING:

@@ -20,13 +20,8 @@ from urllib.parse import urlsplit
 
 from clonos.core.codec import Codec
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError
-from clonos.transport.errors import (
-    OPEN_PORTS,
-    CannotConnect,
-    PeerUnreachable,
-    PlaintextRefused,
-)
+from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PlaintextRefused
+from clonos.transport.errors import OPEN_PORTS
 from clonos.transport.events import ClientClosed
 from clonos.transport.secret import Greeting, JobSecret, Purpose
 from clonos.transport.states import State

@@ -25,13 +25,14 @@ import pyarrow as pa
 
 from clonos.core.codec import Codec
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, MalformedMessage
-from clonos.transport.errors import (
-    OPEN_PORTS,
+from clonos.errors import (
     CannotConnect,
+    ClonosError,
+    MalformedMessage,
     PeerUnreachable,
     PlaintextRefused,
 )
+from clonos.transport.errors import OPEN_PORTS
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,

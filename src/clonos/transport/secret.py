@@ -20,8 +20,7 @@ import msgpack
 
 from clonos.core.codec import Codec
 from clonos.core.plan import Incarnation
-from clonos.errors import MalformedMessage
-from clonos.transport.errors import AuthenticationFailed
+from clonos.errors import AuthenticationFailed, MalformedMessage
 
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 16

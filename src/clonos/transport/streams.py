@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from clonos.core import messages as m
 from clonos.core.codec import MESSAGE_BYTES_MAX, Codec
-from clonos.errors import ClonosError, MalformedMessage
-from clonos.transport.errors import (
-    AuthenticationFailed,
-    PeerUnreachable,
-    SchemaMismatch,
-)
+from clonos.errors import AuthenticationFailed, ClonosError, MalformedMessage, PeerUnreachable
+from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import WIRE, Event, Refused
 from clonos.transport.frames import (
     BODY_BYTES_MAX,

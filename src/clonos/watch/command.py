@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
-from clonos.errors import ClonosError
+from clonos.errors import NothingToWatch
 from clonos.watch.server import ADDRESS_FILE, HOST
 from clonos.watch.snapshot import Snapshot
 from clonos.watch.terminal import rich, terminal
@@ -19,10 +19,6 @@ from clonos.watch.terminal import rich, terminal
 SUMMARY: Final = "show a running job in the terminal"
 EVERY_S: Final = 1.0
 ANSWER_S: Final = 5.0
-
-
-class NothingToWatch(ClonosError):
-    """There is no page of a running job to watch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

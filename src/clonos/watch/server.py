@@ -17,7 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from clonos.errors import ClonosError
+from clonos.errors import PortTaken
 from clonos.watch.picture import picture, style
 from clonos.watch.snapshot import Snapshot
 from clonos.web import BoundedServer
@@ -29,10 +29,6 @@ REQUEST_S: Final = 5.0
 """Time for a request to arrive, and for its answer to leave."""
 ADDRESS_FILE: Final = "watch"
 """The file beside the journal with the URL of the page, while the job runs."""
-
-
-class PortTaken(ClonosError):
-    """The port of the page is taken."""
 
 
 class WatchServer:

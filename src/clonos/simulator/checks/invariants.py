@@ -24,13 +24,13 @@ from clonos.core.determinants import (
 )
 from clonos.core.fences import Cut, Trust, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import STORE, LayerRef
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 from clonos.core.task import TaskMachine
+from clonos.errors import UnreadableLayer
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.violations import Violation, require
 from clonos.storage.layers import LayerStore, get_layers

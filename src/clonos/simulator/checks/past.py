@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clonos.core.history import (
-    History,
-    Point,
-    UnreadableHistory,
-    decode_segment,
-    joined,
-)
-from clonos.core.layer import UnreadableLayer
+from clonos.core.history import History, Point, decode_segment, joined
 from clonos.core.messages import Run
+from clonos.errors import UnreadableHistory, UnreadableLayer
 from clonos.simulator.checks.violations import Violation, require
 from clonos.storage.layers import LayerStore, get_layers
 

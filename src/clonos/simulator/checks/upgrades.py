@@ -8,9 +8,9 @@ from typing import Any
 
 from clonos.columns.keys import owner_of_group
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.layer import UnreadableLayer
 from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER, Plan
+from clonos.errors import UnreadableLayer
 from clonos.simulator.checks.violations import Violation, require
 from clonos.simulator.jobs.arrow import ArrowJob
 from clonos.simulator.jobs.rescaled import Rows

@@ -17,7 +17,7 @@ from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.core.watch import DEATHS
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, JournalBroken, StoreAway, UnreadableJournal
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.checks.invariants import few_are_burnt
 from clonos.simulator.checks.levels import in_store
@@ -33,8 +33,6 @@ from clonos.simulator.world.network import Network
 from clonos.simulator.world.service import Service
 from clonos.simulator.world.virtual import MachineClock, Scheduler, Trials
 from clonos.simulator.world.wired import Wired
-from clonos.storage.journal import JournalBroken, UnreadableJournal
-from clonos.storage.retry import StoreAway
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register, TaskStatistics
 
 KEEPER_ADDRESS = "house-keeper"

@@ -12,6 +12,7 @@ from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
+from clonos.errors import Superseded
 from clonos.nodes import events
 from clonos.nodes.driver import TICK_S, DriverNode, Phase
 from clonos.nodes.places import Pace
@@ -37,7 +38,7 @@ from clonos.simulator.world.network import Stream
 from clonos.simulator.world.virtual import EPOCH_MS
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
-from clonos.storage.terms import Superseded, Terms
+from clonos.storage.terms import Terms
 from clonos.transport.events import ChannelClosed, ChannelOpened, Heartbeat, TaskStatistics
 
 if TYPE_CHECKING:

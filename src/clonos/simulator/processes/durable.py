@@ -16,10 +16,9 @@ from clonos.cluster.lookout import Lookout
 from clonos.core.events import StoreLayer
 from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import STORE, LayerRef, MergeLayers
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, StoreAway, UnreadableLayer
 from clonos.nodes import events
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import unused
@@ -29,7 +28,6 @@ from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.layers import OPENED_BYTES, LayerStore, put_layer
 from clonos.storage.leveled import LeveledLayers
-from clonos.storage.retry import StoreAway
 
 if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster

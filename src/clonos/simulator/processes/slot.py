@@ -12,14 +12,13 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.content import STATE_MEMORY
 from clonos.core.dial import Dial, ladder
-from clonos.core.layer import UnreadableLayer
 from clonos.core.levels import AUTO, LOCAL
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import LOG_BYTES
-from clonos.errors import ClonosError, PoisonRecord
+from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PoisonRecord, UnreadableLayer
 from clonos.nodes.events import Heard, Ran, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
@@ -40,7 +39,6 @@ from clonos.simulator.processes.turns import Turns
 from clonos.simulator.world.network import Stream
 from clonos.simulator.world.virtual import EPOCH_MS, Poisoned, TaskWorld
 from clonos.storage.layers import OPENED_BYTES
-from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ from clonos.branch.live_log import entries_behind, newest, without_log
 from clonos.core.history import Keep, Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Run
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, NothingToReplay
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.process import ProcessContext
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
 from clonos.replay.past import Past, activations
 from clonos.simulator.checks.violations import Violation, require

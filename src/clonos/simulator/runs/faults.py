@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from clonos.core import coordinator as co
 from clonos.core.roster import RUNNING
+from clonos.errors import JournalInUse, OtherJournal
 from clonos.simulator.runs.coverage import Coverage, state_of
 from clonos.simulator.world.disk import Disk
 from clonos.simulator.world.disks import Rot
-from clonos.storage.journal import JournalInUse
-from clonos.storage.terms import OtherJournal
 
 if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster

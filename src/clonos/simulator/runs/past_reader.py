@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from clonos.core.decisions import Note
 from clonos.core.history import Keep, pin_path
+from clonos.errors import StoreAway
 from clonos.simulator.checks.past import pinned_stays
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import StoreAway
 
 if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster

@@ -25,9 +25,8 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import Plan
 from clonos.core.version import version_of
-from clonos.errors import CannotRewind, SourceError
+from clonos.errors import CannotRewind, JournalBroken, NothingToReplay, SourceError, StoreAway
 from clonos.graph.compile import TaskCode
-from clonos.replay.errors import NothingToReplay
 from clonos.replay.handover import go_back, sent_since
 from clonos.replay.kept import since
 from clonos.replay.past import Past, activations
@@ -52,9 +51,7 @@ from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, Disks
 from clonos.sources.readers import BatchesReader
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
-from clonos.storage.journal import JournalBroken
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import StoreAway
 from clonos.upgrade.rewind import Rewind
 from clonos.upgrade.section import borders, section_of
 from clonos.upgrade.shape import Shape

@@ -18,7 +18,7 @@ from clonos.core.layer import merge_layers
 from clonos.core.messages import Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.version import version_of
-from clonos.errors import CannotUpgrade
+from clonos.errors import CannotUpgrade, JournalBroken, StoreAway
 from clonos.nodes import events
 from clonos.simulator.checks.upgrades import (
     calls_are_at_rest,
@@ -37,9 +37,7 @@ from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
 from clonos.state.deltas import merge_deltas
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
-from clonos.storage.journal import JournalBroken
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import StoreAway
 from clonos.storage.terms import Terms
 from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared, prepare
 from clonos.upgrade.shape import Shape

@@ -4,7 +4,7 @@ Cluster, faults and checks are those that the simulator uses for its own jobs. T
 stand-ins for Spark and for services, and finds out whether the job or Clonos caused a failure.
 """
 
-from clonos.simulator.user_job.errors import CannotSimulate, SimulationFailed
+from clonos.errors import CannotSimulate, SimulationFailed
 from clonos.simulator.user_job.simulation import Simulation, simulate
 
 __all__ = ["CannotSimulate", "Simulation", "SimulationFailed", "simulate"]

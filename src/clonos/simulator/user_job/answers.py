@@ -21,12 +21,12 @@ from clonos.core.canonical import decode, decode_error, outcome_of
 from clonos.core.determinants import Call, Outcomes
 from clonos.core.plan import Incarnation, TaskSpec
 from clonos.core.step import arguments_digest
-from clonos.errors import EffectUnknown
+from clonos.errors import CannotSimulate, EffectUnknown
 from clonos.operators.effects import Effect, EffectCall
 from clonos.operators.service import Declared, Policy, ask_once
 from clonos.operators.service import Service as UserService
 from clonos.simulator.checks.violations import require
-from clonos.simulator.user_job.errors import CannotSimulate, Unanswered
+from clonos.simulator.user_job.errors import Unanswered
 from clonos.simulator.world.service import Entries, Service, determinants
 
 RECORD: Final = "record"

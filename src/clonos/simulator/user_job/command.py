@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from clonos.errors import CannotSimulate, SimulationFailed
 from clonos.named import named, named_job
 from clonos.simulator.user_job.answers import RECORD
-from clonos.simulator.user_job.errors import CannotSimulate, SimulationFailed
 from clonos.simulator.user_job.simulation import Simulation, simulate
 
 SAY_EVERY_S: Final = 5.0

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from clonos import sources
 from clonos.columns.batches import concat, conform, empty, from_table, to_bytes
+from clonos.errors import CannotSimulate
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.operators.operations import LookUp, Operation
 from clonos.simulator.jobs.arrow import FixedRows
-from clonos.simulator.user_job.errors import CannotSimulate
 from clonos.sources.readers import EndOfInput
 from clonos.sources.spec import SourceSpec
 

@@ -19,9 +19,11 @@ from clonos.core.events import Trial
 from clonos.core.program import Program
 from clonos.errors import (
     BrokenLine,
+    CannotSimulate,
     Divergence,
     EffectUnknown,
     OperatorError,
+    SimulationFailed,
     StepTooLarge,
     UnencodableValue,
     WrongType,
@@ -32,7 +34,7 @@ from clonos.simulator.runs.faults import DISK, KINDS
 from clonos.simulator.runs.seeds import ROWS_AT_ONCE, Result, random_options, simulate_job
 from clonos.simulator.user_job.answers import Answers, Recording, StandIns
 from clonos.simulator.user_job.blame import divergence
-from clonos.simulator.user_job.errors import CannotSimulate, SimulationFailed, Unanswered
+from clonos.simulator.user_job.errors import Unanswered
 from clonos.simulator.user_job.job import UserJob
 from clonos.simulator.world.virtual import Trials
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 from clonos.core import messages as msg
 from clonos.core.levels import SHELF
 from clonos.core.plan import Incarnation
+from clonos.errors import CannotConnect
 from clonos.simulator.checks.wire import arrives_as_sent, comes_from_the_job
 from clonos.simulator.world.network import Host, Network, Stream
 from clonos.simulator.world.sockets import SCALE, SimSocket, SimSockets, World
-from clonos.transport.errors import CannotConnect
 from clonos.transport.events import WIRE, ChannelClosed, ChannelOpened
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane

@@ -31,7 +31,7 @@ from typing import Any, Final
 from xxhash import xxh3_64_digest
 
 from clonos.core.canonical import decode, encode
-from clonos.errors import ClonosError, ProtocolError
+from clonos.errors import ProtocolError, UnreadableObjects
 from clonos.storage.objects.stores import Objects
 from clonos.storage.objects.tree import Change, Tree
 
@@ -43,10 +43,6 @@ _DIGEST_BYTES: Final = 8
 _LOADS_MAX: Final = 10
 """Others may merge changes while we read them; if that seems to happen more often than this in a
 row, the chain is damaged."""
-
-
-class UnreadableObjects(ClonosError):
-    """Objects of a journal are damaged or missing."""
 
 
 @dataclass(frozen=True)

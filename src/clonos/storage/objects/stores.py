@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from clonos.errors import masked
+from clonos.errors import UnusableStore, masked
 from clonos.extras import imported
-from clonos.storage.files import UnusableStore, files_of
+from clonos.storage.files import files_of
 from clonos.storage.folder import Folder
 
 REMOTE: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")

@@ -12,10 +12,14 @@ from pyspark import cloudpickle  # Spark ships functions with it
 
 from clonos.blame import in_short
 from clonos.columns.durations import parse_duration
-from clonos.errors import ClonosError, DefinitionError, OperatorError
+from clonos.errors import (
+    CannotSimulate,
+    DefinitionError,
+    NotDeterministic,
+    OperatorError,
+)
 from clonos.graph.compile import CompiledJob, TaskCode, compile_graph
 from clonos.operators.operations import EarlyPart
-from clonos.simulator.user_job.errors import CannotSimulate
 from clonos.simulator.user_job.rows import rows_of, with_rows
 from clonos.testing.determinism.compare import difference, difference_of_content
 from clonos.testing.determinism.runs import History, Run
@@ -93,18 +97,6 @@ class Finding:
             lines.append("  outside of ctx it asks for")
             lines += [f"    {line}" for line in self.asked[:SHOWN]]
         return "\n".join([*lines, f"  To do: {remedy}"])
-
-
-class NotDeterministic(ClonosError):
-    """Operators of a job are not deterministic.
-
-    Attributes
-    ----------
-    findings
-        The first finding of each operator.
-    """
-
-    findings: tuple[Finding, ...] = ()
 
 
 @dataclass

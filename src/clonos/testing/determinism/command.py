@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
+from clonos.errors import NotDeterministic
 from clonos.named import named_job, whole
 from clonos.simulator.command import add_inputs
 from clonos.simulator.user_job.command import rows_given, services_given
-from clonos.testing.determinism.check import (
-    RESTORES,
-    Finding,
-    NotDeterministic,
-    check_deterministic,
-)
+from clonos.testing.determinism.check import RESTORES, Finding, check_deterministic
 
 SUMMARY: Final = "check that each function of a job, given the same input, does the same"
 

@@ -1,0 +1,72 @@
+"""What all errors have in common."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final
+
+_KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
+"""A secret may contain an unescaped slash; a user name without a secret is not masked."""
+
+
+def masked(text: str) -> str:
+    """Return a text without the keys and user names in its URIs.
+
+    Examples
+    --------
+    >>> masked("cannot read s3://KEY:SEC/RET@bucket/job")
+    'cannot read s3://***@bucket/job'
+    >>> masked("abfss://container@account/job and tls://slot-3@10.0.0.1:4000")
+    'abfss://container@account/job and tls://slot-3@10.0.0.1:4000'
+    """
+    return _KEY.sub("***@", text)
+
+
+class ClonosError(Exception):
+    """Base of all errors raised by clonos.
+
+    Parameters
+    ----------
+    what
+        What happened, in one sentence.
+    where
+        The operator or task, such as ``"count[3]"``; empty if the whole job is meant.
+    remedy
+        What the reader can do about it.
+    trace
+        The user's own lines that led to it, if it happened in another process (see
+        :func:`clonos.blame.users_traceback`). It comes first in the error's text.
+
+    Keys in URIs are left out of all four.
+    """
+
+    usual_remedy: ClassVar[str] = ""
+    """What to do about errors of this class, unless one says otherwise."""
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = "", trace: str = "") -> None:
+        self.what, self.where, self.trace = masked(what), masked(where), masked(trace)
+        self.remedy = masked(remedy or self.usual_remedy)
+        super().__init__(self.what, self.where, self.remedy)
+
+    def __str__(self) -> str:
+        trace = f"\n{self.trace}\n" if self.trace else ""
+        place = f"{self.where}: " if self.where else ""
+        said = f"{self.sentence} To do: {self.remedy}" if self.remedy else self.what
+        return f"{trace}{place}{said}"
+
+    @property
+    def sentence(self) -> str:
+        """What happened, with a full stop, so that another sentence may follow."""
+        return self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, self.where, self.remedy, self.trace)
+
+
+def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str, trace: str) -> ClonosError:
+    return cls(what, where=where, remedy=remedy, trace=trace)
+
+
+class Fenced(ClonosError):
+    """A later life of the task has taken over: what this one still tried to do was refused, and is
+    not needed."""
