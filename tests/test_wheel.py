@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
     "clonos/__init__.py", "clonos/blame.py", "clonos/extras.py",
-    "clonos/kafka.py", "clonos/named.py", "clonos/postgres.py",
+    "clonos/kafka.py", "clonos/named.py", "clonos/options.py", "clonos/postgres.py",
     "clonos/py.typed", "clonos/pytest_plugin.py",
     "clonos/version.py", "clonos/web.py",
     "clonos/api", "clonos/branch", "clonos/causal", "clonos/cli", "clonos/cluster",

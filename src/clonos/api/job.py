@@ -584,9 +584,9 @@ class Job:
         alerts[0] has delivered outputs 118 to 164 since
         they stay, and what comes now is of generation 1
         """
-        from clonos.replay.rewind import rewind
+        from clonos.replay.rewind import rewind_with
 
-        return rewind(self.compile(), at, **how)
+        return rewind_with(self.compile(), at, how)
 
     def to_dataframe(
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]

@@ -31,6 +31,7 @@ from clonos.errors import CannotReplace, OperatorError, Unanswered
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget
+from clonos.options import keywords, require_known
 from clonos.replay.bundle import Bundle
 from clonos.replay.kept import At, find
 from clonos.replay.past import Past, read
@@ -171,6 +172,7 @@ def branch(
     **how: Any,
 ) -> Branch:
     """See :meth:`clonos.Job.branch`."""
+    require_known(how, dict.fromkeys([*keywords(branch), *keywords(Branch)]), "job.branch")
     changes = replace if isinstance(replace, Mapping) else replace.compile()
     past = read(job.compile(), checkpoint_dir, journal, at)
     found = Branch(past, changes, until=until, **how)

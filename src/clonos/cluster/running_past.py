@@ -13,9 +13,12 @@ from clonos.cluster.setup import DriverSetup
 from clonos.columns.durations import parse_duration
 from clonos.errors import NothingKept
 from clonos.graph.changed import changed
+from clonos.options import require_known
 
 BUNDLE: Final = "clonos.branch.witness:bundle"
 BRANCH: Final = "clonos.branch.witness:branch"
+ANSWERS: Final = ("calls", "stand_in", "ask", "reuse", "cost", "in_flight")
+"""Options of both that the other process takes: how questions are answered."""
 
 
 class RunningPast:
@@ -69,6 +72,8 @@ class RunningPast:
 
         Raises
         ------
+        WrongType
+            There is no such option.
         NothingKept
             The job keeps no history.
         CannotReplace
@@ -83,6 +88,7 @@ class RunningPast:
         alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
         >>> canary.adopt(anyway=True)  # doctest: +SKIP
         """
+        require_known(how, ("replace", "keys", "every", *ANSWERS), "running.canary")
         request = {
             **self._history("its log cannot be followed"),
             "replace": self._changes(replace),
@@ -122,6 +128,8 @@ class RunningPast:
 
         Raises
         ------
+        WrongType
+            There is no such option.
         NothingKept
             The job keeps no history.
         CannotReplace
@@ -136,6 +144,8 @@ class RunningPast:
         alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
         >>> running.adopt(branch)  # doctest: +SKIP
         """
+        known = ("at", "until", "replace", "timeout_s", *ANSWERS, "keeps_errors")
+        require_known(how, known, "running.branch")
         request = {
             **self._history("there is no past to branch from"),
             "at": at,

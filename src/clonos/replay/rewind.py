@@ -18,6 +18,7 @@ from clonos.core.messages import Item
 from clonos.errors import CannotRewind, JournalBroken, JournalInUse, NothingToReplay, WrongType
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.named import named_job
+from clonos.options import keywords, require_known
 from clonos.replay.command import add_past
 from clonos.replay.handover import go_back, rows_of, sent_since
 from clonos.replay.kept import At, find, shown, since
@@ -82,6 +83,12 @@ class Rewound:
             for name, why in self.unchecked.items()
         ]
         return "\n".join(lines)
+
+
+def rewind_with(compiled: CompiledJob, at: At, how: Mapping[str, Any]) -> Rewound:
+    """See :meth:`clonos.Job.rewind`; `how` are its options."""
+    require_known(how, ("at", "checkpoint_dir", "journal", *keywords(rewind)), "job.rewind")
+    return rewind(compiled, at, **how)
 
 
 def rewind(

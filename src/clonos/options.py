@@ -1,0 +1,63 @@
+"""Options of several methods, and options that a method passes on by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from clonos.errors import WrongType
+
+
+def require_known(given: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raise `WrongType` if there is no such option; it names the one that was probably meant.
+
+    Parameters
+    ----------
+    where
+        The method that the user has called.
+
+    Examples
+    --------
+    >>> require_known(["kyes"], ["at", "keys"], "running.canary")
+    Traceback (most recent call last):
+    ...
+    clonos.errors.WrongType: running.canary: there is no option 'kyes'. To do: did you mean keys?
+    """
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise WrongType(f"there is no option {name!r}", where=where, remedy=hint)
+
+
+def keywords(function: Callable[..., Any]) -> list[str]:
+    """The options that a function takes by name.
+
+    Examples
+    --------
+    >>> keywords(print)
+    ['sep', 'end', 'file', 'flush']
+    """
+    found = inspect.signature(function).parameters.values()
+    return [one.name for one in found if one.kind is one.KEYWORD_ONLY]
+
+
+def names_of(renamed: Any, where: str) -> Mapping[str, str]:
+    """Which operators have another name now. Raise `WrongType` if it says something else.
+
+    Examples
+    --------
+    >>> names_of(["score"], "start")
+    Traceback (most recent call last):
+    ...
+    clonos.errors.WrongType: start: renamed=['score']. To do: give a dict from former names of \
+operators to those that they have now
+    """
+    found = {} if renamed is None else renamed
+    names = [*found, *found.values()] if isinstance(found, Mapping) else [None]
+    if not all(isinstance(name, str) for name in names):
+        remedy = "give a dict from former names of operators to those that they have now"
+        raise WrongType(f"renamed={renamed!r}", where=where, remedy=remedy)
+    return found
