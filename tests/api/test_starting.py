@@ -31,7 +31,9 @@ from clonos.errors import WrongType
         ({"tls": 1}, "tls=1. To do: give True or False"),
         ({"journal": 3}, "journal=3. To do: give a folder or a URI"),
         ({"drop_state": "totals"}, "drop_state='totals'. To do: give a list of operators' names"),
-        ({"drop_state": ["totals"]}, "state is dropped by upgrades: add upgrade=True"),
+        ({"drop_state": ["totals"]}, r"drop_state=\['totals'\]. To do: state is dropped"),
+        ({"renamed": {"a": "b"}}, "or goes elsewhere, in upgrades: add upgrade=True"),
+        ({"upgrade": True, "renamed": ["a"]}, r"renamed=\['a'\]. To do: give a dict"),
         ({"listeners": clonos.Listener()}, "To do: give a list of clonos.Listener objects"),
         ({"listeners": [3]}, r"listeners=\[3\]"),
     ],
@@ -51,7 +53,7 @@ def test_what_makes_sense_is_passed_on():
         "journal": Path("/data"), "standby": False, "standby_slots": None, "durability": "process",
         "tls": None, "batch_rows_max": 1, "linger_ms": 0, "silence_s": 0.5, "answer_s": 30,
         "listeners": [clonos.Listener()], "progress_s": 1, "sole_driver": True, "ui_port": 0,
-        "upgrade": True, "drop_state": ["totals"], "profile": None,
+        "upgrade": True, "drop_state": ["totals"], "renamed": {"a": "b"}, "profile": None,
     }  # fmt: skip
     assert for_tasks(given, 0) == given
 

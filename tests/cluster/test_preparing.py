@@ -66,7 +66,7 @@ class Running:
         )
         loop: Any = SimpleNamespace(over=threading.Event(), error=None)
         self.succession = Succession(setup, loop, 0.1)
-        self.succession.prepare(job(2), ())
+        self.succession.prepare(job(2), (), {})
 
     def asked_to_stop(self) -> StopAsked:
         """Wait until the job is to stop."""
@@ -121,7 +121,7 @@ def test_a_job_that_does_not_settle_keeps_nothing_of_what_was_shared_out(monkeyp
 
 def test_a_name_that_the_job_does_not_know_is_refused_before_the_pause(monkeypatch):
     running = Running("shares_out", monkeypatch)
-    running.succession.require(job(2), ["once"])
+    running.succession.require(job(2), ["once"], {})
     with pytest.raises(CannotUpgrade, match="drop_state names 'twice'"):
-        running.succession.require(job(2), ["twice"])
+        running.succession.require(job(2), ["twice"], {})
     running.succession.give_up()

@@ -18,6 +18,7 @@ from clonos.state.deltas import CHAIN, Changes, Values, encode_delta
 from clonos.state.kept import fact_changes, kept_of, nothing_kept
 from clonos.state.timers import EVENT_TIME, place_of
 from clonos.upgrade.layers import Redistribution, require_continuable
+from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
@@ -100,10 +101,11 @@ class Before:
             delta=encode_delta(names, changes),
         )
 
-    def upgraded(self, to: clonos.Job, drop_state: Any = ()) -> After:
-        compiled = to.compile()
-        made = Redistribution(self.shape, self.layers, compiled, SEALED, drop_state).layers()
-        return After(compiled, made)
+    def upgraded(self, to: clonos.Job, drop_state: Any = (), **names: Any) -> After:
+        compiled, numbers = to.compile(), names.pop("numbers", None)
+        shape = shape_before(describe(self.compiled), compiled, names, drop_state)
+        how = (drop_state, numbers)
+        return After(compiled, Redistribution(shape, self.layers, compiled, SEALED, *how).layers())
 
 
 class After:

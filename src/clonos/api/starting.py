@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
 from clonos.operators.budget import is_number
+from clonos.options import names_of, require_known
 
 if TYPE_CHECKING:
     from clonos.cluster.listener import Listener
@@ -42,6 +42,7 @@ class StartOptions(TypedDict, total=False):
     ui_port: int | None
     upgrade: bool
     drop_state: Collection[str]
+    renamed: Mapping[str, str] | None
     profile: Any
 
     processing_time: str | None
@@ -64,7 +65,7 @@ def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str
         There is no such option, it is only for Spark's queries, it has a wrong value, or it needs
         another one.
     """
-    _require_known(options)
+    require_known(options, StartOptions.__annotations__, "start")
     given = _require(
         options, [name for name in options if name in TRIGGERS], "tasks have no triggers"
     )
@@ -72,22 +73,23 @@ def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str
         _require_value(name, value)
     if timeout_s is not None:
         _require_seconds("timeout_s", timeout_s, above=False)
-    if (dropped := given.get("drop_state")) and not given.get("upgrade"):
-        remedy = "state is dropped by upgrades: add upgrade=True"
-        raise WrongType(f"drop_state={dropped!r}", where="start", remedy=remedy)
+    for name in ("drop_state", "renamed"):
+        if (value := given.get(name)) and not given.get("upgrade"):
+            remedy = "state is dropped, or goes elsewhere, in upgrades: add upgrade=True"
+            raise WrongType(f"{name}={value!r}", where="start", remedy=remedy)
     return given
 
 
 def for_queries(options: StartOptions) -> dict[str, Any]:
     """Raise `WrongType` if an option is unknown, or only for tasks."""
-    _require_known(options)
+    require_known(options, StartOptions.__annotations__, "start")
     others = [name for name in options if name not in TRIGGERS]
     return _require(options, others, 'leave it out: with execution="spark" Spark runs the job')
 
 
 def require_no_options(options: StartOptions, timeout_s: float | None) -> None:
     """Raise `WrongType` if there is any: a batch plan takes none."""
-    _require_known(options)
+    require_known(options, StartOptions.__annotations__, "start")
     wrong = [*options, *(["timeout_s"] if timeout_s is not None else [])]
     _require(options, wrong, 'leave it out: with execution="spark" Spark runs the job')
 
@@ -97,15 +99,6 @@ def _require_seconds(name: str, value: Any, *, above: bool = True) -> None:
     if not is_number(value) or not (value > 0 if above else value >= 0):
         limit = "above 0" if above else "that is not negative"
         raise WrongType(f"{name}={value!r}", where="start", remedy=f"give a number {limit}")
-
-
-def _require_known(options: StartOptions) -> None:
-    known = StartOptions.__annotations__
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise WrongType(f"there is no option {name!r}", where="start", remedy=hint)
 
 
 def _require_value(name: str, value: Any) -> None:
@@ -129,6 +122,8 @@ def _require_value(name: str, value: Any) -> None:
     elif name == "drop_state":
         is_list = isinstance(value, Collection) and not isinstance(value, str)
         _require_that(is_list, name, value, "give a list of operators' names")
+    elif name == "renamed":
+        names_of(value, "start")
     elif name == "listeners":
         is_list = isinstance(value, Sequence) and all(hasattr(v, "on_progress") for v in value)
         _require_that(is_list, name, value, "give a list of clonos.Listener objects")

@@ -28,11 +28,14 @@ from clonos.graph.replaced import replaced
 from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
+from clonos.options import names_of
 from clonos.storage.files import Durability
 from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
 
 LOGGER: Final = logging.getLogger("clonos")
+ALL_STAYS: Final[Mapping[str, Any]] = {"drop_state": (), "renamed": {}}
+"""No state goes, and none goes elsewhere."""
 
 STOP_S: Final = 30.0
 """Longest time that a caller waits for a job to stop."""
@@ -84,8 +87,8 @@ class RunningJob(RunningPast):
     upgrade
         The graph may differ from that of the checkpoint: in parallelism, or by operators that were
         added, removed or changed. The job must have settled; see :meth:`stop`.
-    drop_state
-        With `upgrade`: names of operators whose state may be lost.
+    drop_state, renamed
+        With `upgrade`: operators whose state may be lost; by former name, their present names.
     profile
         PySpark's ``ResourceProfile`` for the slots, as for ``mapInArrow``: with ``cpus(0.25)`` four
         slots share a core. Not every master supports it; see ``docs/deploy.md``.
@@ -120,6 +123,7 @@ class RunningJob(RunningPast):
         ui_port: int | None = None,
         upgrade: bool = False,
         drop_state: Collection[str] = (),
+        renamed: Mapping[str, str] | None = None,
         profile: Any = None,
         graph: LogicalGraph | None = None,
     ) -> None:
@@ -148,7 +152,7 @@ class RunningJob(RunningPast):
                 listeners=listeners,
                 ui_port=ui_port,
                 upgrade=upgrade,
-                drop_state=drop_state,
+                of_state={"drop_state": drop_state, "renamed": renamed or {}},
                 **self._how,
             )
         )
@@ -247,6 +251,7 @@ class RunningJob(RunningPast):
         job: Any,
         *,
         drop_state: Collection[str] = (),
+        renamed: Mapping[str, str] | None = None,
         within: str | timedelta = "30 seconds",
     ) -> None:
         """Go on with another graph, or with other functions, after a short pause. State is kept.
@@ -262,6 +267,8 @@ class RunningJob(RunningPast):
             ``docs/deploy.md`` says what else must be the same.
         drop_state
             Names of operators whose state may be lost.
+        renamed
+            By former name, the names that operators have now: ``{"score": "scoring"}``.
         within
             How long the job may take to settle.
 
@@ -277,7 +284,8 @@ class RunningJob(RunningPast):
         --------
         >>> running.upgrade(define(prompt="Be brief."))  # doctest: +SKIP
         """
-        self._replace(lambda: job.graph, parse_duration(within) / 1000, drop_state)
+        of_state = {"drop_state": drop_state, "renamed": names_of(renamed, "running.upgrade")}
+        self._replace(lambda: job.graph, parse_duration(within) / 1000, of_state)
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
         """Go on with what a branch has tried; see :meth:`upgrade`.
@@ -310,7 +318,7 @@ class RunningJob(RunningPast):
             is_job = not isinstance(changes, Mapping)
             return changes.graph if is_job else replaced(self._defined(), changes)
 
-        self._replace(graph, parse_duration(within) / 1000, ())
+        self._replace(graph, parse_duration(within) / 1000)
 
     def rescale(
         self, parallelism: int | Mapping[str, int], *, within: str | timedelta = "30 seconds"
@@ -330,7 +338,7 @@ class RunningJob(RunningPast):
         >>> running.rescale({"totals": 4})  # doctest: +SKIP
         """
         settle_s = parse_duration(within) / 1000
-        self._replace(lambda: rescaled(self._defined(), parallelism), settle_s, ())
+        self._replace(lambda: rescaled(self._defined(), parallelism), settle_s)
 
     def _defined(self) -> LogicalGraph:
         if self.graph is None:
@@ -340,7 +348,10 @@ class RunningJob(RunningPast):
         return self.graph
 
     def _replace(
-        self, made: Callable[[], LogicalGraph], settle_s: float, drop_state: Collection[str]
+        self,
+        made: Callable[[], LogicalGraph],
+        settle_s: float,
+        of_state: Mapping[str, Any] = ALL_STAYS,
     ) -> None:
         with self._succeeding:  # a change begins with what the one before it has come to
             graph = made()
@@ -350,14 +361,14 @@ class RunningJob(RunningPast):
                     "the job was told to stop", where=compiled.name, remedy="see running.wait()"
                 )
             require_stored(self._setup.compiled.plan)
-            self._succeed(compiled, settle_s, drop_state)
+            self._succeed(compiled, settle_s, of_state)
             self.graph = graph
 
-    def _succeed(self, compiled: CompiledJob, settle_s: float, drop_state: Collection[str]) -> None:
+    def _succeed(self, compiled: CompiledJob, settle_s: float, of_state: Mapping[str, Any]) -> None:
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
-        succession.require(compiled, drop_state)
-        succession.prepare(compiled, drop_state)
+        succession.require(compiled, *of_state.values())
+        succession.prepare(compiled, *of_state.values())
         how: dict[str, Any] = {
             **self._how,
             "listeners": (),  # added when it goes on
@@ -370,7 +381,7 @@ class RunningJob(RunningPast):
                     self.spark,
                     standby=True,
                     upgrade=True,
-                    drop_state=drop_state,
+                    of_state=of_state,
                     look=succession.look,
                     prepared=lambda: succession.prepared,
                     **how,
@@ -381,7 +392,7 @@ class RunningJob(RunningPast):
             if succession.has_stopped():
                 self._left_by = error  # after the switch, only the new graph can be started
                 with suppress(OtherJob):
-                    how |= {"standby": False, "upgrade": False, "drop_state": ()}
+                    how |= {"standby": False, "upgrade": False, "of_state": ALL_STAYS}
                     self._go_on(DriverSetup(before.compiled, self.spark, **how))
                     self._left_by = None
             raise

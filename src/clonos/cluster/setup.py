@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import astuple, replace
@@ -71,6 +71,7 @@ from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 from clonos.upgrade.layers import require_continuable
 from clonos.upgrade.prepare import NOTHING, Prepared
+from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
@@ -124,7 +125,7 @@ class DriverSetup:
         sole_driver: bool,
         ui_port: int | None,
         upgrade: bool,
-        drop_state: Collection[str],
+        of_state: Mapping[str, Any],
         profile: Any,
         look: Callable[[Waiting | None], bool] = lambda _: False,
         prepared: Callable[[], Prepared] = lambda: NOTHING,
@@ -158,7 +159,7 @@ class DriverSetup:
             waiting = self._stand_by(equip, undo) if standby else None
             file = self._open_journal(waiting, standby_slots, look, is_patient=standby)
             undo.callback(file.close)
-            recovered = self._recover(file, undo, upgrade=upgrade, drop_state=drop_state)
+            recovered = self._recover(file, undo, is_upgrade=upgrade, of_state=of_state)
             self._claim(undo)
             if waiting is None:
                 equip()
@@ -395,25 +396,25 @@ class DriverSetup:
         return secret, identities
 
     def _recover(
-        self, file: JournalFile, undo: ExitStack, *, upgrade: bool, drop_state: Collection[str]
+        self, file: JournalFile, undo: ExitStack, *, is_upgrade: bool, of_state: Mapping[str, Any]
     ) -> list[Deliver]:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
         compiled, directory, version = self.compiled, self.directory, file.version
-        if not upgrade:
+        if not is_upgrade:
             directory.require(compiled, version)
         self._look_back(version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
         if directory.is_same(compiled, version):
-            for name in drop_state:  # a driver that then died may have made the switch
-                self.warn(
-                    f"drop_state={name!r} drops nothing: the checkpoint has this graph already"
-                )
+            for option, names in of_state.items():  # a driver that then died may have switched
+                if names:
+                    self.warn(f"{option}={names!r} does nothing: the job has this graph already")
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
             return recovered
         require_continuable(directory.graph(version), compiled, directory.retired)
-        before = Shape(directory.graph(version))
+        drop_state, renamed = of_state["drop_state"], of_state["renamed"]
+        before = shape_before(directory.graph(version), compiled, renamed, drop_state)
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)

@@ -23,6 +23,7 @@ def share_out(
     durability: Durability,
     maker: Incarnation,
     drop_state: tuple[str, ...],
+    renamed: dict[str, str],
 ) -> Iterator[Prepared | None]:
     """Do one round for each floor that the driver sends; see :mod:`clonos.upgrade.prepare`.
 
@@ -30,9 +31,11 @@ def share_out(
     ----------
     before, now
         Descriptions of the graphs, in JSON.
+    renamed
+        From names of operators in the first to those in the second.
     """
     del is_to_end
-    was, becomes = (Shape(json.loads(one)) for one in (before, now))
+    was, becomes = Shape(json.loads(before), renamed), Shape(json.loads(now))
     store, found = LayerStore(uri, durability), NOTHING
     for chains in told():
         more: Any = prepare(was, becomes, chains, store, maker, drop_state, found)

@@ -22,7 +22,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from secrets import randbelow
 from typing import Any, Final
@@ -38,7 +38,7 @@ from clonos.nodes.events import EndIsNear, StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable, require_droppable
 from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared
-from clonos.upgrade.shape import Shape
+from clonos.upgrade.renamed import shape_before
 
 LOGGER: Final = logging.getLogger("clonos")
 SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
@@ -80,7 +80,9 @@ class Succession:
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
 
-    def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
+    def prepare(
+        self, compiled: CompiledJob, drop_state: Collection[str], renamed: Mapping[str, str]
+    ) -> None:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
@@ -97,6 +99,7 @@ class Succession:
             # Of the next driver's term, so that this one does not take it for litter.
             "maker": Incarnation(self._setup.keeper.term + 1, _BY_NO_TASK + randbelow(_BY_NO_TASK)),
             "drop_state": tuple(drop_state),
+            "renamed": dict(renamed),
         }
         thread = threading.Thread(target=self._prepare, args=(request,), daemon=True)
         thread.start()
@@ -163,7 +166,9 @@ class Succession:
         """The values that were shared out."""
         return self._so_far if self._is_prepared.is_set() else NOTHING
 
-    def require(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
+    def require(
+        self, compiled: CompiledJob, drop_state: Collection[str], renamed: Mapping[str, str]
+    ) -> None:
         """Check that the job can go on with another graph, as far as that does not depend on its
         state.
 
@@ -188,9 +193,10 @@ class Succession:
                 where=compiled.name,
                 remedy="leave it as it was",
             )
-        if describe(before) != describe(compiled):
-            require_continuable(describe(before), compiled, directory.retired)
-            require_droppable(Shape.of(before), compiled, drop_state)
+        if (known := describe(before)) != describe(compiled):
+            require_continuable(known, compiled, directory.retired)
+            shape = shape_before(known, compiled, renamed, drop_state)
+            require_droppable(shape, compiled, drop_state)
 
     def look(self, waiting: Waiting | None) -> bool:
         """Called while the next driver waits for the journal: whether the journal is free.

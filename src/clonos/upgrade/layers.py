@@ -19,6 +19,7 @@ from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, names_of
+from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.shares import REWOUND, Heir, Share, calls_are_open
 from clonos.operators.watermark import IDLE
@@ -29,6 +30,7 @@ from clonos.state.runs import Run
 from clonos.storage.opened import ScratchFile
 from clonos.upgrade.flow import Flow, slowest
 from clonos.upgrade.owners import owned, share_out
+from clonos.upgrade.renamed import is_spooled
 from clonos.upgrade.sealed import NUMBERS_APART, Sealed
 from clonos.upgrade.section import gone_back
 from clonos.upgrade.shape import Shape
@@ -65,7 +67,7 @@ def require_continuable(
             )
     known = names_of(before)
     for code in compiled.codes:
-        if _is_spooled(code) and code.source_name in retired and code.source_name not in known:
+        if is_spooled(code) and code.source_name in retired and code.source_name not in known:
             raise _old_rows(code.source_name)
 
 
@@ -74,17 +76,11 @@ def require_droppable(before: Shape, compiled: CompiledJob, names: Collection[st
     for name in sorted(set(names) - before.homes.keys()):
         raise CannotUpgrade(
             f"drop_state names {name!r}, and the job had no operator of this name",
-            remedy=f"it had {', '.join(before.homes)}",
+            remedy=f"it had {', '.join(before.had)}",
         )
     for code in compiled.codes:
-        if _is_spooled(code) and code.source_name in names:
+        if is_spooled(code) and code.source_name in names:
             raise _old_rows(code.source_name)
-
-
-def _is_spooled(code: TaskCode) -> bool:
-    """Whether the source's rows are spooled in the checkpoint, under its name."""
-    source = code.source
-    return source is not None and (source.is_fed or source.kind == "materialized")
 
 
 def _old_rows(name: str) -> CannotUpgrade:
@@ -169,7 +165,7 @@ class Redistribution:
                 raise CannotUpgrade(
                     f"the job had an operator {name!r}, which has state, and has none now",
                     where=name,
-                    remedy=f"{_SAME_GRAPH}drop_state=[{name!r}]",
+                    remedy=f"{self._other_name(name)}{_SAME_GRAPH}drop_state=[{name!r}]",
                 )
             if name in now.homes and self._has_state(name):
                 self._require_fitting(name)
@@ -183,6 +179,14 @@ class Redistribution:
                     where=name,
                     remedy="give the new source another name",
                 )
+
+    def _other_name(self, name: str) -> str:
+        """The beginning of a remedy, if an operator that is new may be this one."""
+        was, now = self._before, self._now
+        for other, operation in now.operators.items():
+            if other not in was.homes and operation == was.operators[name]:
+                return f"if it is {other!r} now, add renamed={{{name!r}: {other!r}}}; else "
+        return ""
 
     def _has_state(self, name: str) -> bool:
         """Whether an operator has state that would be lost, including a source's position."""
@@ -319,7 +323,9 @@ class Redistribution:
         predecessor = self._predecessor(name, code.task.index)
         if predecessor is not None:
             kept = self._of(name, predecessor)
-            return (self._gone_back(kept) if "asked" in operator.joins else kept).changes()
+            if "asked" in operator.joins:
+                kept = self._gone_back(self._counted_on(name, kept, operator))
+            return kept.changes()
         heir = Heir(code.task.index, code.parallelism)
         shares, watermark = [], self._watermark(name)
         for task in former:
@@ -331,7 +337,8 @@ class Redistribution:
         if name not in self._shared:
             self._shared[name] = self._share_out(name, former, operator.numbered)
         runs, counts = self._shared[name]
-        for fact, count in {**counts, "watermark": watermark}.items():
+        more = self._numbers(name) if self._is_reused(name, operator) else {}
+        for fact, count in {**counts, "watermark": watermark, **more}.items():
             if count is not None:
                 operator.facts.set(fact, count)
         changes = operator.changes()  # before the facts: it may change one
@@ -368,6 +375,19 @@ class Redistribution:
             return kept
         return gone_back(kept, self._sealed.generation)
 
+    def _is_reused(self, name: str, operator: Operator) -> bool:
+        """Whether an operator has got a name under which another one has made calls."""
+        is_new = name in self._before.renamed.values() and "asked" in operator.joins
+        return is_new and name in self._asked_before
+
+    def _counted_on(self, name: str, kept: Kept, operator: Operator) -> Kept:
+        """The numbers of calls go on after those that had the name before, if there are any."""
+        if not self._is_reused(name, operator):
+            return kept
+        if len(kept.keys):
+            raise calls_are_open(name)
+        return kept._replace(facts={**kept.facts, **self._numbers(name)})
+
     def _numbers(self, name: str) -> dict[str, Any]:
         """The initial facts of an operator whose calls might get names that were used before."""
         asked = self.asked().get(name, 0)
@@ -386,6 +406,9 @@ class Redistribution:
             numbers = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
             if most := max(numbers):
                 found[name] = max(found.get(name, 0), most)
+        for name, becomes in self._before.renamed.items():
+            if becomes in found:
+                found[name] = max(found.get(name, 0), found[becomes])
         return found
 
     def _watermark(self, name: str) -> int | None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.graph.compile import CompiledJob
-from clonos.graph.description import describe
+from clonos.graph.description import describe, names_of
 
 _HOUSE_KEEPER: Final = "house-keeper"
+_NONE: Final = MappingProxyType[str, str]({})
 
 
 class Shape:
     """A graph, from its description by :func:`~clonos.graph.description.describe`.
+
+    Parameters
+    ----------
+    renamed
+        From names of operators in the description to those that they have here.
 
     Attributes
     ----------
@@ -30,6 +37,8 @@ class Shape:
         By name, the schemas of the rows that the operator keeps.
     sources, sinks
         By operator, their descriptions.
+    had
+        The names of its operators in the description.
 
     Examples
     --------
@@ -42,8 +51,9 @@ class Shape:
     ([2, 3], ('once', 'out'), [('numbers', 0), ('numbers', 1)])
     """
 
-    def __init__(self, description: Mapping[str, Any]) -> None:
+    def __init__(self, description: Mapping[str, Any], renamed: Mapping[str, str] = _NONE) -> None:
         tasks = description["tasks"]
+        self.renamed, self.had = dict(renamed), names_of(description)
         self.plan = _plan(description)
         self._origins: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}
         self.chains: dict[int, tuple[str, ...]] = {}
@@ -53,10 +63,10 @@ class Shape:
         self.sources: dict[str, Any] = {}
         self.sinks: dict[str, Any] = {}
         for spec, about in zip(self.plan.tasks, tasks.values(), strict=True):
-            names = tuple(name for name, *_ in about["operators"])
+            names = tuple(renamed.get(name, name) for name, *_ in about["operators"])
             self.chains[spec.id] = names
-            self.keeps.update(about["keeps"])
-            for name, *operation in about["operators"]:
+            self.keeps.update((renamed.get(name, name), of) for name, of in about["keeps"].items())
+            for name, (_, *operation) in zip(names, about["operators"], strict=True):
                 self.homes.setdefault(name, []).append(spec.id)
                 self.operators[name] = operation
             if about["source"] is not None:
@@ -65,9 +75,9 @@ class Shape:
                 self.sinks[names[-1]] = about["sink"]
 
     @classmethod
-    def of(cls, compiled: CompiledJob) -> Shape:
+    def of(cls, compiled: CompiledJob, renamed: Mapping[str, str] = _NONE) -> Shape:
         """The shape of a compiled job."""
-        return cls(json.loads(json.dumps(describe(compiled))))
+        return cls(json.loads(json.dumps(describe(compiled))), renamed)
 
     def place(self, operator: str, index: int) -> tuple[int, int]:
         """The `index`-th task of an operator, and the operator's place in its chain."""

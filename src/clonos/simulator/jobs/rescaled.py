@@ -58,10 +58,16 @@ Rows = Counter[tuple[Any, ...]]
 
 
 def upgrade_job(
-    seed: int, parallelism: int, *, has_markers: bool, extra: bool, has_effects: bool = False
+    seed: int,
+    parallelism: int,
+    *,
+    has_markers: bool,
+    extra: bool,
+    has_effects: bool = False,
+    mark: str = "",
 ) -> ArrowJob:
     """The job of a seed, at some parallelism. `extra`: with one more operator; `has_effects`: its
-    calls are effects."""
+    calls are effects; `mark`: at the end of the names of all operators that are no sinks."""
     random = Random(f"upgrade {seed}")
     job = Job(
         "upgraded",
@@ -84,6 +90,9 @@ def upgrade_job(
     chosen = random.sample(sorted(KINDS), random.choice((1, 1, 2)))
     for kind in chosen:
         KINDS[kind][0](keyed).sink(sinks.collect(), name=kind)
+    for vertex in job.graph.vertices:
+        if vertex.sink is None:
+            object.__setattr__(vertex, "name", vertex.name + mark)  # it is frozen, and not in use
     return ArrowJob(job.compile(), rows=random.randint(8, 30))
 
 

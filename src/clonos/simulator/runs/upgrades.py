@@ -51,6 +51,8 @@ ATTEMPTS: Final = 20
 """Attempts to settle, and to switch; the last one is spared faults."""
 BY_NO_TASK: Final = 1 << 30
 """A life number above those of all tasks."""
+MARKS: Final = (" a", " b")
+"""Ends of the names of operators."""
 CALLS: Final = 60
 """A switch takes about so many file operations."""
 
@@ -71,9 +73,11 @@ class Upgrades:
         How often only a section went back.
     prepared
         How often most of the state was redistributed in advance.
+    renamed
+        How often all operators got other names.
     """
 
-    forward = sections = prepared = 0
+    forward = sections = prepared = renamed = 0
 
     def __init__(
         self,
@@ -91,7 +95,8 @@ class Upgrades:
         self._options_of = options_of
         self._delivered: dict[str, Rows] = {}
         self._names: set[tuple[Any, ...]] = set()
-        self._extra = False
+        self._extra, self._mark = False, ""
+        self._renaming = Random(f"renamed {seed}")
         self.job = self._next_job()
         self.cluster = self._begin(self.job, None, None)
 
@@ -101,7 +106,8 @@ class Upgrades:
         parallelism = self.random.choice((1, 2, 2, 3, 4))
         number = self._seed + self.switches * (self._seed % 7 == 6)  # then markers change, too
         has_markers = number % 5 not in (1, 3)
-        return upgrade_job(self._seed, parallelism, has_markers=has_markers, extra=self._extra)
+        how: Any = {"has_markers": has_markers, "extra": self._extra, "mark": self._mark}
+        return upgrade_job(self._seed, parallelism, **how)
 
     def _begin(
         self, job: ArrowJob, before: Cluster | None, first: Mapping[int, Layer] | None
@@ -206,6 +212,9 @@ class Upgrades:
         """Replace the plan; processes that try may die, and the old plan may go on for a while."""
         before = self.cluster
         self._extra = self.random.random() < 0.3
+        if self._renaming.random() < 0.3:  # drawn separately
+            self._mark = self._renaming.choice(MARKS)
+            self.renamed += 1
         old, new = self.job, self._next_job()
         prepared = NOTHING
         for _ in range(2):
@@ -233,10 +242,10 @@ class Upgrades:
             return None
         keeper, disks = _keeper(old), self.cluster.disks
         keeper.recover(disks.journal())
-        shapes = Shape.of(old.compiled), Shape.of(new.compiled)
+        shapes = before_of(old, new), Shape.of(new.compiled)
         store = LayerStore(_layers_of(disks), files=disks.shared.mount())
         maker = Incarnation(keeper.term + 1, BY_NO_TASK + self.switches)
-        how: Any = (store, maker, ["passing"], so_far)
+        how: Any = (store, maker, _dropped(*shapes), so_far)
         if keeper.epoch <= so_far.rounds or so_far.rounds == ROUNDS:
             return None
         try:
@@ -249,7 +258,7 @@ class Upgrades:
     def _attempt(self, maker: Maker) -> Mapping[int, Layer] | None:
         """One process tries to switch; None: the old plan is still in force."""
         try:
-            maker.make(["passing"])
+            maker.make()
         except CannotUpgrade:  # calls are open
             maker.leave()
             self._settle()
@@ -287,14 +296,14 @@ class Maker:
         self._prepared = prepared
         self._old, self._new, self._version, self._disks = old, new, version, disks
         dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
-        self.before = Shape.of(old.compiled)
+        self.before = before_of(old, new)
         is_local = random.random() < 0.5
         self._local = disks.local.mount(dies_at if is_local else None)
         self._shared = disks.shared.mount(None if is_local else dies_at)
         self._loses_power = random.random() < 0.3
         self.last: Mapping[int, Layer] = {}
 
-    def make(self, drop_state: Sequence[str]) -> None:
+    def make(self) -> None:
         """Switch."""
         journal = JournalFile(JOURNAL, "fsync", lambda _: None, self._local)
         keeper, successor = _keeper(self._old), _keeper(self._new)
@@ -303,8 +312,7 @@ class Maker:
         checkpoint = Checkpoint(home, "upgrader", lambda: terms_of(self._shared))
         store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._shared)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
-        now = Shape.of(self._new.compiled).homes
-        dropped = [n for n in drop_state if n in self.before.homes and n not in now]
+        dropped = _dropped(self.before, Shape.of(self._new.compiled))
         how: Any = (dropped, None, self._prepared)
         switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, *how)
         self.last = switch.last_layers(store)
@@ -325,6 +333,24 @@ class Maker:
         keeper.recover(records)
         layers = goes_on_or_has_not_begun(keeper, _layers(self._disks))
         return {task: whole(chain) for task, chain in layers.items()} if is_new else None
+
+
+def before_of(old: ArrowJob, new: ArrowJob) -> Shape:
+    """The shape of a job, with the names that its operators have in the next one."""
+    now = {_unmarked(name): name for name in Shape.of(new.compiled).homes}
+    names = Shape.of(old.compiled).homes
+    return Shape.of(
+        old.compiled, {name: now[_unmarked(name)] for name in names if _unmarked(name) in now}
+    )
+
+
+def _unmarked(name: str) -> str:
+    return name.removesuffix(MARKS[0]).removesuffix(MARKS[1])
+
+
+def _dropped(before: Shape, now: Shape) -> list[str]:
+    """The operators whose state may be lost."""
+    return [n for n in before.homes if _unmarked(n) == "passing" and n not in now.homes]
 
 
 def whole(chain: Sequence[Layer]) -> Layer:

@@ -1,0 +1,157 @@
+"""Operators that have another name in the next graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import clonos
+from clonos.columns.keys import KEY_GROUPS
+from clonos.core.messages import Layer
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.errors import CannotUpgrade
+from clonos.state.deltas import CHAIN, Changes, encode_delta
+from clonos.state.kept import kept_of
+from clonos.upgrade.layers import Redistribution
+from clonos.upgrade.shape import Shape
+from tests.upgrade.test_layers import ROWS, SEALED, Before, _with, job
+
+
+@pytest.mark.parametrize("becomes", [1, 2, 5])
+def test_state_goes_with_its_operator(becomes):
+    before, same = Before(job(2)), Before(job(2)).upgraded(job(becomes))
+    after = before.upgraded(job(becomes, name="scoring"), kept="scoring")
+    for mine, other in zip(after.kept("scoring"), same.kept("kept"), strict=True):
+        assert mine.facts == other.facts
+        assert mine.keys.equals(other.keys)
+        assert mine.values.equals(other.values)
+    assert sum(len(kept.keys) for kept in after.kept("scoring")) == 2 * KEY_GROUPS
+    for task, layer in same.layers.items():  # event time, counts, numbers of outputs
+        assert after.layers[task].outs == layer.outs
+        mine, other = (kept_of(made.delta)[CHAIN] for made in (after.layers[task], layer))
+        assert mine.facts == other.facts
+    outs = [
+        after.layers[c.sender].outs[c.id]
+        for c in after.compiled.plan.channels
+        if c.receiver == HOUSE_KEEPER
+    ]
+    assert outs.count((7, 77)) == min(2, becomes)
+
+
+def test_without_a_word_it_is_refused_and_the_new_name_is_offered():
+    with pytest.raises(CannotUpgrade, match="'kept', which has state") as told:
+        Before(job(2)).upgraded(job(2, name="scoring"))
+    assert "renamed={'kept': 'scoring'}" in told.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "remedy"),
+    [
+        ({"kep": "scoring"}, "renamed= names 'kep', and", "it had rows, kept, out"),
+        ({"kept": "scorin"}, "'scorin' now, and there is no such", "rows, scoring, out"),
+        ({"kept": "rows"}, "an operator of that name, too", "a name that the job did not have"),
+        ({"rows": "scoring", "kept": "scoring"}, "2 operators this name", "name one"),
+    ],
+)
+def test_a_wrong_name(names, said, remedy):
+    with pytest.raises(CannotUpgrade, match=said) as told:
+        Before(job(2)).upgraded(job(2, name="scoring"), **names)
+    assert remedy in told.value.remedy
+
+
+def test_state_cannot_both_go_and_stay():
+    with pytest.raises(CannotUpgrade, match="keeps its state, and drop_state= drops it"):
+        Before(job(2)).upgraded(job(2, name="scoring"), ["kept"], kept="scoring")
+
+
+def test_settings_are_compared_under_the_new_name():
+    made = clonos.Job("job", parallelism=2)
+    rows = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=2)
+    rows.key_by("key").deduplicate(name="scoring").sink(clonos.sinks.collect(), name="out")
+    with pytest.raises(CannotUpgrade, match="kind and settings have changed"):
+        Before(job(2)).upgraded(made, kept="scoring")
+
+
+def numbers(after: Any, name: str) -> list[Any]:
+    return [kept.facts.get("asked") for kept in after.kept(name)]
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_calls_get_no_name_that_was_used(parallelism):
+    asked: Any = {"asked": [9, 4]}
+    becomes = job(parallelism, name="scoring")
+    own = [9, 4] if parallelism == 2 else [9, 9, 9]
+    assert numbers(Before(job(2), **asked).upgraded(becomes, kept="scoring"), "scoring") == own
+    earlier = {"scoring": 50}  # an operator had the name once
+    after = Before(job(2), **asked).upgraded(becomes, kept="scoring", numbers=earlier)
+    assert numbers(after, "scoring") == [50] * parallelism
+
+
+def test_an_operator_that_gets_the_old_name_counts_on():
+    both = job(2, name="scoring", more=["kept"])
+    after = Before(job(2), asked=[9, 4]).upgraded(both, kept="scoring")
+    assert numbers(after, "scoring") == [9, 4]
+    assert numbers(after, "kept") == [9, 9]
+    assert not any(len(kept.keys) for kept in after.kept("kept"))
+
+
+def test_the_old_name_is_remembered():
+    before, becomes = Before(job(2), asked=[9, 4]), job(2, name="scoring").compile()
+    shape = Shape.of(before.compiled, {"kept": "scoring"})
+    made = Redistribution(shape, before.layers, becomes, SEALED)
+    assert made.asked() == {"kept": 9, "scoring": 9}
+
+
+def with_open_call(before: Before) -> None:
+    task = before.shape.homes["kept"][0]
+    kept = kept_of(before.layers[task].delta)
+    changes: list[Any] = [(n, change) for n, of in kept.items() for change in of.changes()]
+    changes.append((0, Changes([0], [b"c" + (1).to_bytes(8, "big")], [b"open"])))
+    delta = encode_delta(before.shape.chains[task], changes)
+    layer: Layer = _with(before.layers[task], delta=delta)
+    before.layers[task] = layer
+
+
+def test_open_calls_go_along_unless_their_numbers_were_used():
+    before = Before(job(2), asked=[9, 4])
+    with_open_call(before)
+    becomes = job(2, name="scoring")
+    assert before.upgraded(becomes, kept="scoring").layers
+    with pytest.raises(CannotUpgrade, match="calls of it are open"):
+        before.upgraded(becomes, kept="scoring", numbers={"scoring": 50})
+
+
+@clonos.effect(idempotent=True)
+async def charge(n: int, *, call: Any) -> int:
+    return n
+
+
+def paying(name: str, out: str = "out") -> clonos.Job:
+    made = clonos.Job("job", parallelism=2)
+    rows = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=2)
+    paid = rows.with_column_async("m long", charge, "n", name=name)
+    paid.sink(clonos.sinks.collect(), name=out)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("becomes", "names", "said"),
+    [
+        (paying("charging"), {"pay": "charging"}, "keys of effects have its name"),
+        (paying("pay", "bills"), {"out": "bills"}, "the output of a sink has its name"),
+    ],
+)
+def test_what_others_know_by_its_name_keeps_it(becomes, names, said):
+    with pytest.raises(CannotUpgrade, match=said):
+        Before(paying("pay")).upgraded(becomes, **names)
+
+
+def test_a_source_goes_on_where_it_was():
+    made = clonos.Job("job", parallelism=2)
+    rows = made.source(clonos.sources.from_batches([], ROWS), name="events", parallelism=2)
+    kept = rows.key_by("key").deduplicate(name="once")
+    kept.sink(clonos.sinks.collect(), name="out")
+    after = Before(job(2)).upgraded(made, ["kept"], rows="events")
+    tasks = after.shape.homes["events"]
+    assert [after.layers[task].source_rows for task in tasks] == [20, 21]
