@@ -107,6 +107,29 @@ def test_what_is_kept_survives_the_driver(keeping):
         assert again.archived[0][:2] == (2, "history/000000000002-2.log"), "in its own term"
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_job_that_goes_on_where_it_had_settled_begins_at_a_point(keeping, is_settled):
+    """It may have other functions: nobody can repeat with these what was before."""
+    link = keeping.begin()
+    keeping.next_floor(link)
+    if not is_settled:
+        record = encode_record([Source(1, 0, None)])
+        life = keeping.node.coordinator.tasks[0].incarnation
+        keeping.keeper.append([msg.Run(0, life, keeping.steps + 1, (record,))])
+        keeping.turn()
+    assert keeping.points == [1]
+    again = KeepingWorld(keeping.keeper.snapshot())
+    again.now_s = keeping.now_s
+    again.node.start()
+    assert again.points == ([1, 2] if is_settled else [1])
+    if is_settled:
+        assert again.keeper.history.points[-1].positions == {0: 2}
+        third = KeepingWorld(again.keeper.snapshot())
+        third.now_s = keeping.now_s
+        third.node.start()
+        assert third.points == [1, 2], "there is one already"
+
+
 def test_a_store_that_refuses_is_asked_again_later(keeping):
     link = keeping.begin()
     keeping.now_s += 10

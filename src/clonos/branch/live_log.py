@@ -30,7 +30,7 @@ class LiveLog:
     def __init__(self, compiled: CompiledJob, checkpoint_dir: str, journal: str | None) -> None:
         self.compiled = compiled
         self._where = checkpoint_dir, journal
-        self._version: int | None = None
+        self._begun: tuple[int, int] | None = None
         self._live = LiveKeeper(compiled, checkpoint_dir, journal)
         self.is_over = False
         """Whether the job is complete, so that nothing more will come."""
@@ -63,9 +63,10 @@ class LiveLog:
 
     def _now(self) -> tuple[HouseKeeper, LayerStore]:
         keeper, store, version = self._live.now()
-        if self._version is None:
-            self._version = version
-        if version != self._version:
+        # Each graph is a version, but functions are others with another driver, too.
+        driven = version, keeper.term
+        self._begun = self._begun or driven
+        if driven != self._begun:
             raise OtherJob(
                 "the job has got another graph, or other functions, since the canary began",
                 where=self.compiled.name,

@@ -60,6 +60,8 @@ class Canary:
         except ClonosError as error:
             if not self._adopts:  # else it may find that the job has other code now
                 self._error = error
+        except Exception as error:  # noqa: BLE001 - who waits for it must hear of it
+            self._error = AsideFailed(f"what it says cannot be read: {error!r}")
         finally:
             with self._changed:
                 self._is_over = True
@@ -117,7 +119,7 @@ class Canary:
         return sum(one.changes for one in found.values())
 
     def catch_up(self, timeout_s: float = 60.0) -> None:
-        """Wait until it has taken all steps that the job's log has now.
+        """Wait until it has taken all steps that the job's log has now, or has ended.
 
         Raises
         ------
@@ -134,7 +136,7 @@ class Canary:
             self._changed.wait_for(lambda: condition() or self._is_over, timeout_s)
             if self._error is not None:
                 raise self._error
-            if not condition():
+            if not condition() and not self._is_over:  # at its end it has taken all there was
                 raise TimeoutError(f"the canary has not got that far in {timeout_s:g} s")
 
     def __str__(self) -> str:

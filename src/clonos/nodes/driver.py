@@ -231,7 +231,7 @@ class DriverNode:
             self._pulses.began(ready.slot)
             self._decide(ready)
         if not self.coordinator.done:
-            self._history.look(self._wall_ms())
+            self._history.begin(self._wall_ms())
         self._commit()
         if not self.coordinator.done:
             self.places.launch_all(self._clock_s)

@@ -78,9 +78,17 @@ class HistoryCare:
         points = keeper.history.points
         self.kept: Chains | None = points[0].layers if points else None
 
-    def look(self, wall_ms: int) -> None:
+    def begin(self, wall_ms: int) -> None:
+        """The job has started. If it had settled, its functions may be others than before: make a
+        point, from which these can repeat what they have done."""
+        history, floors = self._keeper.history, self._keeper.hard.positions
+        is_here = bool(history.points) and history.points[-1].positions == floors
+        self.look(wall_ms, is_due=self._keeper.is_settled and not is_here)
+
+    def look(self, wall_ms: int, *, is_due: bool = False) -> None:
         """Floors have moved, or the job has started: make a point if it is time."""
-        if self._keeper.history.is_due(wall_ms):
+        history = self._keeper.history
+        if history.is_due(wall_ms) or (is_due and history.keep is not None):
             self._keeper.make_point(wall_ms)
             self._weigh_s = 0.0
             self.kept = self._keeper.layers if self.kept is None else self.kept
