@@ -120,10 +120,7 @@ class CallRunner:
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watch.beat()
         for life, ours in self._lives.items():
-            over = [
-                given_up(call, request, _STUBBORN, where) for call, request, where in ours.give_up()
-            ]
-            if told := self._watch.over(life, over):
+            if told := self._watch.over(life, ours.give_up()):
                 self._put(CallsOver(life, told))
         loop.call_later(BEAT_S, self._beat, loop)
 
@@ -265,8 +262,8 @@ class _Life:
             self.stubborn.add(call)
             call.add_done_callback(self.stubborn.discard)
 
-    def give_up(self) -> list[tuple[CallId, Request, str]]:
-        """Calls that go on after their timeout, and the lines where they are; they are given up."""
+    def give_up(self) -> list[Outcome]:
+        """Give up the calls that go on after their timeout; returns their outcomes."""
         end = asyncio.get_running_loop().time() - END_S
         found = []
         for task in (t for d in self._deadlines.values() for t in d.over_before(end)):
@@ -274,9 +271,9 @@ class _Life:
                 continue
             self.stubborn.add(task)
             call, request, _ = self._under_way[task]
-            self.asker(request.service).leave(call, request)
-            where = awaiting_lines(task.get_coro())
-            found.append((call, request, goes_on(where)))
+            lines = goes_on(awaiting_lines(task.get_coro()))
+            found.append(given_up(call, request, _STUBBORN, lines))
+            self.asker(request.service).leave(call, request, found[-1])
         return found
 
     def deadlines(self, timeout_s: float) -> Deadlines:
@@ -367,25 +364,28 @@ class _Asker:
         if not self._under_way:
             self._quiet.set()
 
-    def leave(self, call: CallId, request: Request) -> None:
-        """Nobody waits for this call any longer, and other calls with its question must not,
-        either."""
+    def leave(self, call: CallId, request: Request, outcome: Outcome) -> None:
+        """Nobody waits for this call any longer: it was given up with this outcome. Other calls
+        with its question must not wait, either."""
         self._left(call)
         question = None if self._memory is None else question_of(request.arguments)
         if question is not None and self._memory is not None:
-            self._memory.done(question)
+            self._memory.done(question, call, outcome)
 
     async def _remembered(self, call: CallId, request: Request, memory: Memory) -> Outcome:
         question = question_of(request.arguments)
         if question is None:
             return await self._attempts(call, request)
-        known = await memory.get_or_turn(question)
+        known = await memory.outcome_or_turn(question, call, request.digest)
         if known is not None:
-            return Outcome(*call, request.digest, True, known, attempts=0)
+            return known
+        outcome = None
         try:
-            return await self._ask_for_all(call, request, question, memory)
+            outcome = await self._ask_for_all(call, request, question, memory)
+            return outcome
         finally:
-            memory.done(question)
+            # Another call may be paid for all the same: a refusal is none of its business.
+            memory.done(question, call, outcome if self._policy.instead_of is None else None)
 
     async def _ask_for_all(
         self, call: CallId, request: Request, question: bytes, memory: Memory
