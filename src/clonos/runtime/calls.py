@@ -28,6 +28,7 @@ from clonos.operators.service import Policy, Service
 from clonos.runtime.call_outcomes import encoded, failed, given_up, goes_on
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
+from clonos.runtime.connection import Connection
 from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.first import NoAnswer, first_of, guarded
@@ -320,8 +321,7 @@ class _Asker:
         self._shared = None if policy.cache is None else life.sharing(policy.cache)
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
-        self._service: Service | None = None
-        self._opened: asyncio.Future[None] | None = None
+        self._connection: Connection | None = None
         self._under_way = set[CallId]()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -334,8 +334,9 @@ class _Asker:
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._is_plain = policy.per_second is None and not self._is_effect
         if isinstance(policy.fn, Service):
-            self._service = copy.copy(policy.fn)
-            self._fn = self._service.call
+            service = copy.copy(policy.fn)
+            self._connection = Connection(service, policy.timeout_s, life.let_go)
+            self._fn = service.call
             return
         self._fn = policy.fn
         if not policy.is_async:
@@ -464,6 +465,8 @@ class _Asker:
         else:
             await self._turn()
         try:
+            if self._connection is not None and not self._connection.is_open:
+                await self._open(self._connection)
             if self._is_alone:
                 return await self._alone(request, named)
             return await self._in_time(request, named)
@@ -564,30 +567,26 @@ class _Asker:
             given = partial(self._given, request)
             late = self._life.late if self._is_effect else None
             return self._threads.run(partial(self._fn, **named), given, request.key, late)
-        if self._service is not None:
-            return self._call_service(self._service, request, named)
         return guarded(self._fn(*self._given(request), **named))
 
-    async def _call_service(self, service: Service, request: Request, named: Named) -> Any:
+    async def _open(self, connection: Connection) -> None:
+        """Open the service; like waiting in line, this does not count as the service's time."""
         try:
-            await self._open(service)
+            await connection.open()
+        except asyncio.CancelledError as error:
+            if self._life.is_over:
+                raise
+            raise _cancelled() from error
         except Exception as error:
             if self._is_effect:
                 raise NotMade(f"no connection: {in_short(error)}") from error
             raise
-        return await guarded(self._fn(*self._given(request), **named))
+        if self._is_effect:
+            await self._life.pulse().steady()  # it may have taken a while
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
         return copy.deepcopy(arguments) if self._may_repeat else self._policy.given(arguments)
-
-    async def _open(self, service: Service) -> None:
-        """Open the service once; if that fails or takes too long, the next call tries again."""
-        opened = self._opened
-        if opened is None or (opened.done() and (opened.cancelled() or opened.exception())):
-            opening = asyncio.wait_for(guarded(service.open()), self._policy.timeout_s)
-            opened = self._opened = asyncio.ensure_future(opening)
-        await asyncio.shield(opened)
 
     async def close(self) -> None:
         """The life is over."""
@@ -595,6 +594,5 @@ class _Asker:
             await self._checker.close()
         if self._threads is not None:
             self._threads.close()
-        if self._opened is not None and self._service is not None:
-            with contextlib.suppress(Exception):  # user code, and nothing depends on it
-                await guarded(self._service.close())
+        if self._connection is not None:
+            await self._connection.close()
