@@ -436,7 +436,8 @@ class RunningJob(RunningPast):
         Raises
         ------
         CannotMove
-            The job has no slot there, or some task is still there.
+            The job has no slot there, or some task is still there. If no other executor has a free
+            slot, that is said at once.
 
         Examples
         --------
