@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
 from clonos.operators.budget import is_number
+from clonos.operators.options import require_known
 
 if TYPE_CHECKING:
     from clonos.cluster.listener import Listener
@@ -64,7 +64,7 @@ def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str
         There is no such option, it is only for Spark's queries, it has a wrong value, or it needs
         another one.
     """
-    _require_known(options)
+    require_known(options, StartOptions.__annotations__, "start")
     given = _require(
         options, [name for name in options if name in TRIGGERS], "tasks have no triggers"
     )
@@ -80,14 +80,14 @@ def for_tasks(options: StartOptions, timeout_s: float | None = None) -> dict[str
 
 def for_queries(options: StartOptions) -> dict[str, Any]:
     """Raise `WrongType` if an option is unknown, or only for tasks."""
-    _require_known(options)
+    require_known(options, StartOptions.__annotations__, "start")
     others = [name for name in options if name not in TRIGGERS]
     return _require(options, others, 'leave it out: with execution="spark" Spark runs the job')
 
 
 def require_no_options(options: StartOptions, timeout_s: float | None) -> None:
     """Raise `WrongType` if there is any: a batch plan takes none."""
-    _require_known(options)
+    require_known(options, StartOptions.__annotations__, "start")
     wrong = [*options, *(["timeout_s"] if timeout_s is not None else [])]
     _require(options, wrong, 'leave it out: with execution="spark" Spark runs the job')
 
@@ -97,15 +97,6 @@ def _require_seconds(name: str, value: Any, *, above: bool = True) -> None:
     if not is_number(value) or not (value > 0 if above else value >= 0):
         limit = "above 0" if above else "that is not negative"
         raise WrongType(f"{name}={value!r}", where="start", remedy=f"give a number {limit}")
-
-
-def _require_known(options: StartOptions) -> None:
-    known = StartOptions.__annotations__
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise WrongType(f"there is no option {name!r}", where="start", remedy=hint)
 
 
 def _require_value(name: str, value: Any) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, overload
 from clonos.columns.durations import parse_duration
 from clonos.core.canonical import encode
 from clonos.errors import WrongType
+from clonos.operators.options import require_known
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -145,6 +146,7 @@ def effect(
     check_for: str | timedelta = "5 minutes",
     on_unknown: OnUnknown = "fail",
     refused: type[Exception] | tuple[type[Exception], ...] = (),
+    **unknown: Any,
 ) -> Any:
     """Declare that a function changes something: pays, sends, books.
 
@@ -181,6 +183,8 @@ def effect(
     >>> charge.__name__, charge.idempotent
     ('charge', True)
     """
+
+    require_known(unknown, EffectOptions.__annotations__, "clonos.effect")
 
     def declare(fn: Callable[..., Any]) -> Effect:
         return Effect(

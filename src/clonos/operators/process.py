@@ -23,6 +23,7 @@ from clonos.operators.budget import Usage
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
+from clonos.operators.options import require_known
 from clonos.operators.service import (
     Declared,
     Policy,
@@ -396,6 +397,8 @@ class ProcessOperator(Operator):
                 where=self.info.where,
                 remedy="declare each service once, in open(self, ctx), under a name of its own",
             )
+        known = (*PolicyOptions.__annotations__, "batch", "batch_within")
+        require_known(how, known, f"{self.info.where}: ctx.service({name!r})")
         fn, how = undeclared(fn, how)
         if isinstance(fn, Effect) and not self._may_have_effects:
             raise WrongType(
