@@ -277,7 +277,7 @@ def kafka(
     if value not in {"json", "text", "bytes"}:
         raise WrongType(f"value={value!r}", where="kafka", remedy='say "json", "text" or "bytes"')
     cluster = Cluster(servers, dict(options or {}))
-    cluster.settings(dict.fromkeys(OURS))
+    cluster.require_options(dict.fromkeys(OURS))
     return SinkSpec(
         "kafka", store=KafkaStore(Topic(cluster, topic), Format(value, key), transactions)
     )

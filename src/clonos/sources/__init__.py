@@ -183,7 +183,7 @@ def kafka(
     from clonos.sources.kafka_reader import OURS, Topics
 
     cluster = Cluster(servers, dict(options or {}))
-    cluster.settings(OURS)
+    cluster.require_options(OURS)
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if not names:
         raise WrongType("no topics", where="kafka", remedy="name at least one")

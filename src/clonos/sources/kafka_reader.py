@@ -92,7 +92,7 @@ class Topics:
         """
         named = {} if self.group is None else {"group.id": self.group}
         settings = {**USUAL, **self.cluster.settings(OURS), **named}
-        return driver().Consumer({**settings, "error_cb": tell}, logger=LOG)
+        return self.cluster.client(driver().Consumer, {**settings, "error_cb": tell})
 
 
 class KafkaReader(CutReader):
