@@ -118,6 +118,19 @@ class Effect:
                 remedy="it is made again with the same key instead; leave check= out",
             )
 
+    @property
+    def remedy(self) -> str:
+        """What to do if nobody knows whether it was made; "": what is usual."""
+        if self.idempotent:
+            return "start again when the service can answer: it is asked again, with the same key"
+        if self.check is not None:
+            return (
+                "find out by its key or its arguments whether it was made; let the function that "
+                "is check= return clonos.Made(answer) or clonos.NotMade for it, and start again: "
+                "it is called again, for as long as check_for= says"
+            )
+        return ""
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function directly, for tests."""
         return self.fn(*arguments, **named)
@@ -183,7 +196,6 @@ def effect(
     >>> charge.__name__, charge.idempotent
     ('charge', True)
     """
-
     require_known(unknown, EffectOptions.__annotations__, "clonos.effect")
 
     def declare(fn: Callable[..., Any]) -> Effect:

@@ -454,7 +454,8 @@ class _Asker:
             return self._encoded(request, answer)
         except ClonosError as error:
             said = f"it was made, but its answer cannot be kept: {in_short(error)}"
-            raise unknown(request, self._policy, said) from error
+            usual = unknown(request, self._policy, said).remedy
+            raise unknown(request, self._policy, said, f"{error.remedy}; {usual}") from error
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """Ask once, within the timeout; `named`: more arguments."""
