@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgpack
@@ -21,6 +22,7 @@ import pyarrow as pa
 from clonos.columns.batches import concat, empty
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadSchema, ClonosError, SourceError
+from clonos.operators.arguments import require_types
 from clonos.sources.readers import CutReader, EndOfInput, Reader
 from clonos.sources.spec import SourceSpec
 from clonos.storage.retry import Retry, StoreAway, may_pass
@@ -39,7 +41,7 @@ _T = TypeVar("_T")
 
 
 def table(
-    path: str,
+    path: str | Path,
     schema: Any = None,
     *,
     available_now: bool = False,
@@ -73,6 +75,8 @@ def table(
     >>> clicks.rows_schema.names, clicks.ends
     (['user', 'n'], False)
     """
+    require_types(table, locals())
+    path = str(path)
     found = Table(path)
     until: dict[int, Position] | None = None
     ends = False
