@@ -201,8 +201,7 @@ class RunningJob(RunningPast):
         setup.audience.join(LISTENERS_S)
         if (error := loop.error or self._left_by) is not None:
             raise error
-        view = setup.with_counts(self._view)
-        return JobResult(view, setup.keeper.forgiven, self.warnings, setup.delivered)
+        return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
         """End the job; with a checkpoint directory it can be resumed later.
