@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ TEXT_MAX: Final = 1000
 LINE_MAX: Final = 80
 """Characters of a line of code that is named."""
 
+_DUMPED: Final = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _GROUP: Final[Any] = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 _OURS: Final = str(Path(__file__).parent) + os.sep
 _PATHS: Final = sysconfig.get_paths()
@@ -111,6 +113,13 @@ def users_lines(thread: int) -> str:
     """
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to ask
     frames = _without_ours(extract_stack(frame)) if frame is not None else []
+    return "\n".join(_lines(frames)) if any(map(_is_users, frames)) else ""
+
+
+def dumped_lines(dump: str) -> str:
+    """The user's lines in what :mod:`faulthandler` says of a thread, innermost frame first."""
+    told = reversed(_DUMPED.findall(dump))
+    frames = _without_ours([FrameSummary(file, int(line), code) for file, line, code in told])
     return "\n".join(_lines(frames)) if any(map(_is_users, frames)) else ""
 
 

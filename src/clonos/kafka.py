@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from clonos.errors import WrongType
+from clonos.errors import DefinitionError, WrongType
 from clonos.extras import imported
 
 Partition = tuple[str, int]
@@ -112,6 +112,54 @@ class Cluster:
                     remedy="leave it out: what is promised rests on it",
                 )
         return {**self.options, **ours, "bootstrap.servers": self.servers}
+
+    def require_options(self, ours: Mapping[str, Any]) -> None:
+        """Raise `WrongType` if users must not set an option, or librdkafka does not take it.
+
+        Nobody is connected to, and no file of an option is read: it may be on executors only, as
+        librdkafka may be itself.
+        """
+        self.settings(ours)
+        try:
+            librdkafka = driver()
+        except DefinitionError:
+            return
+        try:
+            librdkafka.Producer({**self.options, _NO_OPTION: ""})
+        except librdkafka.KafkaException as exception:
+            said = _PROPERTY.search(error_of(exception).str())
+            if said is not None and said[1] != _NO_OPTION:
+                raise self._wrong(said[1], is_known="No such" not in said[0]) from None
+        except (TypeError, ValueError) as error:
+            raise WrongType(f"options=: {error}", where=repr(self)) from None
+
+    def _wrong(self, name: str, *, is_known: bool) -> WrongType:
+        what = f"there is no option {name!r} of librdkafka"
+        if is_known:
+            what = f"librdkafka does not take the value of the option {name!r}"
+        return WrongType(what, where=repr(self), remedy="correct it in options=")
+
+    def client(self, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+        """A consumer or producer of librdkafka.
+
+        Raises
+        ------
+        WrongType
+            It cannot be made with these options: a file of certificates is missing, for instance.
+        """
+        try:
+            return kind({**settings}, logger=LOG)
+        except driver().KafkaException as exception:
+            raise WrongType(
+                f"librdkafka does not take the options: {error_of(exception).str()}",
+                where=repr(self),
+                remedy="correct options=, for the driver and all executors",
+            ) from None
+
+
+_NO_OPTION: Final = "clonos.no.such.option"
+"""Said last, so that librdkafka looks at all options and then makes nothing."""
+_PROPERTY: Final = re.compile(r'(?:No such c|C|c)onfiguration property:? "([^"]*)"')
 
 
 def driver() -> Any:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 from clonos.errors import WrongType
 
+OF_OPERATORS: Final = "; all others, such as in_flight and batch, are given where it is used"
+"""What is said of options of a service."""
 
-def require_known(given: Iterable[str], known: Collection[str], where: str) -> None:
+
+def require_known(
+    given: Iterable[str], known: Collection[str], where: str, *, besides: str = ""
+) -> None:
     """Raise `WrongType` if there is no such option; it names the one that was probably meant.
 
     Parameters
     ----------
     where
         The method that the user has called.
+    besides
+        What else the user may have meant.
 
     Examples
     --------
@@ -28,7 +35,7 @@ def require_known(given: Iterable[str], known: Collection[str], where: str) -> N
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}{besides}"
             raise WrongType(f"there is no option {name!r}", where=where, remedy=hint)
 
 

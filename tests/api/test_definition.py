@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import inspect
 import pickle
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ from clonos.errors import (
     BadSchema,
     BadSize,
     CallError,
+    ClonosError,
     DefinitionError,
     OperatorError,
     UnknownColumn,
@@ -106,10 +109,10 @@ def _second_name():
         (lambda: clonos.sinks.callback(NOT), WrongType, "not a function"),
         (lambda: clonos.sinks.parquet("x", rows_per_file=0), WrongType, "rows_per_file"),
         (lambda: clonos.sinks.parquet(NO_PATH), WrongType, "parquet: path=None"),
-        (lambda: clonos.sources.redis(NO_PATH, "a", schema="n int"), WrongType, "not one of Redis"),
+        (lambda: clonos.sources.redis(NO_PATH, "a", schema="n int"), WrongType, "redis: url=None"),
         (lambda: clonos.sources.kafka(NO_PATH, "a", value="text"), WrongType, "servers=None"),
         (lambda: clonos.sources.postgres(NO_PATH, "select 1", column="id", schema="n int"),
-         DefinitionError, "dsn cannot be understood"),
+         WrongType, "postgres: dsn=None"),
         (_second_name, BadGraph, "called 'f'"),
         (lambda: clonos.Job().source([1]), WrongType, "list is not a source"),
         (lambda: clonos.Job(parallelism=0), WrongType, "parallelism=0"),
@@ -229,3 +232,59 @@ def test_no_module_takes_the_name_of_a_users_word(package):
     assert modules  # importing one sets an attribute of that name, whatever was there before
     assert modules.isdisjoint(package.__all__)
     assert all(callable(getattr(package, word)) for word in package.__all__)
+
+
+ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    clonos.sources.socket_lines: ("host", 1),
+    clonos.sources.files: ("/nowhere",),
+    clonos.sources.table: ("/nowhere", "a string"),
+    clonos.sources.kafka: ("a:1", "t"),
+    clonos.sources.rate: (1,),
+    clonos.sources.from_batches: ([],),
+    clonos.sources.redis: ("redis://host", "s"),
+    clonos.sources.postgres: ("host=db", "select 1"),
+    clonos.sources.webhook: (8080,),
+    clonos.sources.mqtt: ("host", "t"),
+    clonos.sources.websocket: ("ws://host",),
+    clonos.sinks.parquet: ("/nowhere",),
+    clonos.sinks.table: ("/nowhere",),
+    clonos.sinks.spark: ("delta", "/nowhere"),
+    clonos.sinks.postgres: ("host=db", "t"),
+    clonos.sinks.kafka: ("a:1", "t"),
+    clonos.sinks.http: ("http://host",),
+    clonos.sinks.transactional: (),
+}
+NEEDED: dict[Any, dict[str, Any]] = {
+    clonos.sources.redis: {"schema": "a string"},
+    clonos.sources.postgres: {"column": "a", "schema": "a string"},
+    clonos.sources.mqtt: {"client_id": "c", "value": "text"},
+    clonos.sources.kafka: {"value": "text"},
+    clonos.sources.webhook: {"value": "text"},
+    clonos.sources.websocket: {"value": "text"},
+    clonos.sources.from_batches: {"schema": "a string"},
+    clonos.sinks.transactional: {"open": len, "last_key": len, "write": len},
+}
+
+
+@pytest.mark.parametrize("define", ARGUMENTS, ids=lambda define: define.__qualname__)
+@pytest.mark.parametrize("wrong", [5, 2.5, "", None, [5], {"a": 5}, object()], ids=repr)
+def test_arguments_of_a_wrong_type_are_refused_by_name(define, wrong):
+    """Whatever is given for any of them: it is good, or the error is one of ours."""
+    places = inspect.signature(define).parameters
+    for n, (name, place) in enumerate(places.items()):
+        if place.kind is place.VAR_KEYWORD:
+            continue
+        given, named = list(ARGUMENTS[define]), dict(NEEDED.get(define, {}))
+        if n < len(given):
+            given[n] = wrong
+        else:
+            named[name] = wrong
+        with contextlib.suppress(ClonosError):
+            define(*given, **named)
+
+
+def test_a_wrong_argument_is_named_and_a_secret_is_not_shown():
+    with pytest.raises(WrongType, match=r"websocket: subscribe=5\. To do: give a text or a list"):
+        clonos.sources.websocket("ws://host", subscribe=5, value="text")  # type: ignore[arg-type]
+    with pytest.raises(WrongType, match=r"webhook: token=\.\.\."):
+        clonos.sources.webhook(80, token=b"secret", value="text")  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clonos.cluster import moves
 from clonos.cluster.audience import Observer
 from clonos.cluster.moves import AGAIN_S, RENEWALS_MAX, SETTLED_S, Executors, Mover
 from clonos.core.decisions import Leaving, MoveAsked, Note
@@ -30,6 +31,7 @@ class World:
         self.answer, self.asked = answer, list[Any]()
         self.observer = Observer(self.names)
         self.looks = 0
+        self.others: list[tuple[str, tuple[str, ...]]] = [("1", ())]
         job: Any = SimpleNamespace(tasks=plan.tasks, cell_of=plan.cell_of, causal_log=causal_log)
         inbox: Any = SimpleNamespace(put=self.put)
         self.mover = Mover(job, inbox, self.observer, self.look, lambda: True)
@@ -37,7 +39,8 @@ class World:
     def look(self) -> Any:
         self.looks += 1
         runs = ("sink[0]",) if self.looks < 4 else ()
-        return SimpleNamespace(slots=[SimpleNamespace(executor="2", runs=runs)])
+        others = [SimpleNamespace(executor=executor, runs=runs) for executor, runs in self.others]
+        return SimpleNamespace(slots=[SimpleNamespace(executor="2", runs=runs), *others])
 
     def put(self, event: Any) -> None:
         self.asked.append(event)
@@ -87,8 +90,42 @@ def test_an_executor_is_drained():
     world = World(None)
     world.mover.drain("2", 60.0)
     assert world.asked == [Leaving("2")]
-    with pytest.raises(CannotMove, match="still on executor '2'"):
+    with pytest.raises(CannotMove, match=r"on executor '2' there is still sink\[0\]\. To do"):
         World(None).mover.drain("2", 0.0)
+
+
+@pytest.mark.parametrize("others", [[], [("1", ("source[0]",))]])
+def test_an_executor_whose_tasks_have_nowhere_to_go_says_so_at_once(others, monkeypatch):
+    monkeypatch.setattr(moves, "SETTLED_S", 0.0)
+    world = World(None)
+    world.others = others
+    with pytest.raises(CannotMove, match=r"sink\[0\], and no other executor has a free slot"):
+        world.mover.drain("2", 60.0)
+    assert world.looks == 3
+    assert world.asked == [Leaving("2")]  # it goes when there is one
+
+
+def test_a_slot_that_comes_back_soon_is_waited_for():
+    world = World(None)
+    world.others = [("1", ("source[0]",))]
+    world.mover.drain("2", 60.0)
+    assert world.looks == 4
+
+
+def test_what_another_drain_has_emptied_is_no_place_to_go():
+    world = World(None)
+    world.looks = 9
+    world.mover.drain("1", 60.0)
+    world.looks = 0
+    with pytest.raises(CannotMove, match="no other executor has a free slot"):
+        world.mover.drain("2", 60.0)
+
+
+def test_a_drain_of_a_job_that_ends_says_so():
+    world = World(None)
+    world.mover._is_running = lambda: False
+    with pytest.raises(CannotMove, match="the job has ended"):
+        world.mover.drain("2", 60.0)
 
 
 class Watched:

@@ -24,7 +24,7 @@ from clonos.nodes.pulses import HUSH, LOOK_MAX_S
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.versions import HASH_SEED
-from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
+from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample, Spent
 from clonos.nodes.waiting import PAUSE_MAX_S
 from clonos.transport.events import (
     ChannelClosed,
@@ -501,6 +501,28 @@ def test_a_merge_that_fails_is_worth_a_word_and_no_more(world):
         world.turn(events.MergeFailed(0, ClonosError("the store is away")))
     assert world.warnings == ["the store is away; layers of task 0 are merged later"]
     assert world.node.error is None
+
+
+def test_the_bill_of_a_complete_job_outlives_its_driver(world):
+    """Whenever that dies: the state in which calls were counted is gone."""
+    link = world.begin()
+    life = world.node.coordinator.tasks[0].incarnation
+    counters = {"out: calls": 3, "out: micros": 500_000, "lines: bad_records": 2}
+    world.turn((1, TaskStatistics(0, 0, counters)), (1, msg.Finished(0, life)))
+    assert msg.Stop(is_complete=True) in link.sent
+    again = World(world.records)  # it has died at once
+    again.node.start()
+    for _ in range(5):
+        again.turn()
+    assert again.node.view.is_complete
+    assert again.node.view.bill == {"out": Spent(3, 0.5)}
+    assert again.node.view.dropped == {"lines: bad_records": 2}
+    world.turn((1, TaskStatistics(0, 0, {**counters, "out: calls": 4})))
+    for records in (world.records, world.keeper.snapshot()):
+        again = World(records)
+        again.node.start()
+        again.turn()
+        assert again.node.view.bill == {"out": Spent(4, 0.5)}, "slots have told it when they left"
 
 
 def test_a_complete_job_has_nothing_to_do(world):

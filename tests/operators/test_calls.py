@@ -412,7 +412,7 @@ def test_bad_input_gives_clear_errors():
         rows_of_job.map_async(score, SCHEMA, on_error=cast("Any", "drop"))
     with pytest.raises(WrongType, match=r"on_error.*\(row, error\)"):
         rows_of_job.map_async(score, SCHEMA, on_error=lambda row: row)
-    with pytest.raises(TypeError, match="in_fligth"):
+    with pytest.raises(WrongType, match="did you mean in_flight"):
         rows_of_job.map_async(score, SCHEMA, **cast("Any", {"in_fligth": 3}))
     with pytest.raises(clonos.ClonosError, match="nothing"):
         rows_of_job.with_column_async("n int", length, "nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -256,7 +257,7 @@ def test_an_effect_stays_one():
         ({"attempts": 0}, WrongType),
         ({"timeout": "soon"}, BadDuration),
         ({"per_second": 0}, WrongType),
-        ({"rate": 3}, TypeError),
+        ({"rate": 3}, WrongType),
         ({"idempotent": True}, WrongType),
     ],
 )
@@ -289,3 +290,59 @@ def test_operations_hold_the_function_alone():
     operation = made._vertex.operation
     assert isinstance(operation, WithColumnAsync)
     assert operation.policy.fn is double.asked
+
+
+def given(**options) -> Any:
+    """Options that a type checker would refuse."""
+    return options
+
+
+class Misspelling(clonos.Process):
+    def open(self, ctx):
+        ctx.service("score", score.asked, atempts=3)
+
+    def on_row(self, row, ctx):
+        yield row
+
+
+@pytest.mark.parametrize(
+    ("define", "said"),
+    [
+        (
+            lambda: causal.service(**given(timeut="5 seconds"))(len),
+            r"^clonos\.service: there is no option 'timeut'\. To do: did you mean timeout\?",
+        ),
+        (
+            lambda: clonos.service(len, **given(in_flight=5)),
+            r"no option 'in_flight'.* it is used",
+        ),
+        (
+            lambda: clonos.effect(len, **given(idempotnt=True)),
+            r"^clonos\.effect: there is no option 'idempotnt'\. To do: did you mean idempotent\?",
+        ),
+        (
+            lambda: stream()[1].map_async(len, SCHEMA, per_secnd=5),
+            r"^map_async: there is no option 'per_secnd'\. To do: did you mean per_second\?",
+        ),
+        (
+            lambda: stream()[1].with_column_async("n long", len, "text", name="sizes", keys=1),
+            r"^sizes: there is no option 'keys'",
+        ),
+        (
+            lambda: stream()[1].for_each_async(len, "text", atempts=5),
+            r"^for_each_async: there is no option 'atempts'\. To do: did you mean attempts\?",
+        ),
+    ],
+)
+def test_an_option_that_is_not_there_is_named_with_what_is_like_it(define, said):
+    with pytest.raises(WrongType, match=said):
+        define()
+
+
+def test_an_option_that_is_not_there_is_named_in_a_process_too():
+    job, texts = stream()
+    asking = texts.key_by("text").process(Misspelling(), SCHEMA, name="asking")
+    asking.sink(clonos.sinks.collect(), name="out")
+    code = job.compile().codes[-1]
+    with pytest.raises(WrongType, match=r"ctx\.service\('score'\): .* did you mean attempts"):
+        code.program()

@@ -265,6 +265,31 @@ def test_a_connection_that_fails_at_first(slot):
     assert decode(slot.one(policy(Late(), attempts=5)).answer) == 3
 
 
+@pytest.mark.parametrize("how", ["alone", "with a second attempt", "effect"])
+def test_a_connection_that_hangs_is_named_with_its_lines(slot, how):
+    class Deaf(Service):
+        async def open(self):
+            await asyncio.sleep(LIMIT_S)
+
+        async def call(self, n):
+            raise AssertionError
+
+    service = Deaf()
+    kind = policy(service, timeout_s=0.1)
+    if how == "effect":
+        kind = policy(service, timeout_s=0.1, effect=effect(service, refused=OSError))
+    elif how != "alone":
+        kind = policy(service, timeout_s=0.1, hedge_s=0.05)
+    key = "KEY" if how == "effect" else ""
+    slot.runner.make(LIFE, [(CallId(2, n), Request(kind, (n,), n, key)) for n in (1, 2)])
+    for outcome in slot.outcomes(2):
+        error = decode_error(outcome.answer)
+        assert "Deaf.open has not returned within 0.1 s" in str(error)
+        assert "await asyncio.sleep(LIMIT_S)" in outcome.trace
+        assert how == "effect" or isinstance(error, TimeoutError)
+        assert ("NotMade: no connection" in str(error)) == (how == "effect")
+
+
 def test_who_is_withdrawn_is_not_heard(slot):
     began = threading.Event()
     ended: queue.Queue[type[BaseException] | None] = queue.Queue()

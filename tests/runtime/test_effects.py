@@ -127,9 +127,14 @@ def test_what_nobody_knows_is_said(in_doubt):
     with pytest.raises(EffectUnknown, match="the effect key7: nobody knows") as caught:
         run(bank, in_doubt=in_doubt, attempts=9)
     assert len(bank.asked) == (not in_doubt), "never a second time"
-    assert "check=" in caught.value.remedy
-    with pytest.raises(EffectUnknown):
+    assert "give check=" not in caught.value.remedy
+    assert "it is called again" in caught.value.remedy
+    with pytest.raises(EffectUnknown) as caught:
         run(Bank([TimeoutError("late")]), check=False)
+    assert "give check=" in caught.value.remedy
+    with pytest.raises(EffectUnknown) as caught:
+        run(Bank([TimeoutError("late")]), check=False, idempotent=True)
+    assert "with the same key" in caught.value.remedy
 
 
 def test_why_a_check_knows_nothing_is_said():
@@ -316,6 +321,8 @@ def test_an_answer_that_cannot_be_kept_does_not_say_that_nothing_was_done(answer
     error = outcome_of(effect(pay), 7)
     assert isinstance(error, EffectUnknown)
     assert "it was made, but its answer cannot be kept" in error.what
+    assert "keep" in error.remedy
+    assert "; find out by its key" in error.remedy
 
 
 def test_a_check_cannot_change_what_is_paid():

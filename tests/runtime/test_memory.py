@@ -9,13 +9,13 @@ from collections import Counter
 import pytest
 
 import clonos
-from clonos.core.calls import Outcome
-from clonos.core.canonical import decode, encode
-from clonos.errors import BadDuration, WrongType
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import decode, decode_error, encode
+from clonos.errors import BadDuration, BudgetSpent, WrongType
 from clonos.operators.purse import Purse
 from clonos.runtime.memory import Memory, question_of
 from clonos.state.stores import Facts
-from tests.runtime.slot import Slot, policy
+from tests.runtime.slot import LIFE, Slot, policy
 
 
 @pytest.fixture
@@ -56,14 +56,38 @@ def test_a_question_is_asked_once(slot):
     assert service.times == {"a": 1, "b": 1}
 
 
-def test_an_error_is_not_remembered(slot):
+def test_an_error_is_shared_by_those_who_wait_for_it_and_not_remembered(slot):
+    """Else equal rows would wait one after the other for a service that is down."""
     service = Asked()
-    slot.make(policy(service, cache_ttl_s=1000.0), ("bad",), ("bad",), ("bad",))
+    how = policy(service, cache_ttl_s=1000.0)
+    slot.make(how, ("bad",), ("bad",), ("bad",))
     service.gate.set()
     found = slot.outcomes(3)
-    assert [o.ok for o in found] == [False, True, True]
-    assert [o.attempts for o in found] == [1, 1, 0]
+    assert [str(decode_error(o.answer)) for o in found] == ["no"] * 3
+    assert all("raise ValueError" in o.trace for o in found)
+    assert sorted(o.attempts for o in found) == [0, 0, 1]
+    assert service.times == {"bad": 1}
+    assert slot.one(how, "bad").ok
     assert service.times == {"bad": 2}
+
+
+def test_a_refusal_is_not_shared_with_calls_that_can_be_paid(slot):
+    """Money may be left again when an open call has failed."""
+    gate = threading.Event()
+
+    async def refuse(_):
+        await asyncio.to_thread(gate.wait)
+        raise BudgetSpent("no money")
+
+    async def ask(question):
+        return question
+
+    how = policy(ask, cache_ttl_s=1000.0)
+    refusing = policy(refuse, cache_ttl_s=1000.0, instead_of=how)
+    calls = [(CallId(2, n), Request(p, ("a",), n)) for n, p in enumerate((refusing, how), 1)]
+    slot.runner.make(LIFE, calls)
+    gate.set()
+    assert [o.ok for o in slot.outcomes(2)] == [False, True]
 
 
 def test_another_life_and_another_service_remember_nothing(slot):

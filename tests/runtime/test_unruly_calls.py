@@ -135,6 +135,7 @@ def test_nobody_waits_for_a_coroutine_that_is_given_up(slot, stubborn):
     how = policy(stubborn.ask, timeout_s=0.2, cache_ttl_s=60.0)
     slot.make(how, (7,), (7,))
     assert [outcome.ok for outcome in slot.outcomes(2)] == [False, False]
+    assert stubborn.begun == 1, "they share the timeout"
 
     async def refuse(n):
         raise BudgetSpent(f"no {n}")

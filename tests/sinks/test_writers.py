@@ -105,6 +105,26 @@ def test_the_folder_of_a_job_that_wrote_nothing_is_free(sink):
         begin(sink)
 
 
+@pytest.mark.parametrize("other", ["old.parquet", "notes.csv", "day=1/part-0.parquet"])
+def test_other_files_in_a_folder_would_be_read_as_output(tmp_path, other):
+    sink = clonos.sinks.parquet(str(tmp_path / "out"))
+    file = tmp_path / "out" / other
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(OutputExists, match=f"has '{other.partition('/')[0]}'"):
+        begin(sink)
+    assert not (tmp_path / "out" / "_owner").exists()
+    file.rename(tmp_path / "out" / ".hidden")
+    (tmp_path / "out" / "_SUCCESS").touch()
+    if "/" in other:
+        file.parent.rmdir()
+    begin(sink)
+    write(sink)
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    begin(sink, is_new=False)  # what came later is the reader's affair: the job goes on
+
+
 def test_a_folder_whose_job_was_killed_can_be_freed(sink):
     begin(sink)
     with pytest.raises(OutputExists, match="if no job is running there, delete") as caught:

@@ -15,6 +15,7 @@ import clonos
 from clonos.core.events import SourceRows
 from clonos.errors import BadSchema, DefinitionError, OperatorError, SourceError, WrongType
 from clonos.kafka import Cluster, NotAgain
+from clonos.sinks import kafka as kafka_sink
 from clonos.sources import kafka as kafka_source
 from clonos.sources import prefetch
 from clonos.sources.kafka_cut import Cut, Span, task_of
@@ -379,6 +380,29 @@ def test_a_cluster_that_does_not_answer(kafka, monkeypatch):
 def test_options_that_are_not_the_users(name):
     with pytest.raises(WrongType, match=name):
         kafka_source("a:1", "t", value="text", options={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"security.protocl": "SSL"}, "there is no option 'security.protocl' of librdkafka"),
+        ({"security.protocol": "SSLX"}, "does not take the value of the option 'security.protoc"),
+        ({"socket.timeout.ms": -5}, "does not take the value of the option 'socket.timeout.ms'"),
+        ({"sasl.password": "secret", "error_cb": 5}, "expected error_cb"),
+    ],
+)
+@pytest.mark.parametrize("define", [kafka_source, kafka_sink])
+def test_what_librdkafka_does_not_take_is_named_where_it_is_said(define, options, said):
+    with pytest.raises(WrongType, match=said) as caught:
+        define("a:1", "t", value="text", options=options)
+    assert "secret" not in str(caught.value)
+
+
+def test_options_are_tried_without_the_files_of_executors():
+    options = {"security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"}
+    reader = kafka_source("a:1", "t", value="text", options=options).reader(0, 1)
+    with pytest.raises(WrongType, match=r"does not take the options: .*ssl\.ca\.location"):
+        reader.open(0)
 
 
 def test_the_description_of_a_source_shows_no_secret():

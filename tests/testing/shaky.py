@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import socket
 import time
 import uuid
@@ -123,6 +124,20 @@ def ending(row):
     if row.cents == 20 and os.environ["TZ"] == "Pacific/Pago_Pago":
         os._exit(7)
     return row.user, row.cents
+
+
+def hanging(row):
+    while row.cents == 20:
+        time.sleep(0.01)
+    return row.user, row.cents
+
+
+def hanging_elsewhere(row):
+    return hanging(row) if os.environ["TZ"] == "Pacific/Pago_Pago" else (row.user, row.cents)
+
+
+def matching(row):
+    return row.user, bool(re.match("(a+)+b", "a" * 40))
 
 
 def failing(row):

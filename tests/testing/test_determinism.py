@@ -105,6 +105,24 @@ def test_what_cannot_be_checked_is_refused():
         check_deterministic(job)
 
 
+@pytest.mark.parametrize("function", [shaky.hanging, shaky.matching])
+def test_a_function_that_never_returns_is_named(function):
+    """Also while a library, such as that for regular expressions, holds Python's lock."""
+    with pytest.raises(OperatorError, match=r"has not returned for 0\.5 s") as stuck:
+        check_deterministic(shaky.many([function], [], batches=False), timeout="500 ms")
+    assert stuck.value.where == f"{function.__name__}[0]"
+    assert f"in {function.__name__}" in stuck.value.trace
+    assert "shaky.py" in stuck.value.trace
+    assert "--timeout" in stuck.value.remedy
+
+
+def test_a_function_that_hangs_in_another_process_is_a_finding():
+    job = shaky.many([shaky.hanging_elsewhere], [], batches=False)
+    (finding,) = failing(job, timeout="500 ms").findings
+    assert (finding.kind, finding.task) == ("stuck", "hanging_elsewhere[0]")
+    assert "in hanging" in finding.what
+
+
 def test_the_command_says_who_fails_and_ends_with_1(capsys):
     command = ["check", "tests.testing.shaky:command_job", "--restores", "1"]
     assert main(command) == 1

@@ -18,6 +18,7 @@ from clonos.operators.service import (
     require_arguments,
     undeclared,
 )
+from clonos.options import require_known
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +45,7 @@ def call_policy(
     values: Sequence[str],
     columns: pa.Schema,
     keys: Sequence[str],
+    /,
     *,
     in_flight: int = 100,
     ordered: bool | Literal["key"] = True,
@@ -92,6 +94,7 @@ def call_policy(
     WrongType
         The options contradict each other, or one has a value that it cannot have.
     """
+    require_known(how, CallOptions.__annotations__, where)
     fn, how = undeclared(fn, how)
     policy = policy_of(fn, where, in_flight=in_flight, **how)
     require_arguments(fn, where, values)

@@ -29,6 +29,7 @@ from clonos.errors.causal import CausalError, NotIdempotent, OutsideTask, Servic
 from clonos.extras import imported
 from clonos.operators.effects import Effect, EffectCall, effect, effect_key
 from clonos.operators.service import Declared, Policy, PolicyOptions, ServiceOptions, policy_of
+from clonos.options import OF_OPERATORS, require_known
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -412,10 +413,9 @@ def service(
         Short for ``clonos.effect(idempotent=..., check=...)``. Tasks of plain PySpark make only
         idempotent effects, with the key of :func:`idempotency_key`.
     how
-        ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``, ``cost``, ``budget``,
-        ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. Options of ``map_async``
-        override them. Blocking calls, in plain PySpark or with ``ctx.call``, use only the first
-        three, and have no time limit without ``timeout``. An attempt that takes longer ends with
+        See :func:`clonos.operators.service.policy_of`. Options of ``map_async`` override them.
+        Blocking calls, in plain PySpark or with ``ctx.call``, use only ``timeout``, ``attempts``
+        and ``backoff``, and have no time limit without ``timeout``. A longer attempt ends with
         :class:`~clonos.errors.causal.ServiceTooSlow`, or `TimeoutError` in ``ctx.call``; if the
         function is not async, it goes on in an abandoned thread.
 
@@ -443,6 +443,7 @@ def service(
     >>> lines.with_column_async("verdict string", judge, "text", attempts=5).schema.names
     ['text', 'verdict']
     """
+    require_known(how, ServiceOptions.__annotations__, "clonos.service", besides=OF_OPERATORS)
     if fn is None:
         return functools.partial(service, name=name, idempotent=idempotent, check=check, **how)
     if isinstance(fn, Service):
@@ -458,9 +459,8 @@ def service(
 
 def _require_bare(known: Service[Any], *said: object) -> None:
     if any(said):
-        raise DefinitionError(
-            f"{_name_of(known)} is a service already", remedy="say everything in one decorator"
-        )
+        what = f"{_name_of(known)} is a service already"
+        raise DefinitionError(what, remedy="say everything in one decorator")
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -108,9 +108,6 @@ class JobDirectory:
         self._rewound: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
         """By name, how many calls an operator had asked in earlier plans."""
-        self.counted: dict[str, dict[str, Any]] = {}
-        """The bill of a job that is complete, and how many rows it has dropped: its state, where
-        they were counted, is gone."""
         self.hash_seed = ""
         """The hash seed of Python in the slots, as read from `job.json` or set by a new job."""
         # URIs in a graph may contain keys: nobody else may read the file.
@@ -273,7 +270,6 @@ class JobDirectory:
             self._retired = list(about.get("retired", []))
             self._rewound = list(about.get("rewound", []))
             self.numbers = dict(about.get("numbers", {}))
-            self.counted = dict(about.get("counted", {}))
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
             if self._folder.entries("journal"):
@@ -376,7 +372,6 @@ class JobDirectory:
             "retired": self._retired,
             "rewound": self._rewound,
             "numbers": self.numbers,
-            "counted": self.counted,
         }
         if version + 1 in self._graphs:
             about["next"] = self._graphs[version + 1]
@@ -390,11 +385,6 @@ class JobDirectory:
         """Record that Spark has written them."""
         self._written.append(sink)
         self.claim(compiled, *self._graphs)
-
-    def set_counted(self, counted: dict[str, dict[str, Any]]) -> None:
-        """Record what a job that is complete has counted."""
-        self.counted = counted
-        self._put(*self._graphs)
 
     def _unreadable(self, why: str) -> UnreadableCheckpoint:
         return UnreadableCheckpoint(

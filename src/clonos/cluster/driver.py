@@ -205,8 +205,7 @@ class RunningJob(RunningPast):
         setup.audience.join(LISTENERS_S)
         if (error := loop.error or self._left_by) is not None:
             raise error
-        view = setup.with_counts(self._view)
-        return JobResult(view, setup.keeper.forgiven, self.warnings, setup.delivered)
+        return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
         """End the job; with a checkpoint directory it can be resumed later.
@@ -447,7 +446,8 @@ class RunningJob(RunningPast):
         Raises
         ------
         CannotMove
-            The job has no slot there, or some task is still there.
+            The job has no slot there, or some task is still there. If no other executor has a free
+            slot, that is said at once.
 
         Examples
         --------

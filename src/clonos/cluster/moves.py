@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from clonos.cluster.audience import Observer
 from clonos.core.decisions import Leaving, MoveAsked
@@ -28,6 +28,8 @@ AGAIN_S: Final = 60.0
 RENEWALS_MAX: Final = 5
 """Spark may put a slot that is started anew where it was; it is not asked for ever."""
 _POLL_S: Final = 0.05
+_SHOWN: Final = 5
+"""Tasks that an error names."""
 
 
 class Mover:
@@ -51,6 +53,7 @@ class Mover:
     ) -> None:
         self._plan, self._inbox, self._observer = plan, inbox, observer
         self._look, self._is_running = look, is_running
+        self._drained = set[str]()
 
     def move(self, task: str, timeout_s: float) -> None:
         """See :meth:`~clonos.cluster.driver.RunningJob.move`."""
@@ -95,12 +98,39 @@ class Mover:
                 remedy="running.slots() says which executors there are",
             )
         self._inbox.put(Leaving(executor))
+        self._drained.add(executor)
         until = time.monotonic() + timeout_s
+        full_s: float | None = None  # since when there has been no free slot elsewhere
         while self._goes_on(until):
-            if not any(slot.runs for slot in self._look().slots if slot.executor == executor):
+            slots = self._look().slots
+            if not any(slot.runs for slot in slots if slot.executor == executor):
                 return
+            others = [slot for slot in slots if slot.executor not in self._drained]
+            if any(not slot.runs for slot in others):
+                full_s = None
+            else:
+                full_s = full_s or time.monotonic()
+                if not others or time.monotonic() >= full_s + SETTLED_S:
+                    break
             time.sleep(_POLL_S)
-        raise CannotMove(f"tasks are still on executor {executor!r}")
+        if not self._is_running():
+            raise CannotMove("the job has ended", where=executor, remedy="start it again")
+        self._stays(executor, is_full=full_s is not None)
+
+    def _stays(self, executor: str, *, is_full: bool) -> NoReturn:
+        """Raise `CannotMove`: tasks are still on this executor."""
+        here = [slot for slot in self._look().slots if slot.executor == executor]
+        names = [name for slot in here for name in slot.runs]
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        are = "there are" if len(names) > 1 else "there is"
+        said = f"on executor {executor!r} {are} still {shown}"
+        if not is_full:
+            raise CannotMove(said)
+        raise CannotMove(
+            f"{said}, and no other executor has a free slot",
+            remedy="add an executor, or slots with standby_slots=; what is still there leaves as "
+            "soon as another executor has a free slot",
+        )
 
     def renew(self, timeout_s: float) -> None:
         """See :meth:`~clonos.cluster.driver.RunningJob.restart_slots`."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +54,6 @@ from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.versions import HASH_SEED
-from clonos.nodes.views import DriverView, Spent
 from clonos.nodes.waiting import Waiting
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
@@ -548,10 +547,6 @@ class DriverSetup:
 
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""
-        view = self.node.view
-        if view.bill or view.dropped:
-            bill = {name: list(astuple(spent)) for name, spent in view.bill.items()}
-            self.directory.set_counted({"bill": bill, "dropped": dict(view.dropped)})
         self._claims.end()
         self.feeds.complete()
         for operator, sink in self.sinks.items():
@@ -559,14 +554,6 @@ class DriverSetup:
                 self.pool.label(f"write the rows of {operator}")
                 write_with_spark(sink, operator, self.delivered.dataframe(operator))
                 self.directory.set_written(operator, self.compiled)
-
-    def with_counts(self, view: DriverView) -> DriverView:
-        """The view; of a job that was complete before this run, with what it had counted then."""
-        counted = self.directory.counted
-        if not (view.is_complete and counted) or view.bill or view.dropped:
-            return view
-        bill = {name: Spent(*each) for name, each in counted["bill"].items()}
-        return replace(view, bill=bill, dropped=counted["dropped"])
 
     def close(self) -> None:
         """Release the lock and the port."""

@@ -53,9 +53,10 @@ class Request(NamedTuple):
 class Outcome(NamedTuple):
     """What came of a call after all its attempts, as it is logged.
 
-    ``answer`` is the encoded answer, or the encoded error if not `ok`; ``attempts``: 0 if the
-    answer was remembered; ``ms``: how long it took, with all attempts and pauses. ``trace``: the
-    lines of user code behind an error that ends the job, so it is never in a log.
+    ``answer`` is the encoded answer, or the encoded error if not `ok`; ``attempts``: 0 if it was
+    remembered, or is that of another call with the same question; ``ms``: how long it took, with
+    all attempts and pauses. ``trace``: the lines of user code behind an error that ends the job, so
+    it is never in a log.
     """
 
     operator: int

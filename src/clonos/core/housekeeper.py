@@ -106,6 +106,7 @@ class HouseKeeper:
         self.needs: dict[int, int] = {channel.id: 0 for channel in plan.channels}
         self.hard = self.floors
         self.complete = False
+        self.counted: dict[str, Any] = {}
         self.failed: dict[int, tuple[int, bytes]] = {}
         self.claimed: dict[int, tuple[int, bytes]] = {}
         self.holder = Holder()
@@ -201,8 +202,9 @@ class HouseKeeper:
         ``unsettled``: records that were taken and never became durable. Their content is kept.
         """
         pending, self._records = self._records, []
-        if self.version:
-            self._write(VERSION, self.version)
+        for name, value in (VERSION, self.version), ("counted", self.counted):
+            if value:
+                self._write(name, value)
         self._write("term", self.term, self.generation, self.complete)
         self._write_floor(self.hard.positions, self.hard.layers, self.hard.needs)
         for record in self.history.snapshot():
@@ -229,7 +231,8 @@ class HouseKeeper:
     def recover(self, records: Iterable[bytes]) -> list[Deliver]:
         """Read the journal back. Returns the deliveries whose content is still in it."""
         readers: dict[str, Callable[..., None]] = {
-            VERSION: self._read_version,
+            VERSION: partial(setattr, self, "version"),
+            "counted": partial(setattr, self, "counted"),
             "term": self._read_term,
             "floor": self._read_floor,
             "run": self._read_run,
@@ -248,17 +251,12 @@ class HouseKeeper:
         delivered, self._delivered = self._delivered, []
         return delivered
 
-    def _read_version(self, version: int) -> None:
-        self.version = version
-
     def _read_term(self, term: int, generation: int, complete: bool) -> None:
         if term != self.term:
             self.failed.clear()
         self.term, self.generation, self.complete = term, generation, complete
 
-    def _read_floor(
-        self, epoch: int, generation: int, positions: dict[int, int], *rest: Any
-    ) -> None:
+    def _read_floor(self, epoch: int, generation: int, positions: Any, *rest: Any) -> None:
         refs, needs = rest
         layers = {t: tuple(map(LayerRef.of, chain)) for t, chain in refs.items()}
         self._stand_on(self.floors.moved(epoch, generation, positions, layers, needs))
@@ -408,6 +406,11 @@ class HouseKeeper:
         self.failed.clear()
         self.term = term
         self._write("term", term, self.generation, self.complete)
+
+    def count(self, counted: dict[str, Any]) -> None:
+        """What calls have cost and which rows were dropped."""
+        self.counted = counted
+        self._write("counted", counted)
 
     def finish(self) -> None:
         """All outputs are delivered; there is nothing to recover any more."""

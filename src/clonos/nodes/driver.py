@@ -121,6 +121,7 @@ class DriverNode:
     ) -> None:
         self.plan, self.keeper = keeper.plan, keeper
         self._ports, self._settings, self._recovered = ports, settings, recovered
+        self._warn = ports.audience.warned
         bound = frozenset(task for task in settings.places if task is not None)
         self.coordinator = co.Coordinator(
             self.plan,
@@ -337,8 +338,10 @@ class DriverNode:
         elif kind is TaskStatistics:
             self._on_statistics(conn, message)
         else:
+            if kind is msg.Finished:  # in a record before that which makes the job complete
+                self._chronicle.keep_counts()
+                self._has_news = True
             self._decide(co.Reported(conn, message))
-            self._has_news |= kind is msg.Finished
 
     def _on_statistics(self, slot: int, said: TaskStatistics) -> None:
         is_current = self.coordinator.tasks[said.task].slot == slot  # else it is an earlier life's
@@ -504,9 +507,6 @@ class DriverNode:
             self._warn(warning)
 
     # --- what is told ---------------------------------------------------------------------------
-
-    def _warn(self, text: str) -> None:
-        self._ports.audience.warned(text)
 
     def _tell(self) -> None:
         now_s = self._looked_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Final
 
@@ -142,6 +142,8 @@ class Chronicle:
         if is_current:
             self._reports += 1
             counted.take(sample.counters)
+            if self._coordinator.keeper.complete:  # the last ones come when slots end
+                self.keep_counts()
         counted.samples = (counted.samples[1] if counted.samples else sample, sample)
         if sample.counters.get("refused_files", 0) and sample.task not in self._refused:
             self._refused.add(sample.task)
@@ -360,6 +362,7 @@ class Chronicle:
     def view(self, *, is_running: bool) -> DriverView:
         """Return an immutable view for other threads."""
         states = list(self._coordinator.tasks.values())
+        bill, dropped = self._counts()
         return DriverView(
             tasks=tuple(self._task_view(state.id) for state in states),
             slots=self._slot_views(),
@@ -369,8 +372,8 @@ class Chronicle:
             floor=self._floor,
             generation=self._coordinator.keeper.forgiven,
             orphans=self._orphans,
-            dropped=self._dropped(),
-            bill=self._bill(),
+            dropped=dropped,
+            bill=bill,
             delivered=dict(self._delivered),
             is_complete=self._coordinator.keeper.complete,
         )
@@ -429,6 +432,22 @@ class Chronicle:
             name: Spent(calls, micros / MICROS, *others)
             for name, (calls, micros, *others) in found.items()
         }
+
+    def keep_counts(self) -> None:
+        """Let the journal keep bill and dropped rows: of a job that is complete, the state in which
+        they are counted is gone."""
+        bill = {name: list(astuple(spent)) for name, spent in self._bill().items()}
+        dropped = self._dropped()
+        if bill or dropped:
+            self._coordinator.keeper.count({"bill": bill, "dropped": dropped})
+
+    def _counts(self) -> tuple[dict[str, Spent], dict[str, int]]:
+        """Bill and dropped rows; of a job that was complete before this run, those of then."""
+        bill, dropped, keeper = self._bill(), self._dropped(), self._coordinator.keeper
+        if keeper.complete and keeper.counted and not (bill or dropped):
+            bill = {name: Spent(*each) for name, each in keeper.counted["bill"].items()}
+            dropped = keeper.counted["dropped"]
+        return bill, dropped
 
     def _dropped(self) -> dict[str, int]:
         result: dict[str, int] = {}

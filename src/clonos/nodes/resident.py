@@ -471,6 +471,8 @@ class Resident:
         self._home.links.dial(action, self._command.incarnation)
 
     def _tell(self, action: ev.Tell) -> None:
+        if type(action.report) is msg.Finished:
+            self.tell_statistics()  # what it has counted is part of the job's result
         self._home.send(action.report)
 
     def _announce(self, report: msg.Report) -> None:

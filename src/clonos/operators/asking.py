@@ -191,6 +191,7 @@ class CallTable:
                 raise EffectUnknown(
                     f"{error.what} (for key {about}, asked with {short(asked)})",
                     where=f"{self._info.where}: {call.service}",
+                    remedy=error.remedy,
                     trace=outcome.trace,
                 )
 

@@ -392,7 +392,8 @@ class CallOperator(Operator):
         row = rows_of(self._store.at(np.array([failed.number], np.int64)))[0]
         if isinstance(error, EffectUnknown):
             what = f"{error.what} (for {short(row)})"
-            raise EffectUnknown(what, where=self.info.where, trace=failed.trace)
+            trace, remedy = failed.trace, error.remedy
+            raise EffectUnknown(what, where=self.info.where, remedy=remedy, trace=trace)
         if isinstance(error, BudgetSpent):
             what = f"{error.what} (for {short(row)})"
             raise BudgetSpent(what, where=self.info.where)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, overload
 from clonos.columns.durations import parse_duration
 from clonos.core.canonical import encode
 from clonos.errors import WrongType
+from clonos.options import require_known
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -117,6 +118,19 @@ class Effect:
                 remedy="it is made again with the same key instead; leave check= out",
             )
 
+    @property
+    def remedy(self) -> str:
+        """What to do if nobody knows whether it was made; "": what is usual."""
+        if self.idempotent:
+            return "start again when the service can answer: it is asked again, with the same key"
+        if self.check is not None:
+            return (
+                "find out by its key or its arguments whether it was made; let the function that "
+                "is check= return clonos.Made(answer) or clonos.NotMade for it, and start again: "
+                "it is called again, for as long as check_for= says"
+            )
+        return ""
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function directly, for tests."""
         return self.fn(*arguments, **named)
@@ -145,6 +159,7 @@ def effect(
     check_for: str | timedelta = "5 minutes",
     on_unknown: OnUnknown = "fail",
     refused: type[Exception] | tuple[type[Exception], ...] = (),
+    **unknown: Any,
 ) -> Any:
     """Declare that a function changes something: pays, sends, books.
 
@@ -181,6 +196,7 @@ def effect(
     >>> charge.__name__, charge.idempotent
     ('charge', True)
     """
+    require_known(unknown, EffectOptions.__annotations__, "clonos.effect")
 
     def declare(fn: Callable[..., Any]) -> Effect:
         return Effect(

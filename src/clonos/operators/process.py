@@ -33,6 +33,7 @@ from clonos.operators.service import (
     undeclared,
 )
 from clonos.operators.shares import CALLS, Share, highest, nothing, require_answered
+from clonos.options import require_known
 from clonos.state.deltas import Frozen, both
 from clonos.state.stores import KeyedStore, Undo, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer, TimerTable, place_of
@@ -396,6 +397,8 @@ class ProcessOperator(Operator):
                 where=self.info.where,
                 remedy="declare each service once, in open(self, ctx), under a name of its own",
             )
+        known = (*PolicyOptions.__annotations__, "batch", "batch_within")
+        require_known(how, known, f"{self.info.where}: ctx.service({name!r})")
         fn, how = undeclared(fn, how)
         if isinstance(fn, Effect) and not self._may_have_effects:
             raise WrongType(

@@ -278,6 +278,7 @@ class ServiceOptions(PolicyOptions, total=False):
 def policy_of(
     fn: Callable[..., Any] | Service | Effect,
     where: str,
+    /,
     *,
     in_flight: int,
     timeout: Duration = "60 seconds",

@@ -28,6 +28,7 @@ from clonos.operators.service import Policy, Service
 from clonos.runtime.call_outcomes import encoded, failed, given_up, goes_on
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
+from clonos.runtime.connection import Connection
 from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.first import NoAnswer, first_of, guarded
@@ -120,10 +121,7 @@ class CallRunner:
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watch.beat()
         for life, ours in self._lives.items():
-            over = [
-                given_up(call, request, _STUBBORN, where) for call, request, where in ours.give_up()
-            ]
-            if told := self._watch.over(life, over):
+            if told := self._watch.over(life, ours.give_up()):
                 self._put(CallsOver(life, told))
         loop.call_later(BEAT_S, self._beat, loop)
 
@@ -265,8 +263,8 @@ class _Life:
             self.stubborn.add(call)
             call.add_done_callback(self.stubborn.discard)
 
-    def give_up(self) -> list[tuple[CallId, Request, str]]:
-        """Calls that go on after their timeout, and the lines where they are; they are given up."""
+    def give_up(self) -> list[Outcome]:
+        """Give up the calls that go on after their timeout; returns their outcomes."""
         end = asyncio.get_running_loop().time() - END_S
         found = []
         for task in (t for d in self._deadlines.values() for t in d.over_before(end)):
@@ -274,9 +272,9 @@ class _Life:
                 continue
             self.stubborn.add(task)
             call, request, _ = self._under_way[task]
-            self.asker(request.service).leave(call, request)
-            where = awaiting_lines(task.get_coro())
-            found.append((call, request, goes_on(where)))
+            lines = goes_on(awaiting_lines(task.get_coro()))
+            found.append(given_up(call, request, _STUBBORN, lines))
+            self.asker(request.service).leave(call, request, found[-1])
         return found
 
     def deadlines(self, timeout_s: float) -> Deadlines:
@@ -323,8 +321,7 @@ class _Asker:
         self._shared = None if policy.cache is None else life.sharing(policy.cache)
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
-        self._service: Service | None = None
-        self._opened: asyncio.Future[None] | None = None
+        self._connection: Connection | None = None
         self._under_way = set[CallId]()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -337,8 +334,9 @@ class _Asker:
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._is_plain = policy.per_second is None and not self._is_effect
         if isinstance(policy.fn, Service):
-            self._service = copy.copy(policy.fn)
-            self._fn = self._service.call
+            service = copy.copy(policy.fn)
+            self._connection = Connection(service, policy.timeout_s, life.let_go)
+            self._fn = service.call
             return
         self._fn = policy.fn
         if not policy.is_async:
@@ -367,25 +365,28 @@ class _Asker:
         if not self._under_way:
             self._quiet.set()
 
-    def leave(self, call: CallId, request: Request) -> None:
-        """Nobody waits for this call any longer, and other calls with its question must not,
-        either."""
+    def leave(self, call: CallId, request: Request, outcome: Outcome) -> None:
+        """Nobody waits for this call any longer: it was given up with this outcome. Other calls
+        with its question must not wait, either."""
         self._left(call)
         question = None if self._memory is None else question_of(request.arguments)
         if question is not None and self._memory is not None:
-            self._memory.done(question)
+            self._memory.done(question, call, outcome)
 
     async def _remembered(self, call: CallId, request: Request, memory: Memory) -> Outcome:
         question = question_of(request.arguments)
         if question is None:
             return await self._attempts(call, request)
-        known = await memory.get_or_turn(question)
+        known = await memory.outcome_or_turn(question, call, request.digest)
         if known is not None:
-            return Outcome(*call, request.digest, True, known, attempts=0)
+            return known
+        outcome = None
         try:
-            return await self._ask_for_all(call, request, question, memory)
+            outcome = await self._ask_for_all(call, request, question, memory)
+            return outcome
         finally:
-            memory.done(question)
+            # Another call may be paid for all the same: a refusal is none of its business.
+            memory.done(question, call, outcome if self._policy.instead_of is None else None)
 
     async def _ask_for_all(
         self, call: CallId, request: Request, question: bytes, memory: Memory
@@ -453,7 +454,8 @@ class _Asker:
             return self._encoded(request, answer)
         except ClonosError as error:
             said = f"it was made, but its answer cannot be kept: {in_short(error)}"
-            raise unknown(request, self._policy, said) from error
+            usual = unknown(request, self._policy, said).remedy
+            raise unknown(request, self._policy, said, f"{error.remedy}; {usual}") from error
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """Ask once, within the timeout; `named`: more arguments."""
@@ -464,6 +466,8 @@ class _Asker:
         else:
             await self._turn()
         try:
+            if self._connection is not None and not self._connection.is_open:
+                await self._open(self._connection)
             if self._is_alone:
                 return await self._alone(request, named)
             return await self._in_time(request, named)
@@ -564,30 +568,26 @@ class _Asker:
             given = partial(self._given, request)
             late = self._life.late if self._is_effect else None
             return self._threads.run(partial(self._fn, **named), given, request.key, late)
-        if self._service is not None:
-            return self._call_service(self._service, request, named)
         return guarded(self._fn(*self._given(request), **named))
 
-    async def _call_service(self, service: Service, request: Request, named: Named) -> Any:
+    async def _open(self, connection: Connection) -> None:
+        """Open the service; like waiting in line, this does not count as the service's time."""
         try:
-            await self._open(service)
+            await connection.open()
+        except asyncio.CancelledError as error:
+            if self._life.is_over:
+                raise
+            raise _cancelled() from error
         except Exception as error:
             if self._is_effect:
                 raise NotMade(f"no connection: {in_short(error)}") from error
             raise
-        return await guarded(self._fn(*self._given(request), **named))
+        if self._is_effect:
+            await self._life.pulse().steady()  # it may have taken a while
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
         return copy.deepcopy(arguments) if self._may_repeat else self._policy.given(arguments)
-
-    async def _open(self, service: Service) -> None:
-        """Open the service once; if that fails or takes too long, the next call tries again."""
-        opened = self._opened
-        if opened is None or (opened.done() and (opened.cancelled() or opened.exception())):
-            opening = asyncio.wait_for(guarded(service.open()), self._policy.timeout_s)
-            opened = self._opened = asyncio.ensure_future(opening)
-        await asyncio.shield(opened)
 
     async def close(self) -> None:
         """The life is over."""
@@ -595,6 +595,5 @@ class _Asker:
             await self._checker.close()
         if self._threads is not None:
             self._threads.close()
-        if self._opened is not None and self._service is not None:
-            with contextlib.suppress(Exception):  # user code, and nothing depends on it
-                await guarded(self._service.close())
+        if self._connection is not None:
+            await self._connection.close()

@@ -236,6 +236,7 @@ class EffectRun:
         return unknown(self._request, self._policy, said)
 
 
-def unknown(request: Request, policy: Policy, what: str) -> EffectUnknown:
+def unknown(request: Request, policy: Policy, what: str, remedy: str = "") -> EffectUnknown:
     """The error of an effect whose outcome is unknown or cannot be kept."""
-    return EffectUnknown(f"the effect {request.key}: {what}", where=policy.name)
+    remedy = remedy or (policy.effect.remedy if policy.effect is not None else "")
+    return EffectUnknown(f"the effect {request.key}: {what}", where=policy.name, remedy=remedy)

@@ -11,14 +11,14 @@ from clonos.errors import WrongType
 from clonos.runtime.effects import by_engine
 
 
-async def guarded(code: Any) -> Any:
+async def guarded(code: Any, method: str = "call") -> Any:
     """Wait for user code; an exception that would end the loop becomes an ordinary error."""
     try:
         return await code
     except TypeError:
         if inspect.isawaitable(code):
             raise
-        said = f"call of a service has returned a {type(code).__name__}, and nothing to await"
+        said = f"{method} of a service has returned a {type(code).__name__}, and nothing to await"
         raise WrongType(said, remedy="write it as async def") from None
     except (Exception, asyncio.CancelledError):
         raise

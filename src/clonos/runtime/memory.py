@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
+from clonos.core.calls import CallId, Outcome
 from clonos.core.canonical import encode
 from clonos.errors import UnencodableValue
 
@@ -53,7 +54,7 @@ class Memory:
         self._ttl_s, self._clock = ttl_s, clock
         self._entries, self._nbytes_max, self._nbytes = entries, nbytes, 0
         self._known: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Future[None]] = {}
+        self._asking: dict[bytes, tuple[CallId, asyncio.Future[Outcome | None]]] = {}
 
     def get(self, question: bytes) -> bytes | None:
         """The answer, if it is known and good."""
@@ -82,23 +83,27 @@ class Memory:
         _, answer = self._known.pop(question)
         self._nbytes -= len(question) + len(answer)
 
-    async def get_or_turn(self, question: bytes) -> bytes | None:
-        """The answer; None: the caller has to ask, and to call :meth:`done` afterwards.
-
-        Other callers with the same question wait until then.
-        """
+    async def outcome_or_turn(self, question: bytes, call: CallId, digest: int) -> Outcome | None:
+        """The outcome of a call, from memory or from another call that asks the same at the same
+        time; None: the call has to ask, and to say :meth:`done` afterwards."""
         while (answer := self.get(question)) is None:
-            asking = self._asking.get(question)
+            _, asking = self._asking.get(question, (None, None))
             if asking is None:
-                self._asking[question] = asyncio.get_running_loop().create_future()
+                asking = asyncio.get_running_loop().create_future()
+                self._asking[question] = call, asking
                 return None
             await asyncio.wait([asking])
-        return answer
+            if (said := asking.result()) is not None:
+                return said._replace(number=call.number, digest=digest, attempts=0, ms=0)
+        return Outcome(*call, digest, True, answer, attempts=0)
 
-    def done(self, question: bytes) -> None:
-        """The caller that had to ask has put the answer, or has none, or was given up."""
-        if (asking := self._asking.pop(question, None)) is not None:
-            asking.set_result(None)
+    def done(self, question: bytes, call: CallId, outcome: Outcome | None) -> None:
+        """The call that had to ask is over, or was given up. Calls that wait for it have its
+        outcome; None: the next of them has to ask."""
+        asker, asking = self._asking.get(question, (None, None))
+        if asking is not None and asker == call:
+            del self._asking[question]
+            asking.set_result(outcome)
 
 
 def question_of(arguments: Any) -> bytes | None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
+from clonos.arguments import require_types
 from clonos.columns.durations import parse_duration
 from clonos.errors import StoreAway, WrongType
 from clonos.sinks.file_buffer import BufferFiles
@@ -69,7 +71,7 @@ def callback(fn: Callable[..., Any]) -> SinkSpec:
 
 
 def parquet(
-    path: str, *, rows_per_file: int = 100_000, linger: str | timedelta = "1 second"
+    path: str | Path, *, rows_per_file: int = 100_000, linger: str | timedelta = "1 second"
 ) -> SinkSpec:
     """Write Parquet files, from the tasks themselves.
 
@@ -82,11 +84,12 @@ def parquet(
     linger
         ... or after this time.
     """
+    require_types(parquet, locals())
     return _files("parquet", path, rows_per_file, linger)
 
 
 def table(
-    path: str, *, rows_per_file: int = 100_000, linger: str | timedelta = "100 ms"
+    path: str | Path, *, rows_per_file: int = 100_000, linger: str | timedelta = "100 ms"
 ) -> SinkSpec:
     """Write a growing table that Spark and other readers follow while the job runs.
 
@@ -102,14 +105,15 @@ def table(
     linger
         ... or after this time.
     """
+    require_types(table, locals())
     return _files("table", path, rows_per_file, linger)
 
 
 def spark(
     format: str,  # noqa: A002 - as writeStream calls it
-    path: str | None = None,
+    path: str | Path | None = None,
     *,
-    through: str | None = None,
+    through: str | Path | None = None,
     partition_by: str | tuple[str, ...] | list[str] = (),
     processing_time: str | None = None,
     linger: str | timedelta = "100 ms",
@@ -144,6 +148,7 @@ def spark(
     >>> spark("kafka", through="/data/out", topic="judged").query.options
     {'topic': 'judged'}
     """
+    require_types(spark, locals())
     if path is None and through is None:
         raise WrongType(
             "there is no path, and rows go through a folder",
@@ -152,7 +157,7 @@ def spark(
         )
     names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
     said = {name: str(value) for name, value in options.items()}
-    query = Query(format, path, said, names, processing_time)
+    query = Query(format, None if path is None else str(path), said, names, processing_time)
     return replace(table(through or f"{path}.clonos", linger=linger), query=query)
 
 
@@ -212,6 +217,7 @@ def postgres(
     >>> sink.store
     <PostgreSQL: table orders of db.example:5432/shop>
     """
+    require_types(postgres, locals())
     # Every slot imports this package; few write to PostgreSQL.
     from clonos.sinks.postgres_claim import PostgresStore
     from clonos.sinks.postgres_session import Target
@@ -267,6 +273,7 @@ def kafka(
     >>> kafka("kafka:9092", "judged", key="user").store.topic.place
     'topic judged of <Kafka at kafka:9092>'
     """
+    require_types(kafka, locals())
     # Every slot imports this package; few write to Kafka.
     from clonos.kafka import Cluster
     from clonos.sinks.kafka_messages import Format
@@ -276,7 +283,7 @@ def kafka(
     if value not in {"json", "text", "bytes"}:
         raise WrongType(f"value={value!r}", where="kafka", remedy='say "json", "text" or "bytes"')
     cluster = Cluster(servers, dict(options or {}))
-    cluster.settings(dict.fromkeys(OURS))
+    cluster.require_options(dict.fromkeys(OURS))
     return SinkSpec(
         "kafka", store=KafkaStore(Topic(cluster, topic), Format(value, key), transactions)
     )
@@ -290,7 +297,7 @@ def http(
     key: str = "Idempotency-Key",
     rows_per_request: int = 100,
     timeout: str | timedelta = "30 seconds",
-    dead_letters: str | None = None,
+    dead_letters: str | Path | None = None,
     under_way: str | timedelta = "5 minutes",
 ) -> SinkSpec:
     """POST rows as JSON to a service, from the tasks themselves.
@@ -329,6 +336,7 @@ def http(
     >>> http("https://api.example/orders?secret=x", headers={"Authorization": "Bearer y"}).store
     HttpStore(endpoint=<HTTP: https://api.example:443/orders>)
     """
+    require_types(http, locals())
     # Every slot imports this package; few send requests.
     from urllib.parse import urlsplit
 
@@ -354,7 +362,8 @@ def http(
     rows = 1 if body == "object" else rows_per_request
     timeout_s = parse_duration(timeout) / 1000
     under_way_s = parse_duration(under_way, minimum_ms=0) / 1000
-    endpoint = Endpoint(url, sent, body, key, rows, timeout_s, dead_letters, under_way_s)
+    folder = None if dead_letters is None else str(dead_letters)
+    endpoint = Endpoint(url, sent, body, key, rows, timeout_s, folder, under_way_s)
     return SinkSpec("http", store=HttpStore(endpoint))
 
 
@@ -401,6 +410,7 @@ def transactional(
     >>> sink.kind
     'transactional'
     """
+    require_types(transactional, locals())
     _function(open, "transactional, open")
     _function(last_key, "transactional, last_key")
     _function(write, "transactional, write")
@@ -408,7 +418,7 @@ def transactional(
     return SinkSpec("transactional", store=UserStore(made))
 
 
-def _files(kind: str, path: str, rows_per_file: int, linger: str | timedelta) -> SinkSpec:
+def _files(kind: str, path: str | Path, rows_per_file: int, linger: str | timedelta) -> SinkSpec:
     if not path:  # str(None) would be a folder, too
         raise WrongType(f"path={path!r}", where=kind, remedy="give a folder")
     if rows_per_file < 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.errors import ClonosError, RowRefused, SinkFailed, StoreAway
-from clonos.kafka import LOG, METADATA_S, Cluster, driver, error_of, is_away
+from clonos.kafka import METADATA_S, Cluster, driver, error_of, is_away
 from clonos.sinks.kafka_messages import Message
 from clonos.sinks.kafka_transactions import MARKS
 from clonos.sinks.lanes import Lane, Output
@@ -64,7 +64,7 @@ class Topic:
         """A producer that keeps the order and, while it lives, writes each message once."""
         ours = {"enable.idempotence": True, **ours}
         settings = {**USUAL, **self.cluster.settings(ours)}
-        return driver().Producer(settings, logger=LOG)
+        return self.cluster.client(driver().Producer, settings)
 
     def consumer(self, isolation: str) -> Any:
         """A consumer without partitions that creates no topics."""
@@ -76,7 +76,7 @@ class Topic:
             "auto.offset.reset": "earliest",
             "allow.auto.create.topics": False,
         }
-        return driver().Consumer(self.cluster.settings(ours), logger=LOG)
+        return self.cluster.client(driver().Consumer, self.cluster.settings(ours))
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:

@@ -38,6 +38,9 @@ class Writer(OutputWriter, Protocol):
     def has_output(self) -> bool:
         """Whether the folder has valid output."""
 
+    def foreign(self) -> str | None:
+        """The name of something else in the folder that readers would take for output."""
+
     def claim(self, schema: pa.Schema, owner: str) -> None:
         """Record the folder's owner."""
 
@@ -102,6 +105,8 @@ class FolderClaim:
                 raise _exists(writer)
             if found is None and not is_new:
                 raise _gone(writer.path)
+            if found is None and (other := writer.foreign()) is not None:
+                raise _mixed(writer.path, other)
             if found is None:
                 writer.claim(schema, self._owner)
 
@@ -253,6 +258,10 @@ class ParquetWriter:
     def has_output(self) -> bool:
         return any(info.name.startswith("part-") for info in self._folder.entries())
 
+    def foreign(self) -> str | None:
+        names = (info.name for info in self._folder.entries())
+        return next((name for name in names if not name.startswith(("part-", "_", "."))), None)
+
     def claim(self, schema: pa.Schema, owner: str) -> None:
         self._folder.create(_OWNER, owner.encode())
 
@@ -302,6 +311,9 @@ class TableWriter:
         table = self._table
         return table.ended or bool(table.segments() or table.removed)
 
+    def foreign(self) -> str | None:
+        return None  # who reads a table reads its segments, and nothing else
+
     def claim(self, schema: pa.Schema, owner: str) -> None:
         self._table.create(schema, owner)
 
@@ -337,6 +349,14 @@ def _exists(writer: Writer) -> OutputExists:
         "the folder is another job's, or another sink's, or has output of another run of this job",
         where=writer.path,
         remedy=remedy,
+    )
+
+
+def _mixed(path: str, other: str) -> OutputExists:
+    return OutputExists(
+        f"the folder has {other!r}, and who reads the folder would take it for output",
+        where=path,
+        remedy="give a folder that is empty or does not exist",
     )
 
 

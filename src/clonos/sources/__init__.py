@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from clonos.arguments import require_types
 from clonos.columns.batches import empty, from_table
 from clonos.columns.durations import parse_duration
 from clonos.columns.instants import to_ms
@@ -78,6 +80,7 @@ def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
     resume
         Send ``RESUME <rows>`` on connecting, for servers that can continue from that row.
     """
+    require_types(socket_lines, locals())
     return SourceSpec(
         kind="socket",
         schema=LINES,
@@ -90,7 +93,7 @@ def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
     )
 
 
-def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  # noqa: A002 - Spark's
+def files(path: str | Path, format: str = "text", schema: Any = None) -> SourceSpec:  # noqa: A002 - Spark's
     """Files of a folder, a pattern (``*.json``) or one file, on any file system of pyarrow.
 
     Parameters
@@ -101,9 +104,10 @@ def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  #
     schema
         The schema of the rows; without it, JSON and CSV schemas are guessed from the first lines.
     """
+    require_types(files, locals())
     if format not in _FORMATS:
         raise BadGraph(f"unknown format {format!r}", remedy=f"use one of {', '.join(_FORMATS)}")
-    found = FileList.find(path)
+    found = FileList.find(str(path))
     wanted = None if schema is None else parse_schema(schema)
     if format == "parquet":
         rows = wanted or parse_schema(parquet_schema(found))
@@ -178,16 +182,17 @@ def kafka(
     >>> kafka("kafka:9092", "clicks", value="bytes", metadata=True).rows_schema.names
     ['value', 'key', 'topic', 'partition', 'offset', 'timestamp']
     """
+    require_types(kafka, locals())
     # Every slot imports this package; few read from Kafka.
     from clonos.kafka import Cluster
-    from clonos.sources.kafka_reader import OURS, Topics
+    from clonos.sources.kafka_reader import OURS, Topics, require_start
 
     cluster = Cluster(servers, dict(options or {}))
-    cluster.settings(OURS)
+    cluster.require_options(OURS)
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if not names:
         raise WrongType("no topics", where="kafka", remedy="name at least one")
-    _check_start(start)
+    require_start(start)
     if group is not None and not group:
         raise WrongType("group= is empty", where="kafka", remedy="name a group, or leave it out")
     found = Topics(cluster, tuple(sorted(set(names))), start, metadata, group=group)
@@ -216,6 +221,7 @@ def rate(
         Timestamp of the first row; 1970 if not given. It is not the current time, because a job
         that is started again must get the same rows.
     """
+    require_types(rate, locals())
     if rows is not None and (type(rows) is not int or rows < 0):
         raise WrongType(f"rows={rows!r}", remedy="give a whole number from 0, or None")
     start_us = 1000 * to_ms(start) if start is not None else 0
@@ -237,6 +243,7 @@ def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
     >>> from_batches([[("a", 1)], [("b", 2)]], schema="word string, n long").rows_schema.names
     ['word', 'n']
     """
+    require_types(from_batches, locals())
     wanted = None if schema is None else parse_schema(schema)
     made = [_batch(batch, wanted) for batch in batches]
     if not made and wanted is None:
@@ -248,6 +255,8 @@ def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
 
 def dataframe(df: Any) -> SourceSpec:
     """The rows of a Spark DataFrame, streaming or not."""
+    if not hasattr(df, "isStreaming"):
+        raise WrongType(f"df={short(df)}", where="dataframe", remedy="give a Spark DataFrame")
     if df.isStreaming:
         return stream(df)
     schema = parse_schema(df.schema)
@@ -290,6 +299,7 @@ def stream(
     >>> lines = spark.readStream.text("/data/in")  # doctest: +SKIP
     >>> job.source(clonos.sources.stream(lines, available_now=True))  # doctest: +SKIP
     """
+    require_types(stream, locals())
     if not getattr(df, "isStreaming", False):
         raise WrongType(
             "not a streaming DataFrame",
@@ -359,6 +369,7 @@ def redis(
     >>> source.rows_schema.names
     ['user', 'n', 'stream', 'id', 'timestamp']
     """
+    require_types(redis, locals())
     # Every slot imports this package; few read from Redis.
     from clonos.sources.redis_reader import METADATA as BESIDE
     from clonos.sources.redis_reader import Streams
@@ -438,6 +449,7 @@ def postgres(
     >>> events.rows_schema.names, events.parallelism_max
     (['id', 'word'], 1)
     """
+    require_types(postgres, locals())
     # Every slot imports this package; few read from PostgreSQL.
     from clonos.postgres import Server
     from clonos.sources.postgres_reader import query_of
@@ -491,23 +503,6 @@ def _with_metadata(rows: pa.Schema, beside: Sequence[pa.Field]) -> pa.Schema:
             remedy="leave metadata out, or rename the field where it is produced",
         )
     return pa.schema([*rows, *beside])
-
-
-def _check_start(start: object) -> None:
-    is_good = start in ("earliest", "latest") if isinstance(start, str) else False
-    if isinstance(start, datetime):
-        is_good = to_ms(start) >= 0
-    elif isinstance(start, Mapping):
-        is_good = all(
-            isinstance(topic, str) and isinstance(number, int) and isinstance(offset, int)
-            for (topic, number), offset in start.items()
-        )
-    if not is_good:
-        raise WrongType(
-            f"start={start!r}",
-            where="kafka",
-            remedy='say "earliest", "latest", a datetime, or {("topic", 0): 42}',
-        )
 
 
 def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from clonos.arguments import require_types
 from clonos.columns.durations import parse_duration
 from clonos.errors import BadSchema, WrongType
 from clonos.sources.lines import PARSERS
@@ -74,6 +75,7 @@ def webhook(
     >>> hooks.rows_schema.names, hooks.inlet
     (['id', 'amount'], <webhook http://127.0.0.1:8080/orders>)
     """
+    require_types(webhook, locals())
     # Every slot imports this package; only drivers listen.
     from clonos.sources.webhook_inlet import Webhook
 
@@ -146,6 +148,7 @@ def mqtt(
     >>> states.rows_schema.names, states.inlet
     (['t'], <MQTT at broker:1883>)
     """
+    require_types(mqtt, locals())
     # Every slot imports this package; only drivers subscribe.
     from clonos.sources.mqtt_inlet import Mqtt
 
@@ -208,6 +211,7 @@ def websocket(
     >>> trades.rows_schema.names, trades.inlet
     (['price'], <websocket wss://feed.example:443/trades>)
     """
+    require_types(websocket, locals())
     # Every slot imports this package; only drivers connect.
     from clonos.sources.websocket_inlet import Websocket
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.columns.instants import to_ms
-from clonos.errors import ProtocolError, SourceError
+from clonos.errors import ProtocolError, SourceError, WrongType
 from clonos.kafka import LOG, METADATA_S, Cluster, Partition, driver, error_of, is_away, shown
 from clonos.sources.kafka_cut import Cut, Span, task_of
 from clonos.sources.messages import METADATA, message_schema
@@ -92,7 +92,25 @@ class Topics:
         """
         named = {} if self.group is None else {"group.id": self.group}
         settings = {**USUAL, **self.cluster.settings(OURS), **named}
-        return driver().Consumer({**settings, "error_cb": tell}, logger=LOG)
+        return self.cluster.client(driver().Consumer, {**settings, "error_cb": tell})
+
+
+def require_start(start: object) -> None:
+    """Raise `WrongType` if a job cannot begin there."""
+    is_good = start in ("earliest", "latest") if isinstance(start, str) else False
+    if isinstance(start, datetime):
+        is_good = to_ms(start) >= 0
+    elif isinstance(start, Mapping):
+        is_good = all(
+            isinstance(place, tuple) and [*map(type, place)] == [str, int] and type(at) is int
+            for place, at in start.items()
+        )
+    if not is_good:
+        raise WrongType(
+            f"start={start!r}",
+            where="kafka",
+            remedy='say "earliest", "latest", a datetime, or {("topic", 0): 42}',
+        )
 
 
 class KafkaReader(CutReader):

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgpack
 import pyarrow as pa
 
+from clonos.arguments import require_types
 from clonos.columns.batches import concat, empty
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import (
@@ -47,7 +49,7 @@ _T = TypeVar("_T")
 
 
 def table(
-    path: str,
+    path: str | Path,
     schema: Any = None,
     *,
     available_now: bool = False,
@@ -81,6 +83,8 @@ def table(
     >>> clicks.rows_schema.names, clicks.ends
     (['user', 'n'], False)
     """
+    require_types(table, locals())
+    path = str(path)
     found = Table(path)
     until: dict[int, Position] | None = None
     ends = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,9 +33,13 @@ ELSEWHERE: Final = Surroundings("2", "Pacific/Pago_Pago", YEAR_S)
 READS: Final = 20
 """Each source reads about this often."""
 RESTORES: Final = 4
+TIMEOUT: Final = "60 seconds"
 SHOWN: Final = 5
 """How many lines of code a finding names."""
 
+STUCK: Final = (
+    "correct the function, or give it more time for a batch of rows with timeout= (--timeout)"
+)
 CAUSES: Final = {
     "again": (
         "the same rows in another process",
@@ -62,6 +67,7 @@ CAUSES: Final = {
         "ask with ctx.call or map_async, so that the answer is logged",
     ),
     "died": ("its process ended", "correct the function"),
+    "stuck": ("a function hangs", STUCK),
 }
 """By kind of finding: what was tried, and the remedy."""
 
@@ -77,7 +83,7 @@ class Finding:
     task
         The task, such as ``"total[1]"``.
     kind
-        "again", "restored", "cuts", "refused" or "died".
+        "again", "restored", "cuts", "refused", "died" or "stuck".
     what
         The first difference.
     asked
@@ -147,6 +153,7 @@ def check_deterministic(
     strict: bool = False,
     duration: str = "1 second",
     seed: int = 0,
+    timeout: str | timedelta = TIMEOUT,
     watch: Callable[[str, Finding | None], object] = lambda *_: None,
 ) -> Checked:
     """Check that each operator of a job does the same when it gets the same input again.
@@ -174,6 +181,9 @@ def check_deterministic(
         fire.
     seed
         The seed of the first run, from which cuts and the order of tasks are drawn.
+    timeout
+        How long a function may take for a batch of rows. One that takes longer is reported with
+        the lines where it is.
     watch
         Called with the name of each operator and its finding.
 
@@ -188,6 +198,8 @@ def check_deterministic(
         Operators differ; ``findings`` names them.
     CannotSimulate
         Rows are missing, or a function is called that has no stand-in.
+    OperatorError
+        A function fails, or does not return, before anything can be compared.
 
     Examples
     --------
@@ -211,7 +223,9 @@ def check_deterministic(
     record = Record(services or {}, None if answers is None else str(answers), options)
     checked = Checked()
     findings: dict[str, Finding] = {}
-    for code, finding in _Check(compiled, record, checked, cuts, restores, strict).findings():
+    timeout_s = parse_duration(timeout) / 1000
+    check = _Check(compiled, record, checked, cuts, restores, strict, timeout_s)
+    for code, finding in check.findings():
         name = _name(code)
         if finding is not None:
             findings.setdefault(name, finding)
@@ -246,19 +260,21 @@ class _Check:
         cuts: bool,
         restores: int,
         strict: bool,
+        timeout_s: float,
     ) -> None:
         self._compiled, self._record, self._checked = compiled, record, checked
         self._cuts, self._restores, self._strict = cuts, restores, strict
+        self._timeout_s = timeout_s
 
     def findings(self) -> Iterator[tuple[TaskCode, Finding | None]]:
         """The finding of each task; None if it does the same each time."""
         shipped = _shipped(self._compiled)
-        with closing(Worker(shipped, HERE)) as self._here:
+        with closing(Worker(shipped, HERE, self._timeout_s)) as self._here:
             histories = self._here.record(self._record)
             if isinstance(histories, Broken):
                 yield self._first_failed(histories)
                 return
-            with closing(Worker(shipped, ELSEWHERE)) as self._elsewhere:
+            with closing(Worker(shipped, ELSEWHERE, self._timeout_s)) as self._elsewhere:
                 for code in self._compiled.codes:
                     history = histories[code.task.id]
                     operators = self._checked.operators
@@ -275,6 +291,14 @@ class _Check:
                 remedy="say who answers: services={name: function, mapping or 'record'}, or "
                 "--service NAME=MODULE:FUNCTION",
             )
+        if broken.kind == "stuck":
+            place = self._compiled.codes[broken.task].task.name if broken.task >= 0 else ""
+            raise OperatorError(
+                f"a function hangs: {told.what}",
+                where=place or self._compiled.name,
+                remedy=STUCK,
+                trace=told.trace,
+            )
         if broken.kind in ("error", "died"):
             raise OperatorError(
                 f"the job fails before anything can be compared: {told.what}",
@@ -289,13 +313,13 @@ class _Check:
         task = code.task.id
         first = self._run(self._here, Again(task, history, is_watched=True))
         if isinstance(first, Broken):
-            return self._finding(code, "died", first.complaint.what)
+            return self._broken(code, first)
         watch = first.watch
         asked = tuple(f"{name}: {line}" for line, name in watch.asked.items())
         perhaps = tuple(f"{name}: {line}" for line, name in watch.perhaps.items())
         for kind, again in self._others(code, history, first):
             if isinstance(again, Broken):
-                return self._finding(code, "died", again.complaint.what)
+                return self._broken(code, again)
             if again.refused:
                 return self._finding(code, "refused", again.refused)
             if kind == "cuts":
@@ -337,6 +361,11 @@ class _Check:
     def _run(self, worker: Worker, request: Again) -> Run | Broken:
         self._checked.runs += 1
         return worker.again(request)
+
+    def _broken(self, code: TaskCode, broken: Broken) -> Finding:
+        kind = "stuck" if broken.kind == "stuck" else "died"
+        told = broken.complaint
+        return self._finding(code, kind, "\n".join(filter(None, [told.what, told.trace])))
 
     @staticmethod
     def _finding(code: TaskCode, kind: str, what: str, asked: tuple[str, ...] = ()) -> Finding:

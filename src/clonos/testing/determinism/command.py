@@ -9,7 +9,7 @@ from clonos.errors import NotDeterministic
 from clonos.named import named_job, whole
 from clonos.simulator.command import add_inputs
 from clonos.simulator.user_job.command import rows_given, services_given
-from clonos.testing.determinism.check import RESTORES, Finding, check_deterministic
+from clonos.testing.determinism.check import RESTORES, TIMEOUT, Finding, check_deterministic
 
 SUMMARY: Final = "check that each function of a job, given the same input, does the same"
 
@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="1 second",
         help="about how long the job runs, in virtual time: longer than its timers",
     )
+    parser.add_argument(
+        "--timeout",
+        default=TIMEOUT,
+        help=f"how long a function may take for a batch of rows; by default {TIMEOUT}",
+    )
     parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of the first run")
 
 
@@ -58,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             strict=args.strict,
             duration=args.duration,
             seed=args.seed,
+            timeout=args.timeout,
             watch=_tell,
         )
     except NotDeterministic as failed:

@@ -30,6 +30,7 @@ from clonos.testing.harness import Batches, Event, Source, StepHarness, StepOutp
 from clonos.testing.in_memory import InMemoryRun, Services
 
 LIFE = Incarnation(1, 1)
+Began = Callable[[int], object]
 
 
 class Called(NamedTuple):
@@ -105,14 +106,26 @@ class FirstRun(InMemoryRun):
         The history of each task.
     task
         The running task.
+
+    Parameters
+    ----------
+    began
+        Called with the task when a step begins.
     """
 
-    def __init__(self, compiled: CompiledJob, answers: Answers, **options: Any) -> None:
+    def __init__(
+        self, compiled: CompiledJob, answers: Answers, began: Began, **options: Any
+    ) -> None:
         super().__init__(compiled, services=_StandIns(self, answers), **options)
         self.history = {code.task.id: History() for code in compiled.codes}
-        self.task = 0
+        self.task, self._began = 0, began
+
+    def _next(self, task: int, channel: int | None) -> Event | None:
+        self._began(task)
+        return super()._next(task, channel)
 
     def _take(self, task: int, event: Event, harness: StepHarness) -> None:
+        self._began(task)
         self.task, before = task, harness.position
         super()._take(task, event, harness)
         if harness.position > before:  # a mere change of the clock is not an event
@@ -190,6 +203,7 @@ class _Known:
 def again(
     code: TaskCode,
     history: History,
+    began: Began,
     *,
     layers: Sequence[bytes] = (),
     recut: Random | None = None,
@@ -199,11 +213,14 @@ def again(
 
     Parameters
     ----------
+    began
+        Called with the task when a step begins.
     layers
         Begin with the state in these layers, after the step at which they were sealed.
     recut
         Cut the same rows into other batches.
     """
+    began(code.task.id)
     program = _alone(code).program()
     for layer in layers:
         program.apply(layer)
@@ -214,6 +231,7 @@ def again(
     events = history.events[run.first :]
     for now_ms, event in events if recut is None else other_cuts(events, recut):
         harness.now_ms = now_ms
+        began(code.task.id)
         if isinstance(event, Tick):  # otherwise it would not be an event
             harness.wake_ms = event.ms
         try:

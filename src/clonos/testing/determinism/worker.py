@@ -26,8 +26,10 @@ from clonos.graph.compile import CompiledJob
 from clonos.simulator.user_job.answers import Answers, Recording, StandIns
 from clonos.simulator.user_job.errors import Unanswered
 from clonos.testing.determinism import traps
-from clonos.testing.determinism.runs import FirstRun, History, Run, again
+from clonos.testing.determinism.runs import Began, FirstRun, History, Run, again
+from clonos.testing.determinism.stuck import Steps
 
+_STUCK: Final = "Your code, which has not returned:"
 FAILED: Final = 3
 """The exit code of a child that has sent an error."""
 
@@ -66,7 +68,7 @@ class Broken:
     """A failed run: the task, the error, and its kind."""
 
     task: int
-    kind: str  # "unanswered", "refused", "died", "error"
+    kind: str  # "unanswered", "refused", "died", "stuck", "error"
     complaint: Complaint
 
 
@@ -80,9 +82,11 @@ class Worker:
     ----------
     shipped
         The job, pickled as Spark would.
+    timeout_s
+        How long a step may take.
     """
 
-    def __init__(self, shipped: bytes, surroundings: Surroundings) -> None:
+    def __init__(self, shipped: bytes, surroundings: Surroundings, timeout_s: float) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import serve; serve()"],
             stdin=subprocess.PIPE,
@@ -94,7 +98,7 @@ class Worker:
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             },
         )
-        self._send((sys.path, surroundings.ahead_s, shipped))
+        self._send((sys.path, surroundings.ahead_s, shipped, timeout_s))
 
     def record(self, record: Record) -> dict[int, History] | Broken:
         """Make the first run; returns the history of each task."""
@@ -134,7 +138,7 @@ def serve() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):  # functions may print
         os.dup2(nowhere, descriptor)
-    sys.path[:], ahead_s, shipped = cloudpickle.load(requests)
+    sys.path[:], ahead_s, shipped, timeout_s = cloudpickle.load(requests)
     traps.install(ahead_s)
     job: CompiledJob | None = None
     broken = b""
@@ -149,23 +153,29 @@ def serve() -> None:
             request = cloudpickle.load(requests)
         except EOFError:
             return
-        replies.write(_in_child(job, request) if job is not None else broken)
+        replies.write(_in_child(job, request, timeout_s) if job is not None else broken)
         replies.flush()
 
 
-def _in_child(job: CompiledJob, request: Record | Again) -> bytes:
+def _in_child(job: CompiledJob, request: Record | Again, timeout_s: float) -> bytes:
     """Handle a request in a child; returns the encoded answer."""
     with tempfile.TemporaryDirectory(prefix="clonos-check-") as folder:
-        file = Path(folder, "reply")
+        file, steps = Path(folder, "reply"), Steps(Path(folder, "lines"))
         child = os.fork()
         if not child:
             try:
-                file.write_bytes(_dumps(_handle(job, request)))
+                steps.opened()
+                file.write_bytes(_dumps(_handle(job, request, steps.next)))
             except BaseException:  # noqa: BLE001 - whatever it is, this child must not go on
                 traceback.print_exc()
                 os._exit(FAILED)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
+        status = steps.wait(child, timeout_s)
+        if status is None:
+            what = f"it has not returned for {timeout_s:g} s"
+            lines = steps.end(child)
+            told = Complaint("Stuck", what, "", "", f"{_STUCK}\n{lines}" if lines else "")
+            return _dumps(Broken(steps.task, "stuck", told))
         if status == 0:
             return file.read_bytes()
     task = request.task if isinstance(request, Again) else -1
@@ -175,22 +185,25 @@ def _in_child(job: CompiledJob, request: Record | Again) -> bytes:
     return _dumps(broken)
 
 
-def _handle(job: CompiledJob, request: Record | Again) -> dict[int, History] | Run | Broken:
+def _handle(
+    job: CompiledJob, request: Record | Again, began: Began
+) -> dict[int, History] | Run | Broken:
     if isinstance(request, Record):
-        return _record(job, request)
+        return _record(job, request, began)
     recut = None if request.recut is None else Random(request.recut)
     return again(
         job.codes[request.task],
         request.history,
+        began,
         layers=request.layers,
         recut=recut,
         is_watched=request.is_watched,
     )
 
 
-def _record(job: CompiledJob, request: Record) -> dict[int, History] | Broken:
+def _record(job: CompiledJob, request: Record, began: Began) -> dict[int, History] | Broken:
     answers = Answers(StandIns(request.services, Recording(request.answers)))
-    run = FirstRun(job, answers, **request.options)
+    run = FirstRun(job, answers, began, **request.options)
     try:
         run.run()
     except Unanswered as unanswered:
