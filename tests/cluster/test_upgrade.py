@@ -280,6 +280,40 @@ def test_a_job_that_does_not_settle_goes_on_as_it_was(kit, spark, tmp_path, made
     check(pq.read_table(tmp_path / "out"), kit)
 
 
+def test_an_operator_gets_another_name_while_the_job_runs_and_after_a_stop(kit, spark, tmp_path):
+    source, rows = staged(kit, tmp_path, 2_000), 2_000
+
+    def make(name: str, parallelism: int) -> clonos.Job:
+        folder = str(tmp_path / "checkpoint")
+        job = clonos.Job("named", parallelism=parallelism, checkpoint_dir=folder)
+        keyed = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        counted = keyed.key_by("key").process(Counting(), TOLD, name=name)
+        counted.sink(clonos.sinks.collect(), name="out")
+        return job
+
+    running = make("score", 1).start(spark)
+    kit.wait_rows(running, 100, sink="out")
+    with pytest.raises(CannotUpgrade, match="there is no such operator") as told:
+        running.upgrade(make("scoring", 2), renamed={"score": "scorin"})
+    assert "there are events, scoring, out" in told.value.remedy
+    running.upgrade(make("scoring", 2), renamed={"score": "scoring"}, within="60 seconds")
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="out")
+    assert running.stop(settle="60 seconds")
+    with pytest.raises(CannotUpgrade, match="'scoring', which has state") as told:
+        make("judging", 1).start(spark, upgrade=True)
+    assert "renamed={'scoring': 'judging'}" in told.value.remedy
+    names = {"scoring": "judging"}
+    assert make("judging", 1).start(spark, upgrade=True, renamed=names).stop(settle="60 seconds")
+    all_the_rest(kit, tmp_path)
+    again = make("judging", 1).start(spark, upgrade=True, renamed=names)  # as before
+    assert any("renamed=" in said for said in again.warnings)
+    keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
+    whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
+    found = again.wait(300).table("out").to_pylist()
+    assert sorted((row["key"], row["number"]) for row in found) == whole
+
+
 def test_what_a_branch_has_tried_is_adopted(kit, spark, tmp_path):
     rows = 2_000
     job = clonos.Job(
