@@ -267,7 +267,11 @@ NEEDED: dict[Any, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("define", ARGUMENTS, ids=lambda define: define.__qualname__)
-@pytest.mark.parametrize("wrong", [5, 2.5, "", None, [5], {"a": 5}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [5, 2.5, "", None, [5], {"a": 5}, object()],
+    ids=["int", "float", "empty", "none", "list", "dict", "object"],
+)
 def test_arguments_of_a_wrong_type_are_refused_by_name(define, wrong):
     """Whatever is given for any of them: it is good, or the error is one of ours."""
     places = inspect.signature(define).parameters
