@@ -12,7 +12,7 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
-    "clonos/__init__.py", "clonos/blame.py", "clonos/extras.py",
+    "clonos/__init__.py", "clonos/arguments.py", "clonos/blame.py", "clonos/extras.py",
     "clonos/kafka.py", "clonos/named.py", "clonos/options.py", "clonos/postgres.py",
     "clonos/py.typed", "clonos/pytest_plugin.py",
     "clonos/version.py", "clonos/web.py",

@@ -11,9 +11,11 @@ from clonos.columns.keys import KEY_GROUPS
 from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import CannotUpgrade
+from clonos.graph.description import describe
 from clonos.state.deltas import CHAIN, Changes, encode_delta
 from clonos.state.kept import kept_of
 from clonos.upgrade.layers import Redistribution
+from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.shape import Shape
 from tests.upgrade.test_layers import ROWS, SEALED, Before, _with, job
 
@@ -155,3 +157,16 @@ def test_a_source_goes_on_where_it_was():
     after = Before(job(2)).upgraded(made, ["kept"], rows="events")
     tasks = after.shape.homes["events"]
     assert [after.layers[task].source_rows for task in tasks] == [20, 21]
+
+
+def test_the_early_part_of_a_window_has_the_new_name_too():
+    def counting(name: str) -> Any:
+        made = clonos.Job("job", parallelism=2)
+        rows = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=2)
+        counts = rows.key_by("key").window(clonos.tumbling("1 s")).agg(n=clonos.count(), name=name)
+        counts.sink(clonos.sinks.collect(), name="out")
+        return made.compile()
+
+    shape = shape_before(describe(counting("counts")), counting("sums"), {"counts": "sums"})
+    assert {"sums", "sums_partial"} <= shape.homes.keys()
+    assert not {"counts", "counts_partial"} & shape.homes.keys()

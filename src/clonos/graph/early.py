@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from clonos.graph.logical import Edge, Vertex
 from clonos.operators.operations import AggregateWindows, EarlyPart, LatePart, TopOfWindows
 from clonos.operators.router import Routing
+
+EARLY: Final = "_partial"
+"""What the name of an early part has behind that of its window."""
 
 
 def with_early_parts(vertices: Sequence[Vertex]) -> list[Vertex]:
@@ -47,7 +51,7 @@ def _early(
     """The early part of a window, in the slots of its input."""
     (edge,) = window.edges
     here = replace(edge, group=None)
-    name = chosen = f"{window.name}_partial"
+    name = chosen = f"{window.name}{EARLY}"
     again = 2
     while chosen in names:
         chosen, again = f"{name}_{again}", again + 1

@@ -14,6 +14,7 @@ from typing import Any
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import names_of
+from clonos.graph.early import EARLY
 from clonos.operators.make import make_operator
 from clonos.upgrade.shape import Shape
 
@@ -52,7 +53,9 @@ def shape_before(
             raise CannotUpgrade(
                 f"renamed= gives {count} operators this name", where=becomes, remedy="name one"
             )
-    return Shape(description, renamed)
+    early = {f"{name}{EARLY}": f"{becomes}{EARLY}" for name, becomes in renamed.items()}
+    parts = {name: now for name, now in early.items() if name in known and now in homes}
+    return Shape(description, {**parts, **renamed})
 
 
 def is_spooled(code: TaskCode) -> bool:

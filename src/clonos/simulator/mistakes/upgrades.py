@@ -84,7 +84,7 @@ class _Later:
     """A store that does not store yet."""
 
     def __init__(self, store: LayerStore) -> None:
-        self.get = store.get
+        self.get, self.has = store.get, store.has
         self.waiting: dict[str, bytes] = {}
 
     def put(self, path: str, data: bytes) -> int:

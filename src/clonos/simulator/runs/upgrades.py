@@ -19,6 +19,7 @@ from clonos.core.messages import Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade, JournalBroken, StoreAway
+from clonos.graph.early import EARLY
 from clonos.nodes import events
 from clonos.simulator.checks.upgrades import (
     calls_are_at_rest,
@@ -345,7 +346,8 @@ def before_of(old: ArrowJob, new: ArrowJob) -> Shape:
 
 
 def _unmarked(name: str) -> str:
-    return name.removesuffix(MARKS[0]).removesuffix(MARKS[1])
+    stem = name.removesuffix(EARLY)
+    return stem.removesuffix(MARKS[0]).removesuffix(MARKS[1]) + name[len(stem) :]
 
 
 def _dropped(before: Shape, now: Shape) -> list[str]:
