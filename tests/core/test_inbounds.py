@@ -113,3 +113,15 @@ def test_a_sender_should_wait_earlier_when_its_items_are_ahead():
     assert not two.has_room(1)
     put(two, 0, 300)
     assert two.has_room(1)
+
+
+def test_one_that_starts_over_is_not_taken_for_one_that_has_ended():
+    two = inbounds(waits_for_time=True)
+    put(two, 0, None, kind=Kind.END)
+    put(two, 1, 50)
+    assert taken(two) == [0, 1]
+    two.ends[0].start_over(0)  # that END is void, too
+    two.ends[0].restart(0, 0)
+    put(two, 0, None)
+    put(two, 1, 100, 200)
+    assert taken(two)[0] == 0

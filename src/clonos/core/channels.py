@@ -116,7 +116,7 @@ class Inbound:
         What the taken items depend on; empty if a layer contains them already, so nothing can be
         lost.
     reached_ms
-        The last watermark that this life has taken.
+        The last watermark that this life has taken; infinite if END was taken.
     queue
         Items that were received (their log entries are stored) and not yet taken.
     has_gaps
@@ -148,7 +148,7 @@ class Inbound:
         self.consumed = consumed
         self.consumed_chain = chain
         self.consumed_dep: Dependencies = {}
-        self.reached_ms = -math.inf
+        self.reached_ms = math.inf if ended else -math.inf
         self.queue: deque[Item] = deque()
         self.aligned = False
         self.waits_behind = spec.is_feedback and plan.has_markers
@@ -269,6 +269,7 @@ class Inbound:
         """
         self.items.on(ItemsEvent.RESET)
         self.reset_at = position if self.reset_at is None else min(self.reset_at, position)
+        self.reached_ms = -math.inf
         self.queue.clear()
         self._held.clear()
 

@@ -34,6 +34,8 @@ QUEUE_AHEAD = 2
 """The same if these items are ahead in event time, and the task waits for that. A marker behind
 them has them all taken."""
 
+_REACHED = attrgetter("reached_ms")
+
 
 class Inbounds:
     """The receiving ends of one process.
@@ -169,7 +171,7 @@ class Inbounds:
         """
         ends = self._in_turn
         if self._waits_for_time and len(ends) > 1:
-            ends = sorted(ends, key=attrgetter("reached_ms"))
+            ends = sorted(ends, key=_REACHED)
         for end in ends:
             count = self.available(end) if end.spec.id not in held else 0
             if count:
@@ -184,12 +186,10 @@ class Inbounds:
         """Whether a sender in the same process should make more items for a channel."""
         end = self.ends[channel]
         count = len(end.queue)
-        if count <= QUEUE_AHEAD or count > QUEUE_MAX:
-            return count <= QUEUE_AHEAD
-        if not self._waits_for_time:
-            return True
-        mine = end.will_reach_ms
-        return all(mine <= other.will_reach_ms for other in self._in_turn if not other.ended)
+        if not self._waits_for_time or count <= QUEUE_AHEAD:
+            return count <= QUEUE_MAX
+        is_behind = end.will_reach_ms <= min(other.will_reach_ms for other in self._in_turn)
+        return is_behind and count <= QUEUE_MAX
 
     def retake(self, cause: Order, task: str) -> list[Item]:
         """Take what a logged step took, once it has come and can be trusted (until then
