@@ -65,6 +65,9 @@ class Home:
         Makes the automaton of a task (in the simulator, one that is checked).
     send
         Takes reports for the coordinator.
+    has_room
+        Whether the other tasks in the slot want more of what a task sends them; else a source reads
+        no new rows.
     """
 
     plan: Plan
@@ -76,6 +79,7 @@ class Home:
     dials: Callable[[], Dial]
     machines: Callable[..., TaskMachine]
     send: Callable[[Any], None]
+    has_room: Callable[[TaskSpec], bool]
 
 
 class Resident:
@@ -116,7 +120,6 @@ class Resident:
         self.is_busy = self.is_over = False
         self._busy_s, self._rested_at, self._has_called = 0.0, 0.0, False
         self._began_at: float | None = None  # None: not its turn
-        self._has_room: Callable[[], bool] = lambda: True
         self._home, self._ports = home, home.ports
         self._command, self._standby, self._source = command, standby, warm
         self._waiting: list[msg.TaskCommand] = []  # until it is restored
@@ -270,12 +273,11 @@ class Resident:
 
     # --- turns ----------------------------------------------------------------------------------
 
-    def run(self, slice_s: float, steps_max: int, has_room: Callable[[], bool]) -> None:
-        """Take steps, within a limit of time and number; read no new rows unless `has_room`."""
+    def run(self, slice_s: float, steps_max: int) -> None:
+        """Take steps, within a limit of time and number."""
         machine = self.machine
         if machine is None:
             return
-        self._has_room = has_room
         self._began_at = self._rested_at if self.is_busy else self._ports.clock.ticks_s()
         self._offer_rows(machine)
         self._steps(machine, slice_s, steps_max)
@@ -350,7 +352,7 @@ class Resident:
         if machine.phase is Phase.REPLAYING:
             if machine.intake.is_empty:  # else rows that are read again stay with the reader
                 ready = source.taken()
-        elif machine.wants_rows and self._has_room():
+        elif machine.wants_rows and self._home.has_room(self.spec):
             if not source.is_placed:
                 # It cannot be read again: earlier rows are in the log, and it goes on after them.
                 source.advance(machine.intake.taken, machine.intake.cut)

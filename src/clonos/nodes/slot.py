@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain, count
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from clonos.core import events as ev
 from clonos.core import levels
 from clonos.core import messages as msg
 from clonos.core.dial import Dial, ladder
-from clonos.core.plan import Incarnation, Plan
+from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import AuthenticationFailed, CannotConnect, ClonosError, MalformedMessage
@@ -110,7 +109,7 @@ class SlotNode:
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
         growth = log_bytes // TOLD_SHARE
-        makes = dials, machines, self._send
+        makes = dials, machines, self._send, self._has_room
         self._home = Home(plan, ports, self._links, share_s, seal_s, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
@@ -214,13 +213,13 @@ class SlotNode:
             return
         slice_s = max(SLICE_S, TURN_S / len(self._residents))
         if self._ports.track.is_free:
-            resident.run(slice_s, self._steps_per_turn, partial(self._has_room, resident))
+            resident.run(slice_s, self._steps_per_turn)
         if not resident.is_over:
             resident.tick()
 
-    def _has_room(self, resident: Resident) -> bool:
-        """Whether the other tasks in this slot want more of what `resident` sends them."""
-        for channel in resident.spec.outputs:
+    def _has_room(self, sender: TaskSpec) -> bool:
+        """See :attr:`Home.has_room`."""
+        for channel in sender.outputs:
             receiver = self._residents.get(self._plan.channels[channel].receiver)
             machine = receiver.machine if receiver is not None else None
             if machine is not None and not machine.inbounds.has_room(channel):
