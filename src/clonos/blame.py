@@ -116,6 +116,11 @@ def users_lines(thread: int) -> str:
     return "\n".join(_lines(frames)) if any(map(_is_users, frames)) else ""
 
 
+def your_code(does: str, lines: str) -> str:
+    """The user's lines where it has not come back, as a trace; "" if there are none."""
+    return f"Your code, which {does}:\n{lines}" if lines else ""
+
+
 def dumped_lines(dump: str) -> str:
     """The user's lines in what :mod:`faulthandler` says of a thread, innermost frame first."""
     told = reversed(_DUMPED.findall(dump))

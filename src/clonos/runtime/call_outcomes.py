@@ -66,11 +66,6 @@ def failed(call: CallId, request: Request, error: BaseException, attempts: int, 
     return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
 
 
-def goes_on(lines: str) -> str:
-    """What is told of user code that nobody waits for any more."""
-    return f"Your code, which goes on:\n{lines}" if lines else ""
-
-
 def _trace_of(error: BaseException) -> str:
     """The user's lines: those that an error went through, or where a thread was given up."""
     if lines := users_traceback(error):

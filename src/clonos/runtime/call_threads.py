@@ -8,8 +8,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from clonos.blame import in_short, users_lines
-from clonos.runtime.call_outcomes import goes_on
+from clonos.blame import in_short, users_lines, your_code
 from clonos.runtime.effects import by_engine
 
 THREADS_MAX: Final = 128
@@ -89,7 +88,7 @@ class CallThreads:
             if not running.done():
                 given_up = True
                 lines = "".join(map(users_lines, threads))
-                error.trace = goes_on(lines)  # type: ignore[attr-defined]
+                error.trace = your_code("goes on", lines)  # type: ignore[attr-defined]
                 if late is not None:
                     late[key] = running
                 self._hung += 1

@@ -18,14 +18,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from clonos.blame import awaiting_lines, in_short
+from clonos.blame import awaiting_lines, in_short, your_code
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.cache import Cache
 from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
-from clonos.runtime.call_outcomes import encoded, failed, given_up, goes_on
+from clonos.runtime.call_outcomes import encoded, failed, given_up
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.connection import Connection
@@ -96,7 +96,7 @@ class CallRunner:
 
     def _give_up(self, life: int, calls: Sequence[tuple[CallId, Request]], lines: str) -> None:
         """User code blocks the loop, and the time of these calls is over."""
-        why, trace = "a coroutine blocks the event loop", f"Your code, which blocks it:\n{lines}"
+        why, trace = "a coroutine blocks the event loop", your_code("blocks it", lines)
         self._put(CallsOver(life, tuple(given_up(*call, why, trace) for call in calls)))
 
     # --- in the loop's thread -------------------------------------------------------------------
@@ -272,7 +272,7 @@ class _Life:
                 continue
             self.stubborn.add(task)
             call, request, _ = self._under_way[task]
-            lines = goes_on(awaiting_lines(task.get_coro()))
+            lines = your_code("goes on", awaiting_lines(task.get_coro()))
             found.append(given_up(call, request, _STUBBORN, lines))
             self.asker(request.service).leave(call, request, found[-1])
         return found

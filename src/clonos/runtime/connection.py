@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-from clonos.blame import awaiting_lines
+from clonos.blame import awaiting_lines, your_code
 from clonos.operators.service import Service
 from clonos.runtime.effects import by_engine
 from clonos.runtime.first import guarded
-
-_HANGS: Final = "Your code, which has not returned:"
 
 
 class Connection:
@@ -73,7 +71,7 @@ class Connection:
     def _is_late(self, lines: str) -> TimeoutError:
         name = type(self._service).__name__
         error = TimeoutError(f"{name}.open has not returned within {self._timeout_s:g} s")
-        error.trace = f"{_HANGS}\n{lines}" if lines else ""  # type: ignore[attr-defined]
+        error.trace = your_code("has not returned", lines)  # type: ignore[attr-defined]
         return by_engine(error)
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark import cloudpickle  # Spark ships functions with it
 
-from clonos.blame import Complaint, complaint_of
+from clonos.blame import Complaint, complaint_of, your_code
 from clonos.graph.compile import CompiledJob
 from clonos.simulator.user_job.answers import Answers, Recording, StandIns
 from clonos.simulator.user_job.errors import Unanswered
@@ -29,7 +29,6 @@ from clonos.testing.determinism import traps
 from clonos.testing.determinism.runs import Began, FirstRun, History, Run, again
 from clonos.testing.determinism.stuck import Steps
 
-_STUCK: Final = "Your code, which has not returned:"
 FAILED: Final = 3
 """The exit code of a child that has sent an error."""
 
@@ -174,7 +173,7 @@ def _in_child(job: CompiledJob, request: Record | Again, timeout_s: float) -> by
         if status is None:
             what = f"it has not returned for {timeout_s:g} s"
             lines = steps.end(child)
-            told = Complaint("Stuck", what, "", "", f"{_STUCK}\n{lines}" if lines else "")
+            told = Complaint("Stuck", what, "", "", your_code("has not returned", lines))
             return _dumps(Broken(steps.task, "stuck", told))
         if status == 0:
             return file.read_bytes()
