@@ -52,3 +52,4 @@ def test_plans_are_replaced_and_switches_broken_off():
     results = [simulated(seed, Kind(upgrade=True)) for seed in range(6)]
     assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
     assert sum(result.coverage["no switch", "finished"] for result in results) > 0
+    assert sum(result.coverage["renamed", "finished"] for result in results) > 0

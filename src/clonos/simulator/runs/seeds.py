@@ -479,6 +479,7 @@ def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool)
                 ("forward", "finished"): simulation.forward,
                 ("section", "finished"): simulation.sections,
                 ("prepared", "finished"): simulation.prepared,
+                ("renamed", "finished"): simulation.renamed,
             }
         )
     return result
