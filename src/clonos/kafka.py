@@ -139,7 +139,7 @@ class Cluster:
             what = f"librdkafka does not take the value of the option {name!r}"
         return WrongType(what, where=repr(self), remedy="correct it in options=")
 
-    def client(self, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    def client(self, kind: Callable[..., Any], settings: dict[str, Any]) -> Any:
         """A consumer or producer of librdkafka.
 
         Raises
@@ -148,7 +148,7 @@ class Cluster:
             It cannot be made with these options: a file of certificates is missing, for instance.
         """
         try:
-            return kind({**settings}, logger=LOG)
+            return kind(settings, logger=LOG)
         except driver().KafkaException as exception:
             raise WrongType(
                 f"librdkafka does not take the options: {error_of(exception).str()}",

@@ -51,12 +51,12 @@ def keywords(function: Callable[..., Any]) -> list[str]:
     return [one.name for one in found if one.kind is one.KEYWORD_ONLY]
 
 
-def names_of(renamed: Any, where: str) -> Mapping[str, str]:
-    """Which operators have another name now. Raise `WrongType` if it says something else.
+def renames_of(renamed: Any, where: str) -> Mapping[str, str]:
+    """Which operators have another name now. Raise `WrongType` if `renamed` says something else.
 
     Examples
     --------
-    >>> names_of(["score"], "start")
+    >>> renames_of(["score"], "start")
     Traceback (most recent call last):
     ...
     clonos.errors.WrongType: start: renamed=['score']. To do: give a dict from former names of \

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
 from clonos.operators.budget import is_number
-from clonos.options import names_of, require_known
+from clonos.options import renames_of, require_known
 
 if TYPE_CHECKING:
     from clonos.cluster.listener import Listener
@@ -123,7 +123,7 @@ def _require_value(name: str, value: Any) -> None:
         is_list = isinstance(value, Collection) and not isinstance(value, str)
         _require_that(is_list, name, value, "give a list of operators' names")
     elif name == "renamed":
-        names_of(value, "start")
+        renames_of(value, "start")
     elif name == "listeners":
         is_list = isinstance(value, Sequence) and all(hasattr(v, "on_progress") for v in value)
         _require_that(is_list, name, value, "give a list of clonos.Listener objects")

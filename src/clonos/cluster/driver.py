@@ -28,7 +28,7 @@ from clonos.graph.replaced import replaced
 from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
-from clonos.options import names_of
+from clonos.options import renames_of
 from clonos.storage.files import Durability
 from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
@@ -283,7 +283,7 @@ class RunningJob(RunningPast):
         --------
         >>> running.upgrade(define(prompt="Be brief."))  # doctest: +SKIP
         """
-        of_state = {"drop_state": drop_state, "renamed": names_of(renamed, "running.upgrade")}
+        of_state = {"drop_state": drop_state, "renamed": renames_of(renamed, "running.upgrade")}
         self._replace(lambda: job.graph, parse_duration(within) / 1000, of_state)
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
@@ -366,8 +366,8 @@ class RunningJob(RunningPast):
     def _succeed(self, compiled: CompiledJob, settle_s: float, of_state: Mapping[str, Any]) -> None:
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
-        succession.require(compiled, *of_state.values())
-        succession.prepare(compiled, *of_state.values())
+        succession.require(compiled, **of_state)
+        succession.prepare(compiled, **of_state)
         how: dict[str, Any] = {
             **self._how,
             "listeners": (),  # added when it goes on

@@ -14,8 +14,7 @@ from typing import Any, Final
 from clonos.errors import ClonosError, SinkFailed
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.events import OutsideFailed
-from clonos.sinks.errors import NO_FORMAT
-from clonos.sinks.spec import SinkSpec
+from clonos.sinks.spec import NO_FORMAT, SinkSpec
 from clonos.sources.queries import hadoop_path
 from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.files import folder_name

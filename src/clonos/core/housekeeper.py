@@ -256,10 +256,10 @@ class HouseKeeper:
             self.failed.clear()
         self.term, self.generation, self.complete = term, generation, complete
 
-    def _read_floor(self, epoch: int, generation: int, positions: Any, *rest: Any) -> None:
+    def _read_floor(self, epoch: int, generation: int, at: dict[int, int], *rest: Any) -> None:
         refs, needs = rest
         layers = {t: tuple(map(LayerRef.of, chain)) for t, chain in refs.items()}
-        self._stand_on(self.floors.moved(epoch, generation, positions, layers, needs))
+        self._stand_on(self.floors.moved(epoch, generation, at, layers, needs))
         self._harden(self.floors)
 
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:

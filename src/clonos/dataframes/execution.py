@@ -31,10 +31,9 @@ from clonos.graph.compile import compile_graph
 from clonos.graph.description import describe_plans, require_same
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.data_source import FORMAT, register
-from clonos.sinks.errors import NO_FORMAT
 from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.query_writer import claim
-from clonos.sinks.spec import Query, SinkSpec
+from clonos.sinks.spec import NO_FORMAT, Query, SinkSpec
 from clonos.spark.micro_batches import short_errors
 from clonos.spark.session import is_connected
 from clonos.spark.slots import SPARK_ERRORS, in_short

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from clonos.operators.operations import Operation, PassOn
 from clonos.sinks.lanes import Lane, OutputWriter
+
+NO_FORMAT: Final = (
+    "see Spark's error; a format of another package needs its jars: spark.jars.packages"
+)
+"""What to do if Spark does not begin to write."""
 
 
 class Claim(Protocol):
