@@ -49,8 +49,8 @@ def test_a_job_that_was_told_to_stop_does_not_begin_again_with_another_graph(run
 def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
     """The switch was made, and then the new graph could not begin."""
     succession = SimpleNamespace(
-        require=lambda *_: None,
-        prepare=lambda *_: None,
+        require=lambda *_, **__: None,
+        prepare=lambda *_, **__: None,
         give_up=lambda: None,
         look=lambda _: True,
         has_stopped=lambda: True,
