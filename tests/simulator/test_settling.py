@@ -51,11 +51,35 @@ def test_a_job_settles_and_goes_on(has_markers, stages, seed, is_killed):
     if is_killed:
         play.kill(2)
     play.until(lambda: play.coordinator.has_settled and is_durable(play))
-    if has_markers:  # without, the house-keeper may not have heard of the newest steps yet
-        assert is_at_rest(play)
+    assert is_at_rest(play)
     assert any(play.keeper.positions.values()), "there was something to settle"
     floors = dict(play.keeper.positions)
     play.cluster.kill_driver()
     play.until(lambda: restored(play).keys() == floors.keys())
     assert restored(play) == floors, "nothing is replayed"
     play.finish()
+
+
+def test_it_has_not_settled_before_sources_say_what_they_have_taken():
+    """The house-keeper has not heard of the newest steps yet: nothing is in a log or on its way,
+    as far as it knows."""
+    play = Play(CHAIN, 0, rows=ROWS, marked=False)
+    play.all_live()
+    play.until(lambda: play.keeper.is_settled and play.machine(0).position > play.keeper.length(0))
+    play.coordinator.settle()
+    play.until(lambda: play.coordinator.has_settled)
+    assert is_at_rest(play)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_new_life_of_a_source_waits_like_the_others_from_its_beginning(seed):
+    """Not only from when it hears so: until then it would take rows, however long logs are."""
+    play = Play(CHAIN, seed, rows=ROWS)
+    play.all_live()
+    play.at(2, 6)
+    play.coordinator.settle()
+    first = play.machine(0).incarnation
+    play.until(lambda: play.machine(0).intake.is_closed)
+    play.kill(0)
+    play.until(lambda: (m := play.machine(0)) and m.incarnation > first and m.is_live)
+    assert play.machine(0).intake.is_closed

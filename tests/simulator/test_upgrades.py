@@ -49,7 +49,7 @@ def test_what_was_found(seed):
 
 
 def test_plans_are_replaced_and_switches_broken_off():
-    results = [simulated(seed, Kind(upgrade=True)) for seed in range(6)]
+    results = [simulated(seed, Kind(upgrade=True)) for seed in range(10)]
     assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
     assert sum(result.coverage["no switch", "finished"] for result in results) > 0
     assert sum(result.coverage["renamed", "finished"] for result in results) > 0

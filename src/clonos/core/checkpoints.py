@@ -20,6 +20,7 @@ from clonos.core.machine import Machine
 from clonos.core.markers import Markers
 from clonos.core.messages import LayerAck
 from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.rest import Rest
 from clonos.core.roster import ACTIVE, Roster, TaskState
 from clonos.core.standbys import Standbys
 
@@ -56,6 +57,8 @@ class Checkpoints:
         self._sent_back: dict[int, int] = {}  # by feedback channel: rows that floors have sent
         self._open_calls: dict[int, int] = {}  # by task: open in its floor
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
+        self.rest = Rest(roster, self._look_ms)
+        self._settles_at: int | None = None  # None: the job need not settle
 
     @property
     def pending_epoch(self) -> int:
@@ -84,6 +87,36 @@ class Checkpoints:
                 self._hurried.add(task.id)
                 self._roster.command(task.id, msg.SealNow())
 
+    def settle(self) -> None:
+        """Sources are about to take no more rows: floors shall reach the ends of all logs."""
+        self.rest.begin()
+        self._settles_at = self._keeper.epoch
+        if self.markers is not None:  # an epoch that begins after sources have stopped
+            self._settles_at = self.markers.next_epoch + (self.pending_epoch > 0)
+
+    def ask(self) -> None:
+        """Ask whether tasks rest, after sources were told to take no more rows."""
+        if self.is_settling and self.markers is None:
+            self.rest.ask()
+
+    def go_on(self) -> None:
+        """The job need not settle after all."""
+        self._settles_at = None
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the job was told to settle."""
+        return self._settles_at is not None
+
+    @property
+    def have_settled(self) -> bool:
+        """Whether logs and output end at the floors, and all rows that sources have taken are
+        below."""
+        keeper, epoch = self._keeper, self._settles_at
+        if epoch is None or not keeper.is_settled or not self._nothing_goes_round:
+            return False
+        return keeper.epoch >= epoch if self.markers is not None else self.rest.is_below_floors
+
     def live(self, task: TaskState) -> None:
         """Tell a task that was away what the others have heard."""
         if self.markers is not None:
@@ -99,6 +132,7 @@ class Checkpoints:
         """A life is over: its layers are void as long as they are in no floor."""
         self.sealed[task.id].clear()
         self._hurried.discard(task.id)
+        self.rest.forget(task)
         self._holdings.forget(task.id)
 
     def acknowledged(self, slot: int, report: LayerAck) -> None:
@@ -204,12 +238,14 @@ class Checkpoints:
 
     @property
     def no_call_is_open(self) -> bool:
-        """Whether no call is open in the floors. Floors of an earlier term do not count, as this is
-        not known of them."""
-        return not any(self._open_calls.values())
+        """Whether no call is open in the floors. With markers, floors of an earlier term do not
+        count, as this is not known of them."""
+        said = {task: self.rest.open_calls(task) for task in self._keeper.positions}
+        known = {task: count for task, count in said.items() if count is not None}
+        return not any({**self._open_calls, **known}.values())
 
     @property
-    def nothing_goes_round(self) -> bool:
+    def _nothing_goes_round(self) -> bool:
         """Whether the receivers' floors have taken all items that the senders' floors have sent
         back. This is not known of floors of an earlier term, so these count as if they had not."""
         needs, positions = self._keeper.needs, self._keeper.positions

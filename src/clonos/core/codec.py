@@ -406,6 +406,7 @@ CODEC: Final = Codec(
         2: m.Hello,
         3: m.Welcome,
         4: m.Credit,
+        15: m.Resting,  # slot to coordinator
         # Coordinator to slot.
         16: m.Fence,
         17: m.Resolve,

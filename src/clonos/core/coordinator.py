@@ -100,7 +100,6 @@ class Coordinator:
         self.keeper = keeper
         self._bound = frozenset(bound)
         self.done = False
-        self._settles_at: int | None = None  # the epoch from which on floors may be the last
         self.roster = Roster(plan, keeper, address, term)
         self.holdings = Holdings(self.roster, standbys, lost_ms)
         self.standbys = Standbys(self.roster, standbys, self._bound, self.holdings)
@@ -117,6 +116,7 @@ class Coordinator:
             blame=self.blame,
             standbys=self.standbys,
             holdings=self.holdings,
+            throttle=self.throttle,
             patience_ms=patience_ms,
         )
         self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound)
@@ -129,6 +129,7 @@ class Coordinator:
             msg.Announced: self.blame.announced,
             msg.Survived: self.blame.survived,
             msg.LayerAck: self.checkpoints.acknowledged,
+            msg.Resting: self.checkpoints.rest.said,
             msg.Finished: self._on_finished,
             msg.LastWords: self._on_last_words,
             msg.TaskError: self._on_task_error,
@@ -269,7 +270,9 @@ class Coordinator:
             self._expel(slot)
         self.checkpoints.tick()
         self._settle_holdings()
-        self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
+        is_held = self.checkpoints.is_settling or self.checkpoints.needs_rest
+        self.throttle.hold(is_held=is_held)
+        self.checkpoints.ask()
         self.standbys.tick()
         self.moves.tick()
         return self.roster.take_actions()
@@ -278,28 +281,23 @@ class Coordinator:
         """Inject a marker, unless a marker or a recovery is under way. Without markers each task
         seals by its own timer, and is only told to if that cannot wait."""
         if not self.failed and not self.done:
-            is_hurried = self.wants_floor or self._settles_at is not None
-            self.checkpoints.begin(hurry=is_hurried)
+            self.checkpoints.begin(hurry=self.wants_floor)
         return self.roster.take_actions()
 
     def settle(self) -> None:
         """From the next tick on, sources take no more rows, so that floors reach the ends of all
         logs."""
-        self._settles_at = self.keeper.epoch
-        if self.checkpoints.markers is not None:  # an epoch that begins after sources have stopped
-            self._settles_at = self.checkpoints.markers.next_epoch + (self.pending_epoch > 0)
+        self.checkpoints.settle()
 
     def go_on(self) -> None:
         """The job need not settle after all: from the next tick on, sources take rows again."""
-        self._settles_at = None
+        self.checkpoints.go_on()
 
     @property
     def has_settled(self) -> bool:
         """Whether logs and output end at the floors, and all rows that sources have taken are
         below."""
-        epoch = self._settles_at
-        has_floor = epoch is not None and self.keeper.epoch >= epoch
-        return has_floor and self.keeper.is_settled and self.checkpoints.nothing_goes_round
+        return self.checkpoints.have_settled
 
     @property
     def is_at_rest(self) -> bool:
@@ -391,7 +389,6 @@ class Coordinator:
         task.machine.on(TaskEvent.REPLAYED)
         self.roster.do(Note("live", task.id, task.incarnation, report.position))
         self.checkpoints.live(task)
-        self.throttle.live(task)
         self.standbys.fill()
 
     def _on_finished(self, slot: int, report: msg.Finished) -> None:

@@ -244,7 +244,8 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class SealNow:
-    """Seal a layer now, before its time: only floors remove log entries."""
+    """Seal a layer now, before its time: only floors remove log entries. A task that has nothing to
+    seal may answer with :class:`Resting`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +427,19 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Resting:
+    """All that the task has done is in its layers, and a source takes no rows at present.
+
+    ``open_calls``: how many calls are open there.
+    """
+
+    task: int
+    incarnation: Incarnation
+    position: int
+    open_calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class Yielded:
     """The task rests: no step is under way, no call is open, and all output is written."""
 
@@ -531,6 +545,7 @@ Report = (
     | Unreachable
     | Reached
     | Unreadable
+    | Resting
     | Yielded
     | Claim
     | Held

@@ -33,6 +33,7 @@ from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
 from clonos.core.reach import Reach
 from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.standbys import Standbys
+from clonos.core.throttle import Throttle
 
 PATIENCE_MS: Final = 30_000
 """For how long a recovery waits for a holder that is alive: it may be restoring its state."""
@@ -56,6 +57,8 @@ class Recoveries:
         The copies that tasks may begin with.
     holdings
         Which slots have the layers that are not in the store.
+    throttle
+        Whether sources wait.
     patience_ms
         See :data:`PATIENCE_MS`.
     """
@@ -71,6 +74,7 @@ class Recoveries:
         blame: Blame,
         standbys: Standbys,
         holdings: Holdings,
+        throttle: Throttle,
         patience_ms: int = PATIENCE_MS,
     ) -> None:
         self._roster = roster
@@ -85,6 +89,7 @@ class Recoveries:
         self._blame = blame
         self._standbys = standbys
         self._holdings = holdings
+        self._throttle = throttle
         self._patience_ms = patience_ms
         self._heirs: dict[Cell, int] = {}  # cells that move, and their target slots
 
@@ -414,6 +419,7 @@ class Recoveries:
             self._do(Command(slot.id, msg.LogPiece(task.id, task.incarnation, piece)))
         self._do(Command(slot.id, activate))
         self._do(Note("activated", task.id, task.incarnation))
+        self._throttle.activated(task)
         for channel in self._plan.tasks[task.id].inputs:
             sender = self._tasks[self._plan.channels[channel].sender]
             if sender.phase in ACTIVE and sender is not task:

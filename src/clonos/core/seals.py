@@ -13,7 +13,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.life import Life
 from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Dependencies, Kind, Layer, LayerAck
+from clonos.core.messages import Dependencies, Kind, Layer, LayerAck, Resting
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
@@ -59,6 +59,8 @@ class Task(Protocol):
     end_is_out: bool
     rounds: Rounds | None
 
+    @property
+    def under_way(self) -> object | None: ...
     @property
     def inputs(self) -> Mapping[int, Inbound]: ...
     @property
@@ -142,6 +144,15 @@ class Seals:
             and self.has_news(task)
             and all(end.reset_at is None for end in task.inputs.values())
         )
+
+    def resting(self, task: Task) -> Resting | None:
+        """What a live task says that has nothing to seal; None: it has, or may have soon."""
+        is_at_work = task.under_way is not None or not task.life.is_live
+        intake = task.intake
+        takes_rows = task.life.spec.is_source and not (intake.is_closed or intake.ended)
+        if is_at_work or takes_rows or self._open or self.has_news(task):
+            return None
+        return Resting(task.id, task.incarnation, task.position, len(task.calls))
 
     def seal(self, task: Task, epoch: int) -> StoreLayer:
         """Freeze what has changed since the last seal. Steps do not notice."""

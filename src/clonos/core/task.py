@@ -204,8 +204,7 @@ class TaskMachine:
 
     @property
     def _is_full(self) -> bool:
-        """Whether calls must be answered before it takes more input. Markers never wait for
-        calls."""
+        """Whether calls must be answered before it takes more input, except markers."""
         return self.program.is_full and self.injected <= self.epoch
 
     @property
@@ -276,8 +275,7 @@ class TaskMachine:
             self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
 
     def flush(self) -> list[ev.Action]:
-        """End of a turn: send the logs that only the house-keeper gets, in one message for all
-        steps."""
+        """End of a turn: send the logs of all its steps that only the house-keeper gets."""
         self.is_urgent = False
         if self.phase is not Phase.FENCED:
             self.outbounds.flush(self.intake)
@@ -381,6 +379,8 @@ class TaskMachine:
     def _on_seal_now(self, _: msg.SealNow) -> None:
         self.seals.is_due = True
         self._if_seal_is_due()
+        if resting := self.seals.resting(self):
+            self._do(ev.Tell(resting))
 
     def _if_seal_is_due(self) -> None:
         if self.under_way is None and self.seals.may_seal(self):

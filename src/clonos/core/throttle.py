@@ -78,7 +78,7 @@ class Throttle:
                 if source.is_source:
                     self._roster.command(source.id, msg.Throttle(closed))
 
-    def live(self, task: TaskState) -> None:
-        """Tell a source that was away while the others were told."""
+    def activated(self, task: TaskState) -> None:
+        """Tell a new life of a source what the others were told, before it can take a row."""
         if self._is_closed and self._roster.plan.tasks[task.id].is_source:
             self._roster.command(task.id, msg.Throttle(closed=True))

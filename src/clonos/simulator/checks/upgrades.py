@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from clonos.columns.keys import owner_of_group
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER, Plan
+from clonos.core.task import TaskMachine
 from clonos.errors import UnreadableLayer
 from clonos.simulator.checks.violations import Violation, require
 from clonos.simulator.jobs.arrow import ArrowJob
@@ -117,6 +118,18 @@ def calls_are_at_rest(job: ArrowJob, keeper: HouseKeeper, store: LayerStore) -> 
             program.apply(layer.delta)
         count = len(program.open_calls()) if program.makes_calls else 0
         require(not count, "settled calls", f"task {task} has settled with {count} open calls")
+
+
+def nothing_is_taken_again(
+    keeper: HouseKeeper, store: LayerStore, machines: Iterable[TaskMachine]
+) -> None:
+    """What a source that has settled in time has taken is in its floor: nothing is read again, and
+    no calls are made again for its rows."""
+    for machine in machines:
+        rows = [layer.source_rows for layer in get_layers(store, keeper.layers[machine.id])]
+        floor, taken = max(rows, default=0), machine.intake.taken
+        said = f"{machine.spec.name} has settled at row {floor}, and has taken {taken}"
+        require(floor >= taken, "settled steps", said)
 
 
 def goes_on_or_has_not_begun(

@@ -42,6 +42,7 @@ INVARIANTS = {
     "canary": "a canary reports what a branch reports, and leaves no trace",
     "calls": "no call is made again whose answer was used",
     "settled calls": "a task that has settled in time has no open calls",
+    "settled steps": "a source that has settled in time has taken nothing beyond its floor",
     "planned moves": "a move without a failure repeats no call",
     "rivals": "a task that is overtaken goes on where its rival is",
     "effects": "an effect is made once, and by a history that survives",

@@ -36,6 +36,7 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
 from clonos.core.recovery import Recoveries
+from clonos.core.rest import Rest
 from clonos.core.roster import Roster
 from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime
@@ -513,6 +514,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "who does not settle goes on without its sources": mutation(
         "liveness", (Coordinator, "go_on", constant(None)), kind=LIVE
+    ),
+    "a job has settled as far as its driver knows": mutation(
+        "settled steps", (Rest, "is_below_floors", upgrades.all_are_answered), kind=UPGRADE
     ),
     "a job has settled though calls are open": mutation(
         "settled calls",

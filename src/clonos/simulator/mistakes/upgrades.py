@@ -117,5 +117,5 @@ def counted_on(original: Any) -> Any:
 
 
 def all_are_answered(_: Any) -> Any:
-    """A settling task does not wait for its open calls."""
+    """A settling task does not wait for its open calls, or for what sources have taken."""
     return property(lambda _: True)

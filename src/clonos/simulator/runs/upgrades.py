@@ -17,6 +17,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.layer import merge_layers
 from clonos.core.messages import Kind, Layer
 from clonos.core.plan import Incarnation
+from clonos.core.task import TaskMachine
 from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade, JournalBroken, StoreAway
 from clonos.graph.early import EARLY
@@ -26,12 +27,14 @@ from clonos.simulator.checks.upgrades import (
     each_row_once,
     goes_on_or_has_not_begun,
     names_are_new,
+    nothing_is_taken_again,
     state_is_kept,
 )
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob
 from clonos.simulator.jobs.rescaled import Rows, expected, upgrade_job
 from clonos.simulator.processes.cluster import Cluster, Options, Outcome
+from clonos.simulator.processes.slot import Slot
 from clonos.simulator.runs.faults import KINDS, Faults
 from clonos.simulator.world.disk import Died, SimulatedFiles
 from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
@@ -48,6 +51,9 @@ PATIENCE_MS: Final = 30_000.0
 SWITCHES: Final = 2
 LONG_S: Final = 20.0
 """Enough time to settle if nothing fails."""
+LOOKS: Final = 1000
+LOOK_MS: Final = 0.2
+"""How often it is looked for a bad moment to settle, and how long in between."""
 ATTEMPTS: Final = 20
 """Attempts to settle, and to switch; the last one is spared faults."""
 BY_NO_TASK: Final = 1 << 30
@@ -98,6 +104,9 @@ class Upgrades:
         self._names: set[tuple[Any, ...]] = set()
         self._extra, self._mark = False, ""
         self._renaming = Random(f"renamed {seed}")
+        self._moments = Random(f"moments {seed}")
+        self._newest: dict[int, TaskMachine] = {}
+        """The newest life of each task that has taken a step."""
         self.job = self._next_job()
         self.cluster = self._begin(self.job, None, None)
 
@@ -127,8 +136,14 @@ class Upgrades:
             kinds=KINDS,
         )
         cluster.heals_at = faults.ends_at
+        self._newest = {}
+        cluster.on_steps.append(self._stepped)
         cluster.start()
         return cluster
+
+    def _stepped(self, slot: Slot) -> None:
+        if slot.is_controlled:
+            self._newest.update((machine.id, machine) for machine in slot.machines)
 
     def _options(self, job: ArrowJob) -> Options:
         options: Options = self._options_of(self.random, job)
@@ -168,28 +183,36 @@ class Upgrades:
                 cluster.scheduler.now + self.random.choice((1.0, 10.0, 40.0)) * self.random.random()
             )
             settle_s = self.random.choice((0.05, 1.0)) if attempt < ATTEMPTS - 2 else LONG_S
-            cluster.scheduler.at(at, self._ask_to_stop, cluster, settle_s)
+            looks = LOOKS if self._moments.random() < 0.1 else 0
+            at = cluster.scheduler.now if looks else at
+            cluster.scheduler.at(at, self._ask_to_stop, cluster, settle_s, looks)
             self._go_on()
             keeper = cluster.driver.keeper
             if keeper.complete:
                 return False
             if keeper.is_settled:
-                self._look_at_calls(keeper)
+                self._look_at_rest(keeper)
                 return True
         raise Violation("liveness", f"the job has not settled in {ATTEMPTS} attempts")
 
-    def _look_at_calls(self, keeper: HouseKeeper) -> None:
-        """Check open calls if there was time enough. Without markers, floors of an earlier term
-        may be unknown."""
+    def _look_at_rest(self, keeper: HouseKeeper) -> None:
+        """Check that nothing is under way, if there was time enough."""
         cluster = self.cluster
         until_s = cluster.driver.node.settling.until_s
-        is_known = cluster.job.plan.has_markers or cluster.driver.term == 1
-        if is_known and until_s is not None and cluster.scheduler.now < 1000 * until_s:
-            calls_are_at_rest(self.job, keeper, _layers(cluster.disks))
+        if until_s is not None and cluster.scheduler.now < 1000 * until_s:
+            store = _layers(cluster.disks)
+            calls_are_at_rest(self.job, keeper, store)
+            now = {task.id: task.incarnation for task in cluster.driver.coordinator.tasks.values()}
+            alive = (m for m in self._newest.values() if m.incarnation == now[m.id])
+            nothing_is_taken_again(keeper, store, alive)
 
-    def _ask_to_stop(self, cluster: Cluster, settle_s: float) -> None:
-        """Ask the current driver to stop; one that has died meanwhile is not asked."""
+    def _ask_to_stop(self, cluster: Cluster, settle_s: float, looks: int = 0) -> None:
+        """Ask the current driver to stop; one that has died meanwhile is not asked. So many `looks`
+        are for a moment at which it thinks that nothing is under way, and is wrong."""
         if cluster.outcome.state != "running" or cluster.driver.keeper.complete:
+            return
+        if looks and not self._seems_at_rest(cluster):
+            cluster.scheduler.after(LOOK_MS, self._ask_to_stop, cluster, settle_s, looks - 1)
             return
         driver, is_patient = cluster.driver, self._is_live and settle_s < LONG_S
         if driver.alive and driver.waiting is None and driver.node.phase.value == "running":
@@ -199,6 +222,15 @@ class Upgrades:
             driver.post(events.StopAsked(settle_s, otherwise))
         else:
             cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
+
+    def _seems_at_rest(self, cluster: Cluster) -> bool:
+        keeper = cluster.driver.keeper
+        return keeper.is_settled and any(
+            machine.position > keeper.positions[machine.id]
+            for slot in cluster.slots
+            if slot.is_controlled
+            for machine in slot.machines
+        )
 
     def _went_on(self, cluster: Cluster) -> None:
         """The job did not settle in time: ask again, or let it go on."""
