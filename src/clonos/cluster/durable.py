@@ -75,6 +75,11 @@ class JournalFile:
         return version_of(self._journal.replay())
 
     @property
+    def where(self) -> str:
+        """Its place, for messages."""
+        return self._journal.where
+
+    @property
     def nbytes(self) -> int:
         return self._journal.nbytes
 
