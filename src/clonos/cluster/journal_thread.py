@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clonos.errors import ClonosError
+from clonos.errors import JournalBroken
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.nodes.ports import Journal
 from clonos.storage.disk_thread import DiskThread
@@ -101,7 +101,7 @@ class JournalThread:
                 return write()
             except Exception as error:  # noqa: BLE001 - a thread could not raise it
                 what = f"the journal cannot be written: {type(error).__name__}: {error}"
-                self._inbox.put(OutsideFailed(ClonosError(what)))
+                self._inbox.put(OutsideFailed(JournalBroken(what)))
                 return False
             finally:
                 if self._watchdog is not None:
