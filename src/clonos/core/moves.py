@@ -46,7 +46,7 @@ SLOW_MS: Final = 300_000
 AGAIN_MS: Final = 1_000
 """How long a cell that could not move out of a leaving slot waits for the next attempt."""
 
-FULL: Final = "no slot is free that could take it"
+FULL: Final = "no slot is free that could take it (those of drained executors cannot)"
 NEVER_COPIED: Final = "its state has not been copied within a minute"
 FAILED: Final = "a task, or the slot that was to take it, failed meanwhile"
 BUSY: Final = "a step, call or write under way took longer than a second"
