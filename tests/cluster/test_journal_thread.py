@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from clonos.cluster.journal_thread import JournalThread
+from clonos.cluster.journal_thread import JournalThread, Watchdog
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.storage.disk_thread import QUICK_S, DiskThread
 from clonos.transport.inbox import Inbox
@@ -113,6 +113,32 @@ def test_what_nobody_expected_of_the_file_ends_the_job(inbox):
     assert isinstance(failed, OutsideFailed)
     assert "ZeroDivisionError" in failed.error.what
     journal.close()
+
+
+@pytest.mark.parametrize(
+    "makes_disk", [lambda: DiskThread("disk"), slow_disk], ids=["loop", "thread"]
+)
+def test_a_write_that_hangs_is_warned_of_once(inbox, makes_disk):
+    """Whoever waits for it, the driver's loop or the thread."""
+    file, warned, told = GatedJournal(), threading.Event(), list[str]()
+
+    def warn() -> None:
+        told.append("hangs")
+        file.gate.set()
+        warned.set()
+
+    file.gate.set()
+    watchdog = Watchdog(warn, hangs_s=0.02)
+    journal = JournalThread(file, inbox, makes_disk(), watchdog)
+    assert journal.append([b"a"])
+    told.clear()
+    warned.clear()
+    file.gate.clear()
+    journal.append([b"b"])
+    assert warned.wait(WAIT_S)
+    journal.close()
+    assert told == ["hangs"]
+    assert file.written == [[b"a"], [b"b"]]
 
 
 def test_closing_waits_for_what_is_being_written(inbox):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_whoever_cannot_look_says_so_once(directory, monkeypatch, caplog):
     assert caplog.text.count("unreachable") == 1
     follow(directory)
     assert kinds(lookout) == [Sight.ANOTHERS, Superseded]
+
+
+def test_a_checkpoint_that_somebody_deletes_is_warned_of(directory, tmp_path, caplog):
+    """The job goes on, but nothing would be there for the next driver."""
+    lookout = Lookout(directory, print)
+    shutil.rmtree(tmp_path / "terms")
+    assert kinds(lookout) == [Sight.HIDDEN]
+    assert "the checkpoint has been deleted" in caplog.text
+    assert "terms/000000000001" in caplog.text
 
 
 def test_a_term_that_cannot_be_read_is_told(directory, tmp_path):

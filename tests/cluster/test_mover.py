@@ -11,6 +11,7 @@ from clonos.cluster import moves
 from clonos.cluster.audience import Observer
 from clonos.cluster.moves import AGAIN_S, RENEWALS_MAX, SETTLED_S, Executors, Mover
 from clonos.core.decisions import Leaving, MoveAsked, Note
+from clonos.core.moves import BUSY, FAILED, FULL, NEVER_COPIED
 from clonos.errors import CannotMove, UnknownTask
 from clonos.nodes.events import RenewalAsked
 from clonos.nodes.views import SlotView
@@ -29,6 +30,7 @@ class World:
         plan = build_job(STAGES, sharing_depth=1, rows=1).plan
         self.names = [task.name for task in plan.tasks]
         self.answer, self.asked = answer, list[Any]()
+        self.why = ""
         self.observer = Observer(self.names)
         self.looks = 0
         self.others: list[tuple[str, tuple[str, ...]]] = [("1", ())]
@@ -46,7 +48,7 @@ class World:
         self.asked.append(event)
         if self.answer is not None:
             self.observer.note(Note("moved", 0), 0.0)  # another cell's
-            self.observer.note(Note(self.answer, 1), 0.0)  # type: ignore[arg-type]
+            self.observer.note(Note(self.answer, 1, why=self.why), 0.0)  # type: ignore[arg-type]
 
 
 def test_a_move_is_waited_for():
@@ -56,12 +58,28 @@ def test_a_move_is_waited_for():
     assert not world.observer.listeners
 
 
-@pytest.mark.parametrize(("answer", "timeout_s"), [("stayed", 60.0), (None, 0.0)])
-def test_who_stays_is_told(answer, timeout_s):
-    world = World(answer)
-    with pytest.raises(CannotMove, match="stays where it is"):
-        world.mover.move(world.names[1], timeout_s)
+@pytest.mark.parametrize(
+    ("why", "said", "remedy"),
+    [
+        (FULL, "no slot is free that could take it", "standby_slots="),
+        (BUSY, "took longer than a second", "try again"),
+        (FAILED, "failed meanwhile", "try again"),
+        (NEVER_COPIED, "not been copied within a minute", "try again"),
+    ],
+)
+def test_who_stays_says_why(why, said, remedy):
+    world = World("stayed")
+    world.why = why
+    with pytest.raises(CannotMove, match=said) as told:
+        world.mover.move(world.names[1], 60.0)
+    assert remedy.lower() in told.value.remedy
+    assert told.value.where == world.names[1]
     assert not world.observer.listeners
+
+
+def test_a_move_that_takes_too_long_says_that_it_may_still_happen():
+    with pytest.raises(CannotMove, match=r"within 0 s.*may still"):
+        World(None).mover.move("sink[0]", 0.0)
 
 
 def test_a_job_that_has_ended_says_so():

@@ -9,6 +9,7 @@ import pytest
 
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core import moves
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.command import main
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job, with_calls
@@ -94,6 +95,19 @@ def test_who_is_overtaken_is_not_asked():
     play.end()
 
 
+def test_who_has_nowhere_to_go_says_so_soon(monkeypatch):
+    """The job has as many slots as tasks; a slot that comes meanwhile would have been taken."""
+    monkeypatch.setattr(moves, "FULL_MS", 30)
+    play = Play(slots=3, standbys=0)
+    before, asked_ms = play.home(), play.cluster.scheduler.now
+    play.post(co.MoveAsked(MIDDLE))
+    play.until(lambda: play.says("stayed"))
+    assert 30 <= play.cluster.scheduler.now - asked_ms < 60
+    assert [note.why for note in play.notes if note.what == "stayed"] == [moves.FULL]
+    assert play.home() == before
+    play.end()
+
+
 def tasks(play):
     return play.cluster.driver.coordinator.tasks.values()
 
@@ -161,11 +175,12 @@ def test_where_it_moves_to_dies_while_it_rests():
     play = Play()
     before = play.home()
     play.post(co.MoveAsked(MIDDLE))
-    moves = play.cluster.driver.coordinator.moves
-    play.until(lambda: moves.machine.state.value == "yielding")
-    target = play.cluster.driver.slots[moves.target]
+    move = play.cluster.driver.coordinator.moves
+    play.until(lambda: move.machine.state.value == "yielding")
+    target = play.cluster.driver.slots[move.target]
     play.cluster.kill(target, "killed")
     play.until(lambda: play.says("stayed"))
+    assert [note.why for note in play.notes if note.what == "stayed"] == [moves.FAILED]
     assert play.home() == before
     play.end()
     nothing_asked_again(play.cluster.service)
@@ -175,10 +190,10 @@ def test_where_it_moves_to_dies_while_it_rests():
 def test_who_hands_over_or_takes_over_dies(who):
     play = Play()
     play.post(co.MoveAsked(MIDDLE))
-    moves = play.cluster.driver.coordinator.moves
+    move = play.cluster.driver.coordinator.moves
     old = play.cluster.slot_of(MIDDLE)
     play.until(lambda: play.says("moving"))
-    victim = old if who == "old" else play.cluster.driver.slots[moves.target]
+    victim = old if who == "old" else play.cluster.driver.slots[move.target]
     assert victim is not None
     play.cluster.kill(victim, "killed")
     play.end()

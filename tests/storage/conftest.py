@@ -5,9 +5,12 @@ environment, as obstore reads them).
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,3 +28,9 @@ def objects_in(place: str, tmp_path: Path) -> Objects:
     if "CLONOS_S3" not in os.environ:
         pytest.skip("CLONOS_S3 names no place")
     return RemoteObjects(f"{os.environ['CLONOS_S3'].rstrip('/')}/{secrets.token_hex(8)}")
+
+
+def slow_clock() -> SimpleNamespace:
+    """The module `time`, of whose stopwatch a hundred seconds have passed at each look."""
+    ticks = itertools.count(0.0, 100.0)
+    return SimpleNamespace(monotonic=lambda: next(ticks), time=time.time, sleep=time.sleep)

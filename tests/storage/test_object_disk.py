@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from clonos.errors import JournalBroken, UnusableStore
+from clonos.storage import lease
+from clonos.storage.files import Locked
 from clonos.storage.journal import Journal
 from clonos.storage.objects import disk as module
 from clonos.storage.objects.disk import ObjectDisk
 from clonos.storage.objects.stores import Objects, RemoteObjects, objects_of
-from tests.storage.conftest import PLACES, objects_in
+from tests.storage.conftest import PLACES, objects_in, slow_clock
 
 LEASE_S = 1.0
 BEAT_S = 0.05
@@ -63,6 +65,16 @@ def test_nobody_writes_beside_the_holder(driver):
     lock.close()
     driver().write("/a", b"another's")
     assert holder.read("/a").to_pybytes() == b"another's"
+
+
+def test_who_beats_keeps_its_lock_however_long_the_store_was_away(driver, monkeypatch):
+    """It was away for its holder, too."""
+    held = driver().lock(f"{ROOT}/lock", "me")
+    monkeypatch.setattr(module, "time", slow_clock())
+    monkeypatch.setattr(lease, "time", slow_clock())
+    with pytest.raises(Locked, match="me"):
+        driver(lease_s=module.LEASE_S).lock(f"{ROOT}/lock", "another")
+    held.close()
 
 
 def test_old_changes_are_put_together(driver, objects, monkeypatch):

@@ -17,10 +17,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from clonos.errors import JournalBroken, Superseded, UnusableStore
+from clonos.storage import lease, postgres_disk
 from clonos.storage.files import Locked
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
 from tests.processes import free_port
+from tests.storage.conftest import slow_clock
 
 LEASE_S = 0.5
 BEAT_S = 0.05
@@ -88,7 +90,7 @@ def test_a_server_that_is_away_for_a_while(postgres_server, driver, root):
         postgres_server.stop()
         try:
             journal.append([b"two"])
-            with pytest.raises(JournalBroken, match="PostgreSQL"):
+            with pytest.raises(JournalBroken, match=r" in postgresql://127\.0.*check the store"):
                 journal.commit()
             with pytest.raises(JournalBroken):
                 journal.rotate([b"one", b"two"])
@@ -161,6 +163,7 @@ def test_what_an_administrator_has_set_for_all_sessions(postgres, driver, root, 
     [
         ("postgresql://me:secret@127.0.0.1:1/jobs", r"postgresql://127.0.0.1:1/jobs: "),
         ("postgresql://me:sec/ret@127.0.0.1:1/jobs", "cannot be used"),
+        ("postgresql://m e:sec@127.0.0.1:1/jobs", "cannot be understood.*%2F for /"),
     ],
 )
 def test_a_server_that_is_not_there(dsn, told):
@@ -187,6 +190,20 @@ def test_a_process_that_has_died_is_known_by_its_session(postgres, driver, root)
         process.wait()
         patient.lock(f"{root}/lock", "another").close()
         patient.close()
+
+
+def test_who_beats_keeps_its_lock_however_long_the_server_was_frozen(
+    postgres, driver, root, monkeypatch
+):
+    """It was frozen for its holder, too; once it answers, the holder's beats go on."""
+    held = driver().lock(f"{root}/lock", "me")
+    monkeypatch.setattr(postgres_disk, "time", slow_clock())
+    monkeypatch.setattr(lease, "time", slow_clock())
+    patient = PostgresDisk(postgres)
+    with pytest.raises(Locked, match="me"):
+        patient.lock(f"{root}/lock", "another")
+    patient.close()
+    held.close()
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ class Observer:
     def note(self, note: Note, at_s: float) -> None:
         """Tell the listeners of events."""
         name = self._names[note.task] if note.task >= 0 else ""
-        event = JobEvent(note.what, name, note.value, at_s)
+        event = JobEvent(note.what, name, note.value, at_s, note.why)
         for listener in self.listeners:
             try:
                 listener(event)

@@ -16,7 +16,7 @@ from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.core.program import Batch
 from clonos.core.version import version_of
-from clonos.errors import ClonosError, JournalBroken
+from clonos.errors import ClonosError, JournalBroken, UnusableStore
 from clonos.nodes.events import JournalFailed, OutsideFailed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.files import Disk, Durability
@@ -73,6 +73,11 @@ class JournalFile:
     def version(self) -> int:
         """How often the plan of the job has been replaced."""
         return version_of(self._journal.replay())
+
+    @property
+    def where(self) -> str:
+        """Its place, for messages."""
+        return self._journal.where
 
     @property
     def nbytes(self) -> int:
@@ -172,7 +177,7 @@ class DeliveredOutputs:
         except ClonosError as error:  # such as OtherContent
             return self._give_up(error)
         except OSError as error:
-            failed = ClonosError(
+            failed = UnusableStore(
                 f"delivered output cannot be put into files: {error}",
                 where=self._store.directory,
                 remedy="check the disk and the folder; delivered output is safe in the journal",

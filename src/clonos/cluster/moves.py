@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 from clonos.cluster.audience import Observer
 from clonos.core.decisions import Leaving, MoveAsked
+from clonos.core.moves import FULL
 from clonos.core.plan import Plan
 from clonos.errors import CannotMove, UnknownTask
 from clonos.nodes.events import RenewalAsked
@@ -27,6 +28,7 @@ AGAIN_S: Final = 60.0
 """How long a cell that did not move, because its calls take long, is left alone."""
 RENEWALS_MAX: Final = 5
 """Spark may put a slot that is started anew where it was; it is not asked for ever."""
+TO_HAVE_ROOM: Final = "give the job free slots with standby_slots=, and Spark the cores for them"
 _POLL_S: Final = 0.05
 _SHOWN: Final = 5
 """Tasks that an error names."""
@@ -63,11 +65,11 @@ class Mover:
             raise UnknownTask(f"there is no task {task!r}", remedy=f"try {' or '.join(near)}")
         self._require_logs(task)
         first = self._plan.tasks[self._plan.cell_of[ids[task]][0]].name
-        told: SimpleQueue[tuple[str, DriverView]] = SimpleQueue()
+        told: SimpleQueue[tuple[JobEvent, DriverView]] = SimpleQueue()
 
         def hear(event: JobEvent) -> None:
             if event.what in ("moved", "stayed") and event.task == first:
-                told.put((event.what, self._look()))
+                told.put((event, self._look()))
 
         observer, until = self._observer, time.monotonic() + timeout_s
         observer.listeners = (*observer.listeners, hear)
@@ -75,11 +77,15 @@ class Mover:
             self._inbox.put(MoveAsked(ids[task]))
             while self._goes_on(until):
                 try:
-                    what, before = told.get(timeout=_POLL_S)
+                    event, before = told.get(timeout=_POLL_S)
                 except Empty:
                     continue
-                if what == "stayed":
-                    break
+                if event.what == "stayed":
+                    raise CannotMove(
+                        f"it stays where it is: {event.why}",
+                        where=task,
+                        remedy=TO_HAVE_ROOM if event.why == FULL else "",
+                    )
                 while self._goes_on(until) and self._look() is before:
                     time.sleep(_POLL_S / 10)  # the caller's next look must show the task's new slot
                 return
@@ -87,7 +93,11 @@ class Mover:
             observer.listeners = tuple(one for one in observer.listeners if one is not hear)
         if not self._is_running():
             raise CannotMove("the job has ended", where=task, remedy="start it again")
-        raise CannotMove("it stays where it is", where=task)
+        raise CannotMove(
+            f"it has not moved within {timeout_s:g} s; it may still do so",
+            where=task,
+            remedy="running.tasks() shows where it is, and which task recovers: moves wait for it",
+        )
 
     def drain(self, executor: str, timeout_s: float) -> None:
         """See :meth:`~clonos.cluster.driver.RunningJob.drain`."""
@@ -128,8 +138,8 @@ class Mover:
             raise CannotMove(said)
         raise CannotMove(
             f"{said}, and no other executor has a free slot",
-            remedy="add an executor, or slots with standby_slots=; what is still there leaves as "
-            "soon as another executor has a free slot",
+            remedy=f"{TO_HAVE_ROOM}; what is still there leaves as soon as another executor has a "
+            "free slot",
         )
 
     def renew(self, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.followers import Followers
-from clonos.cluster.journal_thread import JournalThread
+from clonos.cluster.journal_thread import HANGS_S, JournalThread, Watchdog
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
@@ -334,7 +334,14 @@ class DriverSetup:
 
     def _ports(self, file: JournalFile, store: DeliveredStore, undo: ExitStack) -> DriverPorts:
         plan, put = self.compiled.plan, self.inbox.put
-        journal: Journal = undo.enter_context(closing(JournalThread(file, self.inbox)))
+        watchdog = Watchdog(
+            lambda: self.warn(
+                f"{file.where}: the journal has had no answer for {HANGS_S:g} s. Nothing is lost, "
+                "and the job waits. To do: see what keeps its disk or server"
+            )
+        )
+        thread = JournalThread(file, self.inbox, watchdog=watchdog)
+        journal: Journal = undo.enter_context(closing(thread))
         writers = undo.enter_context(ThreadPoolExecutor(WRITERS, "clonos-outputs"))
         outputs = DeliveredOutputs(plan, store, self.consumers, put, each=writers.map)
         return DriverPorts(

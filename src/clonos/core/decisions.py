@@ -95,7 +95,7 @@ class Note:
     """Something worth showing: a recovery's progress, a floor, a warning.
 
     ``of``: the whole of which `value` is a part, if it is one. ``level``, ``why``: the level of the
-    next layers, and why it is not the strongest.
+    next layers. ``why``: why it is not the strongest, or why a cell has stayed.
     """
 
     what: Literal[

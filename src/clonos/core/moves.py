@@ -20,6 +20,7 @@ failure like any other, except that a slot is ready and the old life's log is re
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
@@ -38,10 +39,17 @@ FRESH_MS: Final = 500
 """How long a move waits for the floor that it has asked for; without it, more is replayed."""
 YIELD_MS: Final = 1_000
 """How long steps, calls and writes under way may take: until then the cell takes nothing new."""
+FULL_MS: Final = 2_000
+"""How long a move waits for a slot while none is free: one that has died comes back by then."""
 SLOW_MS: Final = 300_000
 """For this long no rival begins in a slot in which a cell was overtaken."""
 AGAIN_MS: Final = 1_000
 """How long a cell that could not move out of a leaving slot waits for the next attempt."""
+
+FULL: Final = "no slot is free that could take it (those of drained executors cannot)"
+NEVER_COPIED: Final = "its state has not been copied within a minute"
+FAILED: Final = "a task, or the slot that was to take it, failed meanwhile"
+BUSY: Final = "a step, call or write under way took longer than a second"
 
 
 class MovePhase(Enum):
@@ -105,7 +113,7 @@ class Moves:
         self._recoveries = recoveries
         self._bound = bound
         self.machine = MOVE.machine("moves")
-        self._wanted: dict[Cell, int] = {}  # since when
+        self._wanted: dict[Cell, int] = {}  # since when all tasks run, and there may be no slot
         self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
         self._slow: set[Cell] = set()  # cells to be overtaken
         self._leaving: set[str] = set()
@@ -175,6 +183,7 @@ class Moves:
     def _next(self) -> None:
         roster = self._roster
         if not roster.all_run:
+            self._wanted = dict.fromkeys(self._wanted, roster.now_ms)
             return
         for cell, home in roster.homes().items():
             is_leaving = home is not None and roster.slots[home].leaves
@@ -186,9 +195,9 @@ class Moves:
                 self._begin(cell, target)
                 return
             # A cell that is slow now may not be slow later.
-            if cell in self._slow or roster.now_ms - since_ms >= PREPARE_MS:
+            if cell in self._slow or roster.now_ms - since_ms >= FULL_MS:
                 self._forget(cell)
-                roster.do(Note("stayed", cell[0]))
+                roster.do(Note("stayed", cell[0], why=FULL))
 
     def _slot_for(self, cell: Cell) -> Slot | None:
         """The best slot to move to; never one that leaves. For a rival, preferably on another
@@ -220,8 +229,10 @@ class Moves:
 
     def _prepare(self) -> None:
         waited_ms = self._roster.now_ms - self._since_ms
-        if self._is_broken() or waited_ms >= PREPARE_MS:
-            self._give_up()
+        if self._is_broken():
+            self._give_up(FAILED)
+        elif waited_ms >= PREPARE_MS:
+            self._give_up(NEVER_COPIED)
         elif not self._roster.slots[self.target].keeps(self._cell):
             self._standbys.follow(self._roster.slots[self.target], self._cell)
         elif self._is_filled() and (
@@ -262,26 +273,29 @@ class Moves:
         self._wait()
 
     def _wait(self) -> None:
-        if self._is_broken() or self._roster.now_ms - self._since_ms >= YIELD_MS:
-            self._give_up()
+        if self._is_broken():
+            self._give_up(FAILED)
+        elif self._roster.now_ms - self._since_ms >= YIELD_MS:
+            self._give_up(BUSY)
         elif not self._awaited:
             self.machine.on(MoveEvent.YIELDED)
             self._recoveries.hand_over(self._cell, self.target)
 
-    def _give_up(self) -> None:
+    def _give_up(self, why: str) -> None:
         """Give the move up, as if nothing had happened."""
         if self.machine.state is MovePhase.YIELDING:
             for task in self._cell:
                 self._roster.command(task, msg.Resume())
-        self._end(MoveEvent.GIVEN_UP)
+        self._end(MoveEvent.GIVEN_UP, why)
         self._standbys.fill()
 
-    def _end(self, event: MoveEvent) -> None:
+    def _end(self, event: MoveEvent, why: str = FAILED) -> None:
         self.machine.on(event)
         cell, self._awaited = self._cell, set()
         has_moved = self._roster.home(cell) == self.target
         self._forget(cell)
-        self._roster.do(Note("moved" if has_moved else "stayed", cell[0], value=self.target))
+        end = Note("moved") if has_moved else Note("stayed", why=why)
+        self._roster.do(replace(end, task=cell[0], value=self.target))
 
     def _forget(self, cell: Cell) -> None:
         self._wanted.pop(cell, None)

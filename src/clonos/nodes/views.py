@@ -411,14 +411,15 @@ class JobEvent:
     complete; "standby": a copy of the task has reached checkpoint `value`; "orphan": a task has to
     go back with a failed one; "generation": rows may have been delivered twice from here on;
     "moving", for each task of a cell: it is fenced, to go on in another slot; then, for the first
-    task, "moved" or "stayed"; "rival", for the first task of a slow cell: the cell is overtaken,
-    and recovers.
+    task, "moved" or "stayed", and `why` it has; "rival", for the first task of a slow cell: the
+    cell is overtaken, and recovers.
     """
 
     what: str
     task: str
     value: int
     at_s: float
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

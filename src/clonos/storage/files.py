@@ -126,6 +126,10 @@ class Lock(Protocol):
 class Disk(Files, Protocol):
     """A local file system, as a journal needs one."""
 
+    @property
+    def place(self) -> str:
+        """The store that it is in; empty if it is this machine's."""
+
     def append(self, path: str) -> Tail:
         """Open an existing file at its end."""
 
@@ -139,6 +143,7 @@ class Disk(Files, Protocol):
 class LocalFiles:
     """The :class:`Disk` of this machine."""
 
+    place = ""
     is_local = True
     refuses = True
 

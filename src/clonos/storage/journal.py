@@ -152,6 +152,11 @@ class Journal:
             self._release()
             raise
 
+    @property
+    def where(self) -> str:
+        """Its folder, and in which store."""
+        return _where(self._disk, self._folder.root)
+
     def _open(self) -> None:
         self._folder.delete(info.path for info in self._folder.unfinished())
         numbers = self._numbers()
@@ -305,8 +310,9 @@ class Journal:
         self.is_broken = True
         self._broken = JournalBroken(
             f"the journal could not be written: {cause}",
-            where=self._folder.root,
-            remedy="check the disk; what was acknowledged is safe, and no more output is released",
+            where=self.where,
+            remedy=f"check {'the disk' if self._disk.is_local else 'the store'}; what was "
+            "acknowledged is safe, and no more output is released",
         )
         return self._broken
 
@@ -400,9 +406,13 @@ def _lock(disk: Disk, root: str) -> Lock:
     except Locked as error:
         raise JournalInUse(
             f"another driver has it open (process {error})",
-            where=root,
+            where=_where(disk, root),
             remedy="stop the other driver, or give this job a directory of its own",
         ) from error
+
+
+def _where(disk: Disk, root: str) -> str:
+    return f"{root} in {disk.place}" if disk.place else root
 
 
 def _frame(seq: int, records: Sequence[bytes], salt: int) -> bytes:

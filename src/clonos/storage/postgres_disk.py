@@ -32,6 +32,7 @@ from clonos.core.content import Content, content_of, pieces_of
 from clonos.errors import UnusableStore
 from clonos.extras import imported
 from clonos.storage.files import Info, Lock, Locked, Tail
+from clonos.storage.lease import Watch
 from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")
@@ -45,6 +46,8 @@ BEAT_S: Final = 0.3
 """Time from one beat to the next."""
 WATCH_S: Final = 0.1
 """Time from one look at the count to the next."""
+STEP_S: Final = 0.5
+"""What counts of this time, at most, if the server is slow to answer."""
 CONNECT_S: Final = 5
 SILENCE_MS: Final = 5_000
 """Either side gives the other up after this long without an answer from its kernel."""
@@ -72,6 +75,7 @@ _OWN_SETTINGS: Final = (
 )
 """Not every version knows all of these timeouts. Read committed: a check of our fence must see the
 newest row."""
+_NO_PLACE: Final = "a database whose URI cannot be understood"
 _FOLDER: Final = -1
 """The part number of a folder, which has one row."""
 
@@ -109,6 +113,13 @@ class PostgresDisk:
         self._mutex = threading.RLock()
         self._connection: Any = None
         self._held: _Held | None = None
+        if self.place == _NO_PLACE:
+            raise UnusableStore(
+                "the database cannot be used: its URI cannot be understood",
+                where="a journal in PostgreSQL",
+                remedy="write postgresql://user:password@host:5432/database, and in a name or "
+                "password %2F for /, %40 for @ and so on",
+            )
         try:
             with self._change() as cursor:
                 # Several drivers may start at once, and "if not exists" is no help against a race.
@@ -132,7 +143,7 @@ class PostgresDisk:
         try:
             known = self._psycopg.conninfo.conninfo_to_dict(self._dsn)
         except self._psycopg.Error:
-            return "a database whose URI cannot be understood"
+            return _NO_PLACE
         host = known.get("host") or known.get("hostaddr") or "local"
         return f"postgresql://{host}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
 
@@ -376,8 +387,7 @@ class PostgresDisk:
 
     def _take(self, path: str, holder: str) -> int:
         """Watch the lock until it can be taken; return our fence."""
-        first = None
-        seen_s = gone_s = time.monotonic()
+        first, watch, silent_s, gone_s = None, Watch(STEP_S), 0.0, 0.0
         while True:
             with self._asking() as cursor:
                 cursor.execute(_LOCK, (path,))
@@ -386,10 +396,10 @@ class PostgresDisk:
                 first = first or (fence, beats)
                 if (fence, beats) != first:
                     raise Locked(theirs)
-                if has_session:
-                    gone_s = time.monotonic()
-                now_s = time.monotonic()
-                if is_free or now_s - gone_s > GONE_S or now_s - seen_s > self._lease_s:
+                passed_s = watch.since_last_look()
+                silent_s += passed_s
+                gone_s = 0.0 if has_session else gone_s + passed_s
+                if is_free or gone_s > GONE_S or silent_s > self._lease_s:
                     cursor.execute(_TAKE, (holder, path, fence, beats))
                     if cursor.rowcount:
                         (ours,) = cursor.fetchone()

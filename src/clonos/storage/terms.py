@@ -13,6 +13,7 @@ has the wrong journal or an old copy of it. A driver that finds a newer term has
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 from dataclasses import asdict, dataclass
@@ -147,12 +148,18 @@ class Terms:
     def rival(self, mine: Term) -> Term | None:
         """The driver that has begun a later term, or has taken this one: then our term is over.
 
-        A driver asks now and then. If the file system cannot be reached, this raises `OSError`, and
-        the driver does not know.
+        A driver asks now and then. If the file system cannot be reached, or our term's file is not
+        there any more, this raises `OSError`, and the driver does not know.
         """
         newest = self.newest()
-        is_later = newest is not None and newest.number >= mine.number
-        return newest if is_later and newest != mine else None
+        if newest is None or newest.number < mine.number:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the checkpoint has been deleted, or its folder is another one now. If this driver "
+                "dies, the job cannot be continued. To do: find out who deletes there",
+                self._folder.path(_name(mine.number)),
+            )
+        return newest if newest != mine else None
 
     def newest(self) -> Term | None:
         """The last term that anybody has begun."""

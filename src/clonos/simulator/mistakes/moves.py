@@ -32,8 +32,8 @@ def never_rest(original: Any) -> Any:
 
 
 def without_resume(_: Any) -> Any:
-    def give_up(self: Moves) -> None:
-        self._end(MoveEvent.GIVEN_UP)
+    def give_up(self: Moves, why: str) -> None:
+        self._end(MoveEvent.GIVEN_UP, why)
 
     return give_up
 

@@ -271,6 +271,7 @@ class SimulatedFiles:
         How many file operations it has made; each is a crash point.
     """
 
+    place = ""
     is_local = True
     refuses = True
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from clonos.core.canonical import encode
 from clonos.core.content import Content, content_of, pieces_of
 from clonos.storage.files import Info, Lock, Locked, Tail
+from clonos.storage.lease import Watch
 from clonos.storage.objects.chain import Chain, Fence
 from clonos.storage.objects.stores import Objects
 from clonos.storage.objects.tree import Change, Tree
@@ -36,6 +37,8 @@ BEAT_S: Final = 3.0
 """Time from one beat to the next."""
 WATCH_S: Final = 0.5
 """Time from one look to the next."""
+STEP_S: Final = 3.0
+"""What counts of this time, at most, if the store is slow to answer."""
 CHANGES_MAX: Final = 200
 """After this many changes they are merged into a base ..."""
 WASTE: Final = 3
@@ -195,14 +198,15 @@ class ObjectDisk:
     def lock(self, path: str, holder: str) -> Lock:
         """Take the lock, which takes :data:`LEASE_S` if its holder has died; raises
         :class:`~clonos.storage.files.Locked` if the holder lives."""
-        first, since_s = self._signs(), time.monotonic()
+        first, watch, silent_s = self._signs(), Watch(STEP_S), 0.0
         while True:
             with self._mutex:
                 has_moved, fence = self._signs() != first, self._chain.fence
                 if _is_held(fence):
                     if has_moved:
                         raise Locked(fence.holder)
-                    is_over = time.monotonic() - since_s > self._lease_s
+                    silent_s += watch.since_last_look()
+                    is_over = silent_s > self._lease_s
                 else:
                     is_over = True
                 if is_over and self._chain.begin(holder):
