@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--apart", type=float, default=1.0, help="seconds between the three in turn")
     add("--standbys", nargs="+", type=int, default=[0, 1, 2])
     add("--executors", type=int, default=3)
-    add("--checkpoints", choices=("marked", "uncoordinated"), default="marked")
+    add("--checkpoints", choices=("auto", "marked", "uncoordinated"), default="auto")
 
 
 def measure(arguments: argparse.Namespace) -> Report:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=float, default=20_000.0, help="rows per second")
     add("--rounds", type=int, default=20, help="moves")
     add("--pause", type=float, default=2.0, help="seconds of normal work before each move")
-    add("--checkpoints", choices=("marked", "uncoordinated"), default="marked")
+    add("--checkpoints", choices=("auto", "marked", "uncoordinated"), default="auto")
 
 
 def measure(arguments: argparse.Namespace) -> Report:

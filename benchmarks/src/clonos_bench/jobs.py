@@ -204,7 +204,7 @@ def stateful(
     standbys: int = 1,
     protected: bool = True,
     checkpoint_ms: int | None = 500,
-    checkpoints: Any = "marked",
+    checkpoints: Any = "auto",
     is_apart: bool = False,
     persistence: Any = "store",
     job: clonos.Job | None = None,
@@ -218,7 +218,7 @@ def stateful(
     checkpoint_ms
         None: no checkpoints.
     checkpoints
-        "marked" or "uncoordinated".
+        "auto", "marked" or "uncoordinated".
     is_apart
         Each task has a slot of its own, and can die alone.
     persistence

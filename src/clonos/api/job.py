@@ -11,6 +11,7 @@ from clonos.api.feedback import Feedback
 from clonos.api.settings import (
     MORE_ROOM,
     SAID_RARELY,
+    checkpoints_of,
     depth_of,
     flag_of,
     folder_of,
@@ -64,10 +65,9 @@ class Job:
     checkpoint_interval
         Time between checkpoints.
     checkpoints
-        "marked": markers flow with the rows, every task saves its state when it has them on all
-        inputs, and all restore the same instant. "uncoordinated": every task saves its state by
-        its own timer, and the driver finds the newest states that fit together; no input waits
-        for another. Needs "exactly_once".
+        "auto": "marked" with a history or a weaker guarantee, else "uncoordinated".
+        "uncoordinated": every task saves its state by its own timer, and the driver finds the
+        newest states that fit together. "marked": all tasks save it at markers between the rows.
     checkpoint_dir
         Where to keep checkpoints and the driver's journal; a temporary folder by default.
     persistence
@@ -145,7 +145,7 @@ class Job:
         parallelism: int = 1,
         standbys: int = 1,
         sharing_depth: int | Literal["full"] = "full",
-        checkpoints: Literal["marked", "uncoordinated"] = "marked",
+        checkpoints: Literal["auto", "marked", "uncoordinated"] = "auto",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
         persistence: Literal["memory", "local", "auto", "store"] = "store",
@@ -168,7 +168,7 @@ class Job:
         lineage: str | None = None,
     ) -> None:
         one_of("guarantee", guarantee, "exactly_once", "at_least_once", "at_most_once")
-        one_of("checkpoints", checkpoints, "marked", "uncoordinated")
+        one_of("checkpoints", checkpoints, "auto", "marked", "uncoordinated")
         require_logs_of(guarantee, checkpoints, speculation=speculation)
         one_of("on_orphan", on_orphan, "consistency", "availability")
         require_level(persistence, standbys, guarantee, history, on_orphan, log)
@@ -189,7 +189,7 @@ class Job:
             on_bad_record=on_bad_record,
             options=JobOptions(
                 standbys=number_of("standbys", standbys, 0),
-                checkpoints=checkpoints,
+                checkpoints=checkpoints_of(checkpoints, guarantee, keep),
                 checkpoint_interval_ms=parse_duration(checkpoint_interval),
                 checkpoint_dir=folder_of("checkpoint_dir", checkpoint_dir),
                 guarantee=guarantee,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from clonos.columns.durations import parse_duration
 from clonos.columns.sizes import parse_size
@@ -115,6 +115,16 @@ def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> N
         require_logs(
             guarantee, f"speculation={speculation!r}", "a rival would do rows again or lose them"
         )
+
+
+def checkpoints_of(
+    checkpoints: Literal["auto", "marked", "uncoordinated"], guarantee: str, keep: object | None
+) -> Literal["marked", "uncoordinated"]:
+    """How layers that fit together are found. Only marked ones do without logs, and only at their
+    points can a job go back at any time."""
+    if checkpoints != "auto":
+        return checkpoints
+    return "uncoordinated" if guarantee == "exactly_once" and keep is None else "marked"
 
 
 def require_level(

@@ -118,6 +118,13 @@ def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
         What else the user can do.
     """
     for place, was, became in differences(before, json.loads(json.dumps(now))):
+        if place == "has_markers":
+            kind = "marked" if before[place] else "uncoordinated"
+            raise OtherJob(
+                f"the job was started with {kind} checkpoints, and now has others",
+                where=where,
+                remedy=f"say checkpoints={kind!r}" + remedy,
+            )
         raise OtherJob(
             f"the checkpoint was written by another graph: {place} was {was}, is {became}",
             where=where,

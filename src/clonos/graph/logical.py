@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
@@ -74,7 +74,7 @@ class JobOptions:
     """Settings of a job that are not part of its graph; times in ms."""
 
     standbys: int = 1
-    checkpoints: str = "marked"
+    checkpoints: Literal["marked", "uncoordinated"] = "uncoordinated"
     checkpoint_interval_ms: int = 1000
     checkpoint_dir: str | None = None
     guarantee: str = "exactly_once"
