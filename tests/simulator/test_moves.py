@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -27,13 +28,22 @@ MIDDLE = 1
 class Play:
     """A chain at work, one task of which is to move."""
 
-    def __init__(self, *, slots: int = 4, has_calls: bool = False, standbys: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        has_calls: bool = False,
+        standbys: int = 1,
+        seed: int = 1,
+        has_markers: bool = True,
+    ) -> None:
         job = build_job(CHAIN, sharing_depth=1, rows=400)
+        job = replace(job, plan=replace(job.plan, has_markers=has_markers))
         if has_calls:
             job = with_calls(job, Random(0))
         options = Options(slots=slots, groups=4, standbys=standbys, epoch_ms=20.0)
         self.notes: list[co.Note] = []
-        self.cluster = Cluster(job, options, Random(1))
+        self.cluster = Cluster(job, options, Random(seed))
         self.cluster.on_note.append(self.notes.append)
         self.cluster.start()
         self.until(lambda: self.machine() is not None and self.machine().position > 5)
@@ -211,3 +221,19 @@ def test_a_yield_of_an_earlier_life_is_void():
 def test_seeds():
     assert main(12, kind=Kind(moves=True)) == 0
     assert main(6, kind=Kind(rivals=True)) == 0
+
+
+@pytest.mark.parametrize("has_markers", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_move_waits_for_a_floor_of_the_task_that_moves(seed, has_markers):
+    """Without markers each task has its own, and those of others do not make its replay shorter."""
+    play = Play(seed=seed, has_markers=has_markers)
+    keeper = play.cluster.driver.keeper
+    play.until(lambda: keeper.length(MIDDLE) > keeper.positions[MIDDLE])
+    play.post(co.MoveAsked(MIDDLE))
+    machine = play.cluster.driver.coordinator.moves.machine
+    play.until(lambda: machine.state is moves.MovePhase.PREPARING)
+    floor = keeper.positions[MIDDLE]
+    play.until(lambda: machine.state is moves.MovePhase.YIELDING)
+    assert keeper.positions[MIDDLE] > floor
+    play.end()

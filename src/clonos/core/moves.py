@@ -120,7 +120,7 @@ class Moves:
         self._ending: set[str] = set()
         self._cell: Cell = ()
         self.target = -1
-        self._epoch = 0
+        self._floors: dict[int, int] = {}  # where the floors of the cell were
         self._since_ms = 0
         self._awaited: set[int] = set()
 
@@ -176,7 +176,16 @@ class Moves:
     def wants_floor(self) -> bool:
         """Whether layers should be sealed at once, so that less is replayed."""
         is_preparing = self.machine.state is MovePhase.PREPARING
-        return is_preparing and self._roster.keeper.epoch == self._epoch
+        return is_preparing and not self._has_new_floors
+
+    @property
+    def _has_new_floors(self) -> bool:
+        """Whether the floors of the cell have moved since, or are where its logs end."""
+        keeper = self._roster.keeper
+        return all(
+            keeper.positions[task] > floor or keeper.length(task) == floor
+            for task, floor in self._floors.items()
+        )
 
     # --- one move -------------------------------------------------------------------------------
 
@@ -217,7 +226,8 @@ class Moves:
     def _begin(self, cell: Cell, target: Slot) -> None:
         self.machine.on(MoveEvent.ASKED)
         self._cell, self.target = cell, target.id
-        self._epoch, self._since_ms = self._roster.keeper.epoch, self._roster.now_ms
+        self._since_ms = self._roster.now_ms
+        self._floors = {task: self._roster.keeper.positions[task] for task in cell}
         if not target.keeps(cell):
             self._standbys.follow(target, cell)
 
@@ -235,9 +245,7 @@ class Moves:
             self._give_up(NEVER_COPIED)
         elif not self._roster.slots[self.target].keeps(self._cell):
             self._standbys.follow(self._roster.slots[self.target], self._cell)
-        elif self._is_filled() and (
-            self._roster.keeper.epoch > self._epoch or waited_ms >= FRESH_MS
-        ):
+        elif self._is_filled() and (self._has_new_floors or waited_ms >= FRESH_MS):
             if self._cell in self._slow:
                 self._overtake()
                 return
