@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"options", "core", "columns", "state", "transport", "storage", "spark", "sinks",
         "sources", "graph", "nodes", "runtime", "upgrade", "watch"},
     "exports": {"extras", "nodes", "cluster"},
-    "api": {"options", "core", "columns", "operators", "sinks", "sources", "graph"},
+    "api": {"arguments", "options", "core", "columns", "operators", "sinks", "sources", "graph"},
     "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
         "sinks", "sources", "graph", "nodes", "upgrade", "cluster", "api", "replay", "branch"},
     "testing": {"blame", "named", "core", "columns", "state", "operators", "storage", "sinks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from numbers import Integral, Real
@@ -12,6 +13,9 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from clonos.columns.rows import short
 from clonos.errors import WrongType
 
+NEARLY_URI: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)")
+"""What is left of a URI in a path: ``Path("s3://bucket")`` loses a slash."""
+AS_TEXT: Final = 'give a URI as a text: "s3://bucket/folder"'
 _SECRET: Final = {"dsn", "headers", "options", "password", "secret", "token", "url"}
 """Their values are not shown."""
 _NAMES: Final[Mapping[Any, str]] = {
@@ -53,6 +57,8 @@ def require_types(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """
     hints = get_type_hints(fn)
     for name, value in given.items():
+        if isinstance(value, Path) and NEARLY_URI.match(str(value)):
+            raise WrongType(f"{name}={value!r}", where=fn.__name__, remedy=AS_TEXT)
         if not _fits(value, hints[name]):
             said = short(value) if value is None or name not in _SECRET else "..."
             remedy = f"give {' or '.join(_named(hints[name]))}"

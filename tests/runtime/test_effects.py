@@ -68,7 +68,7 @@ def run(bank, *, in_doubt=False, attempts=1, check=True, **how):
     )
     request = Request(policy, (7,), 0, "key7", in_doubt)
     late = {"key7": bank.late} if bank.late else {}
-    of_life = late, lambda: bank.is_over, time.monotonic()
+    of_life = late, lambda: bank.is_over, time.monotonic(), lambda wait: wait()
     found = EffectRun(policy, request, bank.attempt, bank.check, *of_life)
     return asyncio.run(found.run())
 

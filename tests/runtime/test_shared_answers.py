@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -140,3 +141,34 @@ def test_wrong_arguments(make):
         make()
     assert caught.value.remedy
     assert "secret" not in repr(clonos.Cache("redis://me:secret@host/1?password=secret", "a"))
+
+
+def test_a_store_whose_task_is_cancelled_by_user_code_costs_no_row(monkeypatch):
+    """All that wait for it would wait for ever."""
+    began = threading.Event()
+
+    class Hanging:
+        def __init__(self, url: str) -> None:
+            del url
+
+        async def find(self, questions: Any) -> Any:
+            del questions
+            began.set()
+            await asyncio.sleep(60.0)
+
+        async def close(self) -> None:
+            """It has nothing."""
+
+    async def cancel_all() -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    monkeypatch.setitem(shared_answers._STORES, "redis", Hanging)
+    monkeypatch.setattr(shared_answers, "STORE_S", 0.5)
+    slot, service = Slot(), Asked()
+    slot.make(policy(service, cache_ttl_s=60.0, cache=clonos.Cache("redis://x", "x")), ("a",))
+    assert began.wait(60.0)
+    slot.make(policy(cancel_all), (), life=8)
+    told = [outcome for _ in range(2) for outcome in slot.heard.get(timeout=60.0).outcomes]
+    assert all(outcome.ok for outcome in told)
+    slot.runner.close()

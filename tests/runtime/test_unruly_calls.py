@@ -8,6 +8,7 @@ import gc
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,73 @@ def test_a_coroutine_that_cancels_all_others_costs_them_an_attempt_and_loses_non
     slot.make(policy(cancel_all), (7,), life=8)
     assert slot.heard.get(timeout=LIMIT_S).life == 8
     assert [decode(outcome.answer) for outcome in slot.outcomes(2)] == [1, 2]
+
+
+async def cancel_all():
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+WAITS: dict[str, Any] = {
+    "rate": {"per_second": 5.0},
+    "backoff": {"attempts": 2, "backoff_s": (0.3, 0.3)},
+    "asked to": {"attempts": 2},
+    "question": {"cache_ttl_s": 60.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits"),
+    [(k, w) for k in ("call", "effect") for w in WAITS if (k, w) != ("effect", "question")],
+)
+def test_who_is_cancelled_while_nothing_is_asked_goes_on_waiting(slot, kind, waits):
+    """Nothing has failed then: a pause is none of the user's code."""
+    began, may_answer = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    async def ask(n):
+        began.set()
+        asked.append(n)
+        while waits == "question" and not may_answer.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+        if len(asked) == 1 and waits in {"backoff", "asked to"}:
+            raise OfAPackage(0.2 if waits == "asked to" else 0)
+        return n
+
+    made: Any = {"effect": effect(ask, refused=OfAPackage)} if kind == "effect" else {}
+    asking = policy(ask, **WAITS[waits], **made)
+    numbers = (1, 2) if waits in {"rate", "question"} else (1,)
+    keys = {n: f"KEY{n}" if made else "" for n in numbers}
+    calls = [(CallId(2, n), Request(asking, (7,), n, key)) for n, key in keys.items()]
+    slot.runner.make(LIFE, calls)
+    assert began.wait(LIMIT_S)
+    slot.make(policy(cancel_all), (), life=8)
+    over = slot.heard.get(timeout=LIMIT_S)
+    told = list(over.outcomes)
+    while len(told) < 1 + len(numbers):
+        may_answer.set()
+        told += slot.heard.get(timeout=LIMIT_S).outcomes
+    assert all(outcome.ok for outcome in told)
+
+
+def test_attempts_side_by_side_that_are_all_cancelled_are_an_attempt(slot):
+    began = threading.Event()
+    asked: list[int] = []
+
+    async def ask():
+        asked.append(1)
+        began.set()
+        if len(asked) == 1:
+            await asyncio.sleep(LIMIT_S)
+        return 1
+
+    slot.make(policy(ask, hedge_s=30.0, attempts=2), ())
+    assert began.wait(LIMIT_S)
+    slot.make(policy(cancel_all), (), life=8)
+    told = [slot.heard.get(timeout=LIMIT_S).outcomes[0] for _ in range(2)]
+    assert sorted(outcome.attempts for outcome in told) == [1, 2]
+    assert all(outcome.ok for outcome in told)
 
 
 class Stubborn:

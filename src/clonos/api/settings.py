@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from clonos.arguments import AS_TEXT, NEARLY_URI
 from clonos.columns.durations import parse_duration
 from clonos.columns.sizes import parse_size
 from clonos.core.history import Keep
@@ -31,7 +31,6 @@ def keep_of(
     return Keep(parse_duration(history), limit, parse_duration(interval))
 
 
-_NEARLY_URI: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)")
 MORE_ROOM: Final = "give more: the rows of a batch are handled with all of their values in memory"
 SAID_RARELY: Final = (
     "give more: receivers report only every 256 KiB what they have processed, and until then it "
@@ -169,8 +168,8 @@ def folder_of(name: str, value: Any) -> str | None:
         return None
     if not (isinstance(value, str | Path) and str(value)):
         raise WrongType(f"{name}={value!r}", remedy="give a folder or a URI, or leave it out")
-    if _NEARLY_URI.match(str(value)):  # Path("s3://bucket") has lost a slash
-        raise WrongType(f"{name}={value!r}", remedy='give a URI as a text: "s3://bucket/folder"')
+    if NEARLY_URI.match(str(value)):
+        raise WrongType(f"{name}={value!r}", remedy=AS_TEXT)
     return str(value)
 
 

@@ -23,6 +23,7 @@ class CallThreads:
         self._free = THREADS_MAX
         self._hung = 0  # functions that were given up and have not returned
         self._changed = asyncio.Event()
+        self._inside: dict[asyncio.Task[Any] | None, list[int]] = {}  # by who waits: the thread
 
     async def place(self) -> None:
         """Wait for a thread; :meth:`run` takes it.
@@ -63,7 +64,7 @@ class CallThreads:
         CancelledError
             Nobody waits for it any more. If it goes on, ``trace`` has the lines where it is.
         """
-        loop, threads = asyncio.get_running_loop(), list[int]()
+        loop, task, threads = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
         try:
             given = arguments()
             running = self._pool.submit(_call, fn, given, threads)
@@ -82,20 +83,25 @@ class CallThreads:
                 loop.call_soon_threadsafe(returned)
 
         running.add_done_callback(tell)
+        self._inside[task] = threads
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError as error:
             if not running.done():
                 given_up = True
-                lines = "".join(map(users_lines, threads))
-                error.trace = your_code("goes on", lines)  # type: ignore[attr-defined]
+                error.trace = your_code("goes on", self.lines(task))  # type: ignore[attr-defined]
                 if late is not None:
                     late[key] = running
                 self._hung += 1
                 self._changed.set()
             raise
         finally:
-            del running  # it has the error, whose traceback refers to this frame: a cycle
+            del self._inside[task]
+            del running, task  # they have the error, whose traceback refers to this frame: a cycle
+
+    def lines(self, task: asyncio.Task[Any] | None) -> str:
+        """Where the thread that this task waits for is in the user's code; "" if in none."""
+        return "".join(map(users_lines, self._inside.get(task, ())))
 
     def close(self) -> None:
         """No call begins any more."""

@@ -34,6 +34,7 @@ from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.first import NoAnswer, first_of, guarded
 from clonos.runtime.memory import Memory, question_of
 from clonos.runtime.shared_answers import SharedAnswers
+from clonos.runtime.turns import T, Turns, sleep_until, undisturbed
 from clonos.storage.retry_after import asked_to_wait_s
 
 CLOSE_S: Final = 2.0
@@ -142,7 +143,7 @@ class CallRunner:
             if request.key and not self._watch.is_open(life, call):
                 return  # it was given up before it began
             if (paid := request.service.instead_of) is not None:
-                await ours.asker(paid).quiet()
+                await ours.undisturbed(ours.asker(paid).quiet)
             outcome = await ours.asker(request.service).ask(call, request)
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:
@@ -250,6 +251,21 @@ class _Life:
         del self._under_way[task]
         self.stubborn.discard(task)
 
+    async def undisturbed(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Wait, although user code may cancel all tasks: nothing is asked meanwhile, so nothing has
+        failed."""
+        return await undisturbed(wait, self._may_end)
+
+    def _may_end(self) -> bool:
+        return self.is_over or asyncio.current_task() not in self._under_way
+
+    def require_obedience(self) -> None:
+        """Raise if too many coroutines do not end although they were cancelled."""
+        if len(self.stubborn) >= STUBBORN_MAX:
+            raise RuntimeError(
+                f"{STUBBORN_MAX} coroutines go on that had no answer in time, and were cancelled"
+            )
+
     def let_go(self, call: asyncio.Future[Any]) -> None:
         """Nobody wants this answer any more: cancel the call, and count it if it goes on."""
         if not call.done():
@@ -325,23 +341,19 @@ class _Asker:
         self._under_way = set[CallId]()
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._free_s = 0.0  # when the next attempt may begin
-        self._wanted_s = 0.0  # ... because the service has asked for a pause
-        self._threads: CallThreads | None = None
         # A further attempt must not see how the first one changed its arguments.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
         self._may_repeat = repeats or self._is_effect or is_check
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
-        self._is_plain = policy.per_second is None and not self._is_effect
+        self._threads = None if policy.is_async else CallThreads(policy.name)
+        limits = policy.per_second, self._threads
+        self._turns = Turns(life, *limits, is_effect=self._is_effect)
         if isinstance(policy.fn, Service):
             service = copy.copy(policy.fn)
             self._connection = Connection(service, policy.timeout_s, life.let_go)
             self._fn = service.call
-            return
-        self._fn = policy.fn
-        if not policy.is_async:
-            self._threads = CallThreads(policy.name)
-            self._is_plain = False
+        else:
+            self._fn = policy.fn
 
     async def quiet(self) -> None:
         """Wait until no call is under way."""
@@ -377,7 +389,8 @@ class _Asker:
         question = question_of(request.arguments)
         if question is None:
             return await self._attempts(call, request)
-        known = await memory.outcome_or_turn(question, call, request.digest)
+        turn = partial(memory.outcome_or_turn, question, call, request.digest)
+        known = await self._life.undisturbed(turn)
         if known is not None:
             return known
         outcome = None
@@ -392,9 +405,11 @@ class _Asker:
         self, call: CallId, request: Request, question: bytes, memory: Memory
     ) -> Outcome:
         """Make attempts, and remember the answer for calls with the same question."""
-        if self._shared is not None and (known := await self._shared.find(question)) is not None:
-            memory.put(question, known.answer, known.left_s)
-            return Outcome(*call, request.digest, True, known.answer, attempts=0)
+        if self._shared is not None:
+            known = await self._life.undisturbed(partial(self._shared.find, question))
+            if known is not None:
+                memory.put(question, known.answer, known.left_s)
+                return Outcome(*call, request.digest, True, known.answer, attempts=0)
         outcome = await self._attempts(call, request)
         if outcome.ok:
             memory.put(question, outcome.answer)
@@ -415,7 +430,8 @@ class _Asker:
                     return self._over(call, request, began_s, attempts, error)
             else:
                 return self._over(call, request, began_s, attempts, answer)
-            await asyncio.sleep(policy.pause_s(attempts))
+            until_s = self._clock() + policy.pause_s(attempts)
+            await self._life.undisturbed(partial(sleep_until, until_s))
 
     async def _make(self, call: CallId, request: Request) -> Outcome:
         """Make an effect. If an earlier life has begun it, that counts as an attempt."""
@@ -424,7 +440,7 @@ class _Asker:
         if self._checker is None and policy.effect.check is not None:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
-        of_life = life.late, lambda: life.is_over, life.began_s
+        of_life = life.late, lambda: life.is_over, life.began_s, life.undisturbed
         run = EffectRun(policy, request, self.attempt, check, *of_life)
         try:
             answer = self._kept(request, await run.run())
@@ -461,10 +477,10 @@ class _Asker:
         """Ask once, within the timeout; `named`: more arguments."""
         if self._life.stubborn and asyncio.current_task() in self._life.stubborn:
             raise _NotWanted
-        if self._is_plain and not self._wanted_s:
-            self._require_obedience()
+        if self._turns.is_now:
+            self._life.require_obedience()
         else:
-            await self._turn()
+            await self._turns.come()
         try:
             if self._connection is not None and not self._connection.is_open:
                 await self._open(self._connection)
@@ -473,7 +489,7 @@ class _Asker:
             return await self._in_time(request, named)
         except Exception as error:
             if (wait_s := asked_to_wait_s(error)) > 0:
-                self._wanted_s = max(self._wanted_s, self._clock() + wait_s)
+                self._turns.pause(wait_s)
             raise
 
     async def _in_time(self, request: Request, named: Named) -> Any:
@@ -488,7 +504,11 @@ class _Asker:
                     calls.add(asyncio.ensure_future(self._call_in_turn(request, named)))
             first = await first_of(calls, until_s)
         except NoAnswer:
-            raise self._no_answer() from None
+            raise self._no_answer(trace=self._where(calls)) from None
+        except asyncio.CancelledError as error:
+            if self._life.is_over:
+                raise
+            raise _cancelled() from error
         finally:
             while calls:
                 self._life.let_go(calls.pop())
@@ -499,10 +519,17 @@ class _Asker:
         finally:
             del first  # see _attempts
 
-    def _no_answer(self, ended: BaseException | None = None) -> TimeoutError:
+    def _where(self, calls: set[asyncio.Future[Any]]) -> str:
+        """The user's lines in which these attempts are."""
+        pending = [call for call in calls if isinstance(call, asyncio.Task) and not call.done()]
+        threads = self._threads
+        each = (threads.lines(c) if threads else awaiting_lines(c.get_coro()) for c in pending)
+        return your_code("goes on", "\n".join(dict.fromkeys(filter(None, each))))
+
+    def _no_answer(self, ended: BaseException | None = None, trace: str = "") -> TimeoutError:
         """The error of a timeout. ``ended``: what has ended the call; its traceback shows where."""
         error = by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
-        error.trace = getattr(ended, "trace", "")  # type: ignore[attr-defined]
+        error.trace = getattr(ended, "trace", trace)  # type: ignore[attr-defined]
         return error.with_traceback(ended.__traceback__ if ended is not None else None)
 
     async def _alone(self, request: Request, named: Named) -> Any:
@@ -523,44 +550,8 @@ class _Asker:
                 raise
             raise _cancelled() from error
 
-    async def _turn(self) -> None:
-        """Wait until another attempt may begin; this does not count as the service's time."""
-        await self._place_in_line()
-        while True:
-            while (wait_s := self._wanted_s - self._clock()) > 0:
-                await asyncio.sleep(wait_s)
-                await self._place_in_line()  # else all that have waited would begin at once
-            if self._is_effect:
-                await self._life.pulse().steady()
-            if self._threads is None:
-                self._require_obedience()
-                return
-            try:
-                await self._threads.place()
-            except RuntimeError as error:
-                if self._is_effect:
-                    raise NotMade(str(error)) from error
-                raise
-            if not self._is_effect or self._life.pulse().is_steady:
-                return
-            self._threads.leave()
-
-    async def _place_in_line(self) -> None:
-        """Wait until the rate allows one more attempt."""
-        if self._policy.per_second is not None:
-            begins_s = max(self._clock(), self._free_s)
-            self._free_s = begins_s + 1 / self._policy.per_second
-            await asyncio.sleep(begins_s - self._clock())
-
-    def _require_obedience(self) -> None:
-        """Raise if too many coroutines do not end although they were cancelled."""
-        if len(self._life.stubborn) < STUBBORN_MAX:
-            return
-        said = f"{STUBBORN_MAX} coroutines go on that had no answer in time, and were cancelled"
-        raise NotMade(said) if self._is_effect else RuntimeError(said)
-
     async def _call_in_turn(self, request: Request, named: Named) -> Any:
-        await self._turn()
+        await self._turns.come()
         return await self._call(request, named)
 
     def _call(self, request: Request, named: Named) -> Coroutine[Any, Any, Any]:
@@ -583,7 +574,8 @@ class _Asker:
                 raise NotMade(f"no connection: {in_short(error)}") from error
             raise
         if self._is_effect:
-            await self._life.pulse().steady()  # it may have taken a while
+            # It may have taken a while.
+            await self._life.undisturbed(self._life.pulse().steady)
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments

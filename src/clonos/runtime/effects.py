@@ -31,6 +31,7 @@ hear whether its lives are over."""
 Late = MutableMapping[str, "Future[Any]"]
 """By effect: attempts that were given up and go on in their threads."""
 E = TypeVar("E", bound=Exception)
+T = TypeVar("T")
 
 
 def by_engine(error: E) -> E:
@@ -45,6 +46,12 @@ class Attempt(Protocol):
     def __call__(self, request: Request, named: Mapping[str, Any]) -> Awaitable[Any]: ...
 
 
+class Undisturbed(Protocol):
+    """Waits, whatever user code cancels."""
+
+    def __call__(self, wait: Callable[[], Awaitable[T]]) -> Awaitable[T]: ...
+
+
 class Pulse:
     """Whether this process was stopped for a while. Its lives may be over then without its knowing,
     and others may have made the effects that it was about to make."""
@@ -52,12 +59,12 @@ class Pulse:
     def __init__(self) -> None:
         self._looked_s = _now_s()
         self._steady_at_s = 0.0
-        self._beating = asyncio.ensure_future(self._beat())
+        self._beat(asyncio.get_running_loop())
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            self._look()
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look, again and again; not in a task, which user code could cancel."""
+        self._look()
+        loop.call_later(BEAT_S, self._beat, loop)
 
     def _look(self) -> float:
         """How long until the process is steady; at most 0 if it is."""
@@ -99,6 +106,8 @@ class EffectRun:
         a cancellation.
     began_s
         When this life began; all earlier ones had ended by then.
+    undisturbed
+        How to wait while nothing is asked.
 
     Attributes
     ----------
@@ -115,11 +124,13 @@ class EffectRun:
         late: Late,
         is_over: Callable[[], bool],
         began_s: float,
+        undisturbed: Undisturbed,
     ) -> None:
         assert policy.effect is not None
         self._effect: Effect = policy.effect
         self._policy, self._request = policy, request
         self._attempt, self._check, self._late, self._is_over = attempt, check, late, is_over
+        self._undisturbed = undisturbed
         # By then, no earlier attempt is still under way: at first, none of an earlier life.
         self._quiet_at_s = began_s + policy.timeout_s + CUT_OFF_S
         self._cause: Exception = RuntimeError(
@@ -163,7 +174,7 @@ class EffectRun:
                 raise self._unknown() from self._cause
             if is_last:
                 raise self._cause
-            await asyncio.sleep(pause_s)
+            await self._sleep_until(clock() + pause_s)
             self._require_life()
             self.attempts += 1
             try:
@@ -191,7 +202,7 @@ class EffectRun:
             del self._late[self._request.key]
         if self._effect.check is None and self._effect.on_unknown != "retry":
             return None  # no further attempt is made that could collide with one under way
-        await asyncio.sleep(self._quiet_at_s - clock())
+        await self._sleep_until(self._quiet_at_s)
         until_s, checks = clock() + self._effect.check_for_s, 0
         while self._effect.check is not None:
             self._require_life()
@@ -209,19 +220,24 @@ class EffectRun:
                 self._checked, self._not_found = f"its check: {in_short(error)}", error
             if clock() >= until_s:
                 break
-            await asyncio.sleep(self._policy.pause_s(checks))
+            await self._sleep_until(clock() + self._policy.pause_s(checks))
         return None
 
     async def _wait_for(self, late: Future[Any]) -> Made | NotMade | None:
         """The outcome of an attempt that was given up but could not be ended."""
-        waiting = asyncio.wrap_future(late)
-        await asyncio.wait([waiting], timeout=self._effect.check_for_s)
+        clock, waiting = asyncio.get_running_loop().time, asyncio.wrap_future(late)
+        until_s = clock() + self._effect.check_for_s
+        await self._undisturbed(lambda: asyncio.wait([waiting], timeout=until_s - clock()))
         if not waiting.done():
             return None
         error = waiting.exception()
         if error is None:
             return Made(waiting.result())
         return NotMade() if isinstance(error, Exception) and self._is_refused(error) else None
+
+    async def _sleep_until(self, when_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        await self._undisturbed(lambda: asyncio.sleep(when_s - clock()))
 
     def _require_life(self) -> None:
         if self._is_over():

@@ -67,6 +67,7 @@ class SharedAnswers:
         self._ttl_s = 0.0
         self._working: asyncio.Future[None] | None = None
         self._away_until_s = 0.0
+        self._is_closed = False
 
     def _named(self, question: bytes) -> bytes:
         name = self._cache.name.encode()
@@ -93,6 +94,12 @@ class SharedAnswers:
     def _work(self) -> None:
         if self._working is None or self._working.done():
             self._working = asyncio.ensure_future(self._run())
+            self._working.add_done_callback(lambda _: self._work_on())
+
+    def _work_on(self) -> None:
+        """User code may have cancelled the work, as it can cancel all tasks."""
+        if not self._is_closed and (self._wanted or self._new):
+            self._work()
 
     async def _run(self) -> None:
         await asyncio.sleep(0)  # gather all questions of this turn
@@ -100,11 +107,13 @@ class SharedAnswers:
             wanted, self._wanted = self._wanted, {}
             new, self._new = self._new, {}
             known: dict[bytes, Known] = {}
-            if wanted:
-                known = await self._try("find", tuple(wanted)) or {}
-            for named, waiting in wanted.items():
-                if not waiting.done():
-                    waiting.set_result(known.get(named))
+            try:
+                if wanted:
+                    known = await self._try("find", tuple(wanted)) or {}
+            finally:  # nobody waits for what was cancelled
+                for named, waiting in wanted.items():
+                    if not waiting.done():
+                        waiting.set_result(known.get(named))
             if new:
                 await self._try("keep", new, self._ttl_s)
 
@@ -138,6 +147,7 @@ class SharedAnswers:
 
     async def close(self) -> None:
         """The loop ends: keep the newest answers if that does not take long."""
+        self._is_closed = True
         if self._working is not None and not self._working.done():
             await asyncio.wait([self._working], timeout=STORE_S / 2)
             self._working.cancel()

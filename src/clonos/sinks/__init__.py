@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from clonos.arguments import require_types
+from clonos.arguments import AS_TEXT, NEARLY_URI, require_types
 from clonos.columns.durations import parse_duration
 from clonos.errors import StoreAway, WrongType
 from clonos.sinks.file_buffer import BufferFiles
@@ -421,6 +421,8 @@ def transactional(
 def _files(kind: str, path: str | Path, rows_per_file: int, linger: str | timedelta) -> SinkSpec:
     if not path:  # str(None) would be a folder, too
         raise WrongType(f"path={path!r}", where=kind, remedy="give a folder")
+    if NEARLY_URI.match(str(path)):
+        raise WrongType(f"path={path!r}", where=kind, remedy=AS_TEXT)
     if rows_per_file < 1:
         raise WrongType(f"rows_per_file={rows_per_file}", remedy="give a number above 0")
     head = BufferFiles(rows_per_file, parse_duration(linger, minimum_ms=0))

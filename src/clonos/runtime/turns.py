@@ -1,0 +1,127 @@
+"""When the next attempt at a service may begin.
+
+Until its turn comes, a call asks nothing, and no code of the user's runs for it. So if user code
+cancels all tasks of the loop meanwhile, nothing of this call has failed: it goes on waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from clonos.operators.effects import NotMade
+from clonos.runtime.call_threads import CallThreads
+from clonos.runtime.deadlines import CAN_UNCANCEL
+from clonos.runtime.effects import Pulse
+
+T = TypeVar("T")
+
+
+async def undisturbed(wait: Callable[[], Awaitable[T]], may_end: Callable[[], bool]) -> T:
+    """Wait, again if that is cancelled, unless it was we who have cancelled it.
+
+    Parameters
+    ----------
+    wait
+        What to wait for; it may be asked more than once.
+    may_end
+        Whether the running task may be cancelled.
+    """
+    while True:
+        try:
+            return await wait()
+        except asyncio.CancelledError:
+            if may_end():
+                raise
+            task: Any = asyncio.current_task()
+            if CAN_UNCANCEL:
+                task.uncancel()
+
+
+async def sleep_until(when_s: float) -> None:
+    """Sleep until the running loop's clock says so."""
+    await asyncio.sleep(when_s - asyncio.get_running_loop().time())
+
+
+class Life(Protocol):
+    """What turns need to know of the life of a task."""
+
+    pulse: Callable[[], Pulse]
+
+    async def undisturbed(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Wait, whatever user code cancels."""
+
+    def require_obedience(self) -> None:
+        """Raise `RuntimeError` if too many coroutines go on."""
+
+
+class Turns:
+    """The turns of one service in one life of a task.
+
+    Parameters
+    ----------
+    threads
+        Where its attempts run; None: in the loop.
+    is_effect
+        Its attempts must not begin while the process is not steady.
+    """
+
+    def __init__(
+        self, life: Life, per_second: float | None, threads: CallThreads | None, *, is_effect: bool
+    ) -> None:
+        self._life, self._per_second, self._threads = life, per_second, threads
+        self._is_effect = is_effect
+        self._is_plain = per_second is None and threads is None and not is_effect
+        self._clock = asyncio.get_running_loop().time
+        self._free_s = 0.0  # when the next attempt may begin
+        self._wanted_s = 0.0  # ... because the service has asked for a pause
+
+    @property
+    def is_now(self) -> bool:
+        """Whether every attempt may begin at once; this takes less time than to ask for a turn."""
+        return self._is_plain and not self._wanted_s
+
+    def pause(self, wait_s: float) -> None:
+        """The service has asked for a pause."""
+        self._wanted_s = max(self._wanted_s, self._clock() + wait_s)
+
+    async def come(self) -> None:
+        """Wait until another attempt may begin; this does not count as the service's time.
+
+        Raises
+        ------
+        RuntimeError
+            Too many attempts go on that had no answer.
+        NotMade
+            The same, for an effect.
+        """
+        await self._place_in_line()
+        while True:
+            while (wait_s := self._wanted_s - self._clock()) > 0:
+                await self._sleep(wait_s)
+                await self._place_in_line()  # else all that have waited would begin at once
+            if self._is_effect:
+                await self._life.undisturbed(self._life.pulse().steady)
+            try:
+                if self._threads is None:
+                    return self._life.require_obedience()
+                await self._life.undisturbed(self._threads.place)
+            except RuntimeError as error:
+                if self._is_effect:
+                    raise NotMade(str(error)) from error
+                raise
+            if not self._is_effect or self._life.pulse().is_steady:
+                return None
+            self._threads.leave()
+
+    async def _place_in_line(self) -> None:
+        """Wait until the rate allows one more attempt."""
+        if self._per_second is not None:
+            begins_s = max(self._clock(), self._free_s)
+            self._free_s = begins_s + 1 / self._per_second
+            await self._sleep(begins_s - self._clock())
+
+    async def _sleep(self, wait_s: float) -> None:
+        await self._life.undisturbed(partial(sleep_until, self._clock() + wait_s))
