@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
 import clonos
+from clonos import errors
+from clonos.core.blame import OUTSIDE_MANY
+from clonos.core.watch import DEATHS, LIVES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -111,3 +118,46 @@ def test_each_row_has_what_became_of_its_call(spark):
     for what, told_of_it in found:
         assert BECOMES[what] in told_of_it, what
     assert result.bill["ask"].calls == len(ROWS)
+
+
+def lethal(deaths: Path, kind: str) -> Any:
+    """A function that ends its process for one row, when others have come and their calls are open;
+    it says so first."""
+
+    def judge(n: int) -> int:
+        if n == 50:
+            with deaths.open("a") as file:
+                file.write(".")
+            os._exit(0)
+        time.sleep(0.01)
+        return n
+
+    async def ask(n: int) -> int:
+        await asyncio.sleep(0.01)
+        return judge(n) if n == 50 else n
+
+    return {"coroutine": ask, "function": judge}[kind]
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+def test_a_call_that_kills_ends_the_job_by_its_row(spark, tmp_path, kind):
+    job = clonos.Job("lethal")
+    rows = job.source(clonos.sources.from_batches([[(n,) for n in range(100)]], "n long"))
+    asked = rows.with_column_async("m long", lethal(tmp_path / "deaths", kind), "n")
+    asked.sink(clonos.sinks.collect())
+    with pytest.raises(errors.PoisonRecord, match=r"making this call ends the process.*n=50"):
+        job.run(spark, timeout_s=600)
+    assert 1 + OUTSIDE_MANY + DEATHS <= len((tmp_path / "deaths").read_text()) <= LIVES
+
+
+def test_a_call_that_kills_may_be_left_out(spark, tmp_path):
+    job = clonos.Job("lethal", on_bad_record="keep")
+    rows = job.source(clonos.sources.from_batches([[(n,) for n in range(100)]], "n long"))
+    asked = rows.with_column_async("m long", lethal(tmp_path / "deaths", "coroutine"), "n")
+    asked.sink(clonos.sinks.collect(), name="out")
+    job.bad_records.sink(clonos.sinks.collect(), name="bad")
+    result = job.run(spark, timeout_s=600)
+    assert sorted(result.table("out").column("n").to_pylist()) == [n for n in range(100) if n != 50]
+    (bad,) = result.table("bad").to_pylist()
+    assert json.loads(bad["record"]) == {"n": 50}
+    assert bad["error"].startswith("PoisonRecord: making this call ends the process")

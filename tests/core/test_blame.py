@@ -17,16 +17,18 @@ from clonos.core.blame import (
     WITHIN_MANY,
     Blame,
 )
-from clonos.core.determinants import Order
+from clonos.core.calls import CallId, OpenCalls, Outcome, Request
+from clonos.core.canonical import decode_error
+from clonos.core.determinants import Order, Outcomes, Timer
 from clonos.core.events import Trial
 from clonos.core.messages import Item, Kind
 from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.roster import RECOVERY, TaskPhase, TaskState
-from clonos.core.suspects import ALL, CALLS, Rows, Suspect
+from clonos.core.suspects import ALL, CALLS, MADE, ONE_BY_ONE, Rows, Suspect
 from clonos.core.watch import DEATHS, LIVES, Watch
-from clonos.errors import PoisonRecord
+from clonos.errors import EffectUnknown, PoisonRecord
 
 LIFE = Incarnation(1, 3)
 ROWS = Rows(7, 10, 19)
@@ -80,13 +82,43 @@ def test_many_deaths_outside_of_steps_are_told_once(deaths):
     for n in range(1, OUTSIDE_MANY):
         deaths.announces(Rows(7, n, n))
         deaths.survives()
-        deaths.dies(at_ms=5000 * n)
+        assert deaths.dies(at_ms=5000 * n) == (WATCHED_STEPS, ())
     assert not deaths.told
     for n in range(OUTSIDE_MANY, 2 * OUTSIDE_MANY):
-        deaths.dies(at_ms=5000 * n)
+        assert deaths.dies(at_ms=5000 * n) == (WATCHED_STEPS, (ONE_BY_ONE,))
     assert [(note.what, note.task, note.value) for note in deaths.told] == [
         ("outside", 0, OUTSIDE_MANY)
     ]
+
+
+def test_deaths_within_a_call_count_against_it(deaths):
+    """A step that is taken meanwhile is not to blame if it was survived, or cleared."""
+    call, other = Rows(MADE - 2, 50, 50), Rows(MADE - 2, 51, 51)
+    for n in range(OUTSIDE_MANY):
+        deaths.dies(at_ms=5000 * n)
+    for n in range(1, 4):
+        deaths.announces(other)
+        deaths.announces(other, is_cleared=True)
+        deaths.announces(call)
+        deaths.announces(ROWS)
+        deaths.survives()
+        if n == 2:
+            deaths.announces(ROWS, is_cleared=True)
+        known = (Suspect(call, n, n), ONE_BY_ONE)
+        assert deaths.dies(at_ms=100_000 + 5000 * n) == (WATCHED_STEPS, known)
+    deaths.loses(6, at_ms=115_500)
+    assert deaths.blame.next_life(0)[1] == (Suspect(call, 2, 3), ONE_BY_ONE), "the executor died"
+    deaths.announces(call)
+    deaths.announces(call, is_cleared=True)
+    assert deaths.blame.next_life(0) == (WATCHED_STEPS, (ONE_BY_ONE,))
+    deaths.survives(left=0)
+    assert deaths.blame.next_life(0) == (0, ())
+
+
+def test_who_dies_within_a_step_while_a_call_is_made_may_have_died_of_the_step(deaths):
+    deaths.announces(Rows(MADE, 50, 50))
+    deaths.announces(ROWS)
+    assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1, 1),))
 
 
 @pytest.mark.parametrize("spoil", ["works", "executor", "given up"])
@@ -322,11 +354,11 @@ def test_who_survives_is_cleared():
     task = Tried(set())
     task.takes()
     assert task.said == [TRIAL, msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=True)]
-    assert not task.watch.after()
+    assert not task.watch.after(Timer(0))
     task.takes(13)
     assert task.said[-1] == msg.Announced(0, LIFE, Rows(7, 13, 15), is_cleared=False)
     assert len(task.tried) == 1, "nobody suspects these"
-    assert task.watch.after()
+    assert task.watch.after(Timer(0))
     assert task.said[-1] == msg.Survived(0, LIFE, 0)
 
 
@@ -354,3 +386,49 @@ def test_what_trials_do_not_show_is_to_blame_in_the_end():
     with pytest.raises(PoisonRecord, match=f"{LIVES} lives of the task have ended within"):
         task.takes()
     assert not task.tried
+
+
+def asked(number: int, key: str = "") -> tuple[CallId, Request]:
+    return CallId(2, number), Request(None, (), 100 + number, key)
+
+
+def watch_of_calls(*suspects: Suspect) -> tuple[Watch, list[Any]]:
+    spec: Any = SimpleNamespace(name="work[0]", is_implied=False)
+    said: list[Any] = []
+    world: Any = None
+    activate = msg.Activate(0, LIFE, (), (), (), (), watched_steps=3, suspects=suspects)
+    return Watch(spec, activate, world, said.append), said
+
+
+def test_a_watch_lasts_until_the_calls_of_its_steps_are_over():
+    """What comes of a call may kill: its steps are long over then."""
+    watch, _ = watch_of_calls()
+    calls = OpenCalls(dict(map(asked, range(9))))
+    assert not watch.finds_calls
+    assert watch.asked((asked(1), asked(2)), calls) == (asked(1), asked(2))
+    assert not any(watch.after(Timer(0)) for _ in range(9))
+    watch.asked((asked(3),), calls)  # too late to be waited for
+    assert not watch.after(Outcomes((Outcome(2, 1, 101, True, b""),)))
+    assert watch.after(Outcomes((Outcome(2, 2, 102, True, b""),)))
+
+
+@pytest.mark.parametrize("key", ["", "key7"])
+@pytest.mark.parametrize("count", [{"deaths": DEATHS}, {"lives": LIVES}])
+def test_a_call_that_has_ended_enough_lives_is_not_made_again(key, count):
+    def suspect(number: int, deaths: int = 1, lives: int = DEATHS) -> Suspect:
+        return Suspect(Rows(MADE - 2, 100 + number, 100 + number), deaths, lives)
+
+    suspects = suspect(1, **count), suspect(2, DEATHS - 1, LIVES - 1)
+    watch, said = watch_of_calls(*suspects, ONE_BY_ONE)
+    assert watch.finds_calls
+    due = tuple(asked(number, key) for number in range(1, 4))
+    calls = OpenCalls(dict(due))
+    assert watch.asked(due, calls) == due[1:]
+    (outcome,) = calls.choose(9)
+    error = decode_error(outcome.answer)
+    assert type(error) is (EffectUnknown if key else PoisonRecord)
+    assert f"{count.get('lives', DEATHS)} lives of the task have ended within it" in str(error)
+    watch.calls(*due[1])
+    watch.calls(*due[1], is_over=True)
+    rows = Rows(MADE - 2, 102, 102)
+    assert said == [msg.Announced(0, LIFE, rows, cleared) for cleared in (False, True)]

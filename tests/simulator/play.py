@@ -33,11 +33,13 @@ class Play:
     def __init__(self, stages, seed, *, depth=1, rows=60, cells=(), marked=True, **options):
         self.job = build_job(stages, sharing_depth=depth, rows=rows)
         self.job = replace(self.job, plan=replace(self.job.plan, has_markers=marked))
+        tasks = self.job.plan.tasks
+        made = [stages[self.job.stage_of[t.id]].behaviour.has_effects for t in tasks]
+        tasks = tuple(replace(t, has_effects=is_so) for t, is_so in zip(tasks, made, strict=True))
         if cells:
-            placed = tuple(replace(t, cell=cells[t.id]) for t in self.job.plan.tasks)
-            self.job = replace(self.job, plan=replace(self.job.plan, tasks=placed))
-        tasks = len(self.job.plan.tasks)
-        settings = {"slots": 2 * tasks, "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
+            tasks = tuple(replace(t, cell=cells[t.id]) for t in tasks)
+        self.job = replace(self.job, plan=replace(self.job.plan, tasks=tasks))
+        settings = {"slots": 2 * len(tasks), "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
         self.cluster = Cluster(self.job, Options(**{**settings, **options}), Random(seed))
         self.cluster.heals_at = float("inf")  # sources do not end before the script does
         self.notes: list[Note] = []

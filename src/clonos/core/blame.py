@@ -11,7 +11,10 @@ life takes its input in other pieces, so the same record may have another number
 a few deaths within announced steps, a watched life therefore tries all rows that it takes.
 
 A process may also die outside of its steps: in a call that it makes for a row, say. A call may have
-an effect, so nobody tries it in another process. If that happens again and again, it is told.
+an effect, so nobody tries it in another process. If that happens again and again, it is told, and
+from then on calls are made one at a time, each of them announced, until those that earlier lives
+have left open are over. Deaths within the same call count as deaths within the same rows do where a
+trial is inconclusive. Calls are known by what they ask.
 
 If a trial is inconclusive (it hangs), deaths are counted after all, but only those within a step
 that takes the same rows, and not those of a whole executor. A trial may also be wrong: a record may
@@ -30,7 +33,7 @@ from clonos.core.decisions import Note
 from clonos.core.machine import Machine, Table
 from clonos.core.placement import Slot
 from clonos.core.roster import ACTIVE, Roster, TaskState
-from clonos.core.suspects import ALL, Rows, Suspect
+from clonos.core.suspects import ALL, ONE_BY_ONE, Rows, Suspect
 
 WATCHED_STEPS: Final = 64
 """Live steps that are announced after a death of unknown cause: what killed one life is among the
@@ -39,8 +42,9 @@ SUSPECTS_MAX: Final = 8
 """How many suspect rows of a task are remembered: the newest."""
 WITHIN_MANY: Final = 4
 """After this many deaths within announced steps, whatever their rows, all rows are tried."""
-OUTSIDE_MANY: Final = 4
-"""If so many watched lives in a row die outside of their steps, it is told."""
+OUTSIDE_MANY: Final = 2
+"""If so many watched lives in a row die outside of their steps, it is told, and calls are made one
+at a time."""
 TOGETHER_MS: Final = 1000
 """If slots of one executor die within this time of each other, the executor has died."""
 
@@ -80,18 +84,19 @@ BLAME: Final = Table(
 class _Case:
     """What is known about one task. ``within``: the announced step that is under way; ``deaths``,
     ``outside``: how many deaths within announced steps, and outside of them, have counted since
-    the task was last clear."""
+    the task was last clear. ``calling``: the only call that the slot makes."""
 
     def __init__(self, task: TaskState) -> None:
         self.machine: Machine[Suspicion, Clue] = BLAME.machine(task.machine.of)
         self.within: msg.Announced | None = None
+        self.calling: msg.Announced | None = None
         self.suspects: list[Suspect] = []
         self.deaths = self.outside = 0
 
 
 class _Death(NamedTuple):
-    """The last death in an executor: when, of which tasks, and against which rows it counts, by
-    task; None: it was outside of steps."""
+    """The last death in an executor: when, of which tasks, and against which rows or which call it
+    counts, by task; None: it was outside of steps."""
 
     at_ms: int
     tasks: frozenset[int]
@@ -113,9 +118,17 @@ class Blame:
     # --- what is learnt -------------------------------------------------------------------------
 
     def announced(self, slot: int, report: msg.Announced) -> None:
-        """A watched life is about to take a step."""
-        if self._is_current(slot, report):
-            self._cases[report.task].within = report
+        """A watched life is about to take a step, or to make a call; or that call is over."""
+        if not self._is_current(slot, report):
+            return
+        case = self._cases[report.task]
+        if not report.rows.is_call:
+            case.within = report
+        elif not report.is_cleared:
+            case.calling = report
+        else:
+            case.calling = None
+            self._suspect(case, [s for s in case.suspects if s.rows != report.rows])
 
     def survived(self, slot: int, report: msg.Survived) -> None:
         """A watched life has survived the step that it announced."""
@@ -124,17 +137,19 @@ class Blame:
         case = self._cases[report.task]
         done, case.within = case.within, None
         if done is not None:
-            case.suspects = [
-                suspect._replace(rows=rest)
-                for suspect in case.suspects
-                if (rest := suspect.rows.after(done.rows)) is not None
-            ]
-        if case.machine.state is Suspicion.SUSPECT and not case.suspects:
-            case.machine.on(Clue.SURVIVED)
+            rest = ((suspect, suspect.rows.after(done.rows)) for suspect in case.suspects)
+            self._suspect(case, [s._replace(rows=rows) for s, rows in rest if rows is not None])
         if not report.left:
             case.machine.on(Clue.ENOUGH)
             case.suspects.clear()
+            case.calling = None
             case.deaths = case.outside = 0
+
+    def _suspect(self, case: _Case, suspects: list[Suspect]) -> None:
+        """These rows and calls are still suspect."""
+        case.suspects = suspects
+        if case.machine.state is Suspicion.SUSPECT and not suspects:
+            case.machine.on(Clue.SURVIVED)
 
     def _is_current(self, slot: int, report: msg.Announced | msg.Survived) -> bool:
         task = self._roster.tasks[report.task]
@@ -150,7 +165,14 @@ class Blame:
         for task in sorted(tasks):
             case = self._cases[task]
             within, case.within = case.within, None
+            calling, case.calling = case.calling, None
             if not is_death or self._roster.tasks[task].phase not in ACTIVE:
+                continue
+            if calling is not None and (within is None or within.is_cleared):
+                case.machine.on(Clue.DIED_WITHIN)
+                case.suspects = _with(case.suspects, calling.rows, int(not is_executor))
+                if not is_executor:
+                    counted[task] = calling.rows
                 continue
             if within is None:
                 is_watched = case.machine.state is not Suspicion.CLEAR
@@ -188,7 +210,7 @@ class Blame:
                 case.outside -= 1
                 continue
             case.suspects = _with(case.suspects, rows, -1, lives=0)
-            case.deaths -= 1
+            case.deaths -= not rows.is_call
         return True
 
     # --- what follows ---------------------------------------------------------------------------
@@ -199,10 +221,11 @@ class Blame:
         if plan.leaves_gaps and plan.tasks[task].inputs:  # no life meets the same rows again
             return 0, ()
         case = self._cases[task]
-        case.within = None  # left by a life that was fenced in its slot
+        case.within = case.calling = None  # left by a life that was fenced in its slot
         steps = 0 if case.machine.state is Suspicion.CLEAR else WATCHED_STEPS
         everything = (ALL,) if steps and case.deaths >= WITHIN_MANY else ()
-        return steps, (*case.suspects, *everything)
+        calls = (ONE_BY_ONE,) if steps and case.outside >= OUTSIDE_MANY else ()
+        return steps, (*case.suspects, *everything, *calls)
 
 
 def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> list[Suspect]:

@@ -25,6 +25,7 @@ from clonos.errors import (
     CallError,
     ClonosError,
     EffectUnknown,
+    PoisonRecord,
     ProtocolError,
     UnencodableValue,
     WrongLength,
@@ -235,7 +236,14 @@ def _extension(value: Any) -> tuple[int, bytes]:
 
 _OURS: Final[dict[str, type[ClonosError]]] = {
     f"{cls.__module__}.{cls.__name__}": cls
-    for cls in (AnswerTooLarge, BudgetSpent, EffectUnknown, UnencodableValue, WrongLength)
+    for cls in (
+        AnswerTooLarge,
+        BudgetSpent,
+        EffectUnknown,
+        PoisonRecord,
+        UnencodableValue,
+        WrongLength,
+    )
 }
 """Errors of calls that are raised by clonos itself: they come back as they are."""
 _WITHOUT_REMEDY: Final = {

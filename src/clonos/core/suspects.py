@@ -13,6 +13,11 @@ class Rows(NamedTuple):
     first: int
     last: int
 
+    @property
+    def is_call(self) -> bool:
+        """Whether these are no rows, but a call that is made."""
+        return ANY < self.channel <= MADE
+
     def common(self, other: Rows) -> Rows | None:
         """The rows that are in both."""
         if self.channel == ANY:
@@ -39,6 +44,10 @@ MARKER: Final = -3
 CALLS: Final = -4
 """... outcomes of calls of the task's operator 0, by number; -5 those of operator 1, and so on."""
 
+MADE: Final = -(1 << 20)
+"""... a call that the task's operator 0 has made, by the digest of what is asked; one less for
+operator 1, and so on."""
+
 
 ANY: Final = -(1 << 30)
 """... any rows."""
@@ -56,6 +65,8 @@ class Suspect(NamedTuple):
     lives: int
 
 
+ONE_BY_ONE: Final = Suspect(Rows(MADE + 1, 0, 0), 0, 0)
+"""All calls that the next life makes: it makes them one at a time."""
 ALL: Final = Suspect(Rows(ANY, 0, 0), 0, 0)
 """All rows that the next life takes: they are tried, and only the result of a trial counts against
 them."""

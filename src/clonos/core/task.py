@@ -45,7 +45,7 @@ from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
 from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_of, kind_of_step
-from clonos.core.watch import Watch
+from clonos.core.watch import Calls, Watch
 from clonos.errors import ProtocolError
 
 Logged = Sequence[Determinant] | None
@@ -260,10 +260,8 @@ class TaskMachine:
         self.time.begin(self.clock_ms)
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
-        if self.calls:
-            if due := self.calls.begun(self.position):
-                self._do(ev.MakeCalls(due))
-            self._make_effects()
+        self._make(self.calls.begun(self.position))
+        self._make_effects()
         for inbound in self.inputs.values():
             self._credit(inbound, force=True)
         self._if_finished()
@@ -327,8 +325,13 @@ class TaskMachine:
 
     def _make_effects(self) -> None:
         """Make the effects that every recovery from now on would ask for."""
-        if self.calls.holds and (due := self.calls.released(self.holder.stable.get(self.id, 0))):
-            self._do(ev.MakeCalls(due))
+        if self.calls.holds:
+            self._make(self.calls.released(self.holder.stable.get(self.id, 0)))
+
+    def _make(self, due: Calls) -> None:
+        if self.watch is not None:
+            due = self.watch.asked(due, self.calls)
+        self._actions += [ev.MakeCalls(due)] if due else ()
 
     def _on_fence(self, command: msg.Fence) -> None:
         task, incarnation = command.task, command.incarnation
@@ -504,8 +507,7 @@ class TaskMachine:
                 step.marker = epoch
             case Outcomes(outcomes=outcomes):
                 self.born_ms = self.calls.take(outcomes, self.spec.name)
-        for batch in batches:
-            step.rows += batch.rows
+        step.rows += sum(batch.rows for batch in batches)
         if left_out:
             batches = step.leave_out(left_out, batches)
         return job_of(self.program, step, cause, items, batches)
@@ -535,7 +537,7 @@ class TaskMachine:
         if step.is_live:
             record = checked(encode_record(step.record), self.position, self.spec.name)
             self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
-            if self.watch is not None and self.watch.after():
+            if self.watch is not None and self.watch.after(step.record[0]):
                 self.watch = None
         else:
             record = self.book.record(self.id, self.position)
@@ -574,8 +576,7 @@ class TaskMachine:
         if step.asked:
             self.calls.asked(step.asked, self.born_ms)
             if step.is_live:
-                if due := self.calls.to_make(step.asked, self.position):
-                    self._do(ev.MakeCalls(due))
+                self._make(self.calls.to_make(step.asked, self.position))
                 self.is_urgent |= self.calls.holds
                 self._make_effects()
         if isinstance(cause, Outcomes):

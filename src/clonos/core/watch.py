@@ -6,6 +6,10 @@ all of them, then with halves, down to the row. A record is poison if two copies
 if copies come to no result, if :data:`DEATHS` lives of the task have. A record that kills the slot
 together with the copy, or although the copy survives, counts as poison after :data:`LIVES` lives.
 
+Calls are made beside the steps, and a copy must not make them. So if lives keep dying outside of
+their steps, the calls are made one at a time, and a call within which :data:`DEATHS` lives have
+ended is not made again: it has an error for its outcome.
+
 A task may go on without a record of which two copies have died, if it keeps a log: the log says
 that the step leaves it out, so no later life meets it.
 """
@@ -16,6 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol
 
 from clonos.core import messages as msg
+from clonos.core.calls import CallId, OpenCalls, Outcome, Request
+from clonos.core.canonical import encode_error
 from clonos.core.determinants import (
     Determinant,
     Marker,
@@ -31,8 +37,17 @@ from clonos.core.messages import Item, Kind
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program
 from clonos.core.step import RunningStep, job_of, pick_rows
-from clonos.core.suspects import CALLS, MARKER, SOURCE_ROWS, TIMER, Rows, Suspect
-from clonos.errors import PoisonRecord
+from clonos.core.suspects import (
+    CALLS,
+    MADE,
+    MARKER,
+    ONE_BY_ONE,
+    SOURCE_ROWS,
+    TIMER,
+    Rows,
+    Suspect,
+)
+from clonos.errors import EffectUnknown, PoisonRecord
 
 DEATHS: Final = 4
 """If trials prove nothing, rows are to blame when this many lives have ended within them."""
@@ -44,7 +59,14 @@ _REMEDY: Final = (
     "see the executors' logs for how the process ended (a crash in native code, too little memory, "
     "an exit); correct the function for this record, or filter the record out before it"
 )
+_CALL_REMEDY: Final = (
+    "see the executors' logs for how the process ended (a crash in native code, too little memory, "
+    "an exit); correct the function for these arguments, or filter the row out before it"
+)
 _OR_LEAVE_OUT: Final = '; or set on_bad_record="drop" or "keep" to go on without such records'
+
+
+Calls = tuple[tuple[CallId, Request], ...]
 
 
 class Task(Protocol):
@@ -119,6 +141,8 @@ class Watch:
     passes a step that kills every life, and each life begins not far before that step, so few
     floors are made on the way there.
 
+    It also lasts until the calls of its steps are over: a call may kill when its answer is read.
+
     Parameters
     ----------
     announce
@@ -128,6 +152,8 @@ class Watch:
     ----------
     condemned
         The cause of the step that was not begun, because it would kill the process.
+    finds_calls
+        Whether calls must be made one at a time, and announced.
     """
 
     def __init__(
@@ -142,6 +168,8 @@ class Watch:
         self._world, self._announce = world, announce
         self._floors_left = FLOORS if spec.is_implied else 0
         self.condemned: Determinant | None = None
+        self.finds_calls = ONE_BY_ONE in self._suspects
+        self._open: set[CallId] = set()
 
     @classmethod
     def of(
@@ -202,11 +230,32 @@ class Watch:
             self._condemn(rows, deaths, "and a trial of it comes to no end")
         return trial is Trial.SURVIVED, left_out
 
-    def after(self) -> bool:
+    def after(self, cause: Determinant) -> bool:
         """The step is over and the process alive. Return whether the watch ends here."""
-        self._left -= not self._floors_left
+        if isinstance(cause, Outcomes):
+            self._open.difference_update(outcome.id for outcome in cause.outcomes)
+        if not self._floors_left and (self._left > 1 or not self._open):
+            self._left -= 1
         self._announce(msg.Survived(*self._life, self._left))
         return self._left == 0
+
+    def asked(self, due: Calls, calls: OpenCalls) -> Calls:
+        """These calls are to be made. Return those that may be; the others get their outcome."""
+        if self._left > 1:
+            self._open.update(call for call, _ in due)
+        killed = {call: lives for call, request in due if (lives := self._killed(call, request))}
+        calls.heard(_not_made(call, r, killed[call]) for call, r in due if call in killed)
+        return tuple(asked for asked in due if asked[0] not in killed)
+
+    def _killed(self, call: CallId, request: Request) -> int:
+        """How many lives this call has ended, if it is to blame for that."""
+        met = [s for s in self._suspects if s.rows == _made(call, request)]
+        is_guilty = any(s.deaths >= DEATHS or s.lives >= LIVES for s in met)
+        return max(s.lives for s in met) if is_guilty else 0
+
+    def calls(self, call: CallId, request: Request, *, is_over: bool = False) -> None:
+        """The slot is about to make this call, and no other; or it is over."""
+        self._announce(msg.Announced(*self._life, _made(call, request), is_cleared=is_over))
 
     def _convict(self, rows: Rows, guilty: Sequence[Batch]) -> NoReturn:
         raise PoisonRecord(
@@ -232,6 +281,21 @@ class Watch:
         if count == 1:
             return f"the record {shown}, one of {where},"
         return f"something in {count} records, from {shown} on, among {where},"
+
+
+def _made(call: CallId, request: Request) -> Rows:
+    """A call as something of which a process may die."""
+    return Rows(MADE - call.operator, request.digest, request.digest)
+
+
+def _not_made(call: CallId, request: Request, lives: int) -> Outcome:
+    """The outcome of a call that is not made again."""
+    said = f"making this call ends the process: {lives} lives of the task have ended within it"
+    error: Exception = PoisonRecord(said, remedy=_CALL_REMEDY)
+    if request.key:
+        said = f"the effect {request.key}: nobody knows whether it was made: {said}"
+        error = EffectUnknown(said, remedy=_CALL_REMEDY)
+    return Outcome(*call, request.digest, ok=False, answer=encode_error(error), attempts=lives)
 
 
 def rows_of(cause: Determinant, items: Sequence[Item], taken: int, wake_ms: int | None) -> Rows:

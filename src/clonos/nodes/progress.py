@@ -199,8 +199,9 @@ class Chronicle:
             return (
                 f"{self._names[note.task]}: its process has died {note.value + 1} times in a row, "
                 "outside of its steps and soon after it was started. If nobody kills it, it may be "
-                "a call that ends the process (in native code, or by os._exit): calls that are "
-                "open are made again each time. The executor's log says how it has ended"
+                "a call that ends the process (in native code, or by os._exit). To find it, the "
+                "calls that are open are made one at a time for now. The executor's log says how "
+                "it has ended"
             )
         if note.what != "level" or not note.why or note.task in self._weaker:
             return None

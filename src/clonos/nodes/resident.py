@@ -30,6 +30,7 @@ from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError
 from clonos.nodes.levels import Levels
 from clonos.nodes.links import Links
+from clonos.nodes.one_by_one import OneByOne
 from clonos.nodes.ports import Prefetch, SlotPorts, Writer
 from clonos.nodes.standby import Standby
 from clonos.transport.events import TaskStatistics
@@ -73,6 +74,7 @@ class Home:
     plan: Plan
     ports: SlotPorts
     links: Links
+    calls: OneByOne
     share_s: float
     seal_s: float
     log_growth: int
@@ -209,7 +211,7 @@ class Resident:
         self.is_over = True
         if self.machine is not None:
             self.machine.abandon()
-        self._ports.calls.withdraw(self.number)
+        self._home.calls.withdraw(self.number)
         self._ports.scratch.withdraw(self.number)
         self._close_source()
         self._home.links.reset({*self.spec.inputs, *self.spec.outputs})
@@ -487,7 +489,8 @@ class Resident:
         self._source.ask(action.cuts)
 
     def _make_calls(self, action: ev.MakeCalls) -> None:
-        self._ports.calls.make(self.number, action.calls)
+        assert self.machine is not None
+        self._home.calls.make(self.number, self.machine, action.calls)
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
         if self._levels is None:

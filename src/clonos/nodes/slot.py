@@ -29,6 +29,7 @@ from clonos.nodes.events import Heard
 from clonos.nodes.keeping import Keeping
 from clonos.nodes.links import Links
 from clonos.nodes.local import Local
+from clonos.nodes.one_by_one import OneByOne
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import IDLE_S, TOLD_SHARE, Home, Resident
 from clonos.nodes.standby import Copies, Standby
@@ -110,7 +111,8 @@ class SlotNode:
         self._links = Links(ports.network, unreachable_s, self._complain, local)
         growth = log_bytes // TOLD_SHARE
         makes = dials, machines, self._send, self._has_room
-        self._home = Home(plan, ports, self._links, share_s, seal_s, growth, *makes)
+        self._calls = OneByOne(ports.calls)
+        self._home = Home(plan, ports, self._links, self._calls, share_s, seal_s, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)
@@ -195,6 +197,7 @@ class SlotNode:
         self._make_room()
         self._keeping.tick()
         if self._ports.track.is_free:
+            self._calls.go_on()
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
         if has_news:
             return 0.0
@@ -354,6 +357,7 @@ class SlotNode:
             self._let(resident, resident.hear, ev.Written(event.channel, event.seq))
 
     def _on_calls_over(self, event: node_events.CallsOver) -> None:
+        self._calls.over(event.life, event.outcomes)
         if (resident := self._of(event.life)) is not None:
             self._let(resident, resident.hear, ev.CallsOver(event.outcomes))
 

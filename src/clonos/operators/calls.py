@@ -20,7 +20,7 @@ from clonos.columns.rows import RowBuilder, describe, rows_of, short, values_of
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
-from clonos.errors import BudgetSpent, ClonosError, EffectUnknown, OperatorError
+from clonos.errors import BudgetSpent, ClonosError, EffectUnknown, OperatorError, PoisonRecord
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.budget import Usage
 from clonos.operators.cuts import Cuts
@@ -394,9 +394,9 @@ class CallOperator(Operator):
             what = f"{error.what} (for {short(row)})"
             trace, remedy = failed.trace, error.remedy
             raise EffectUnknown(what, where=self.info.where, remedy=remedy, trace=trace)
-        if isinstance(error, BudgetSpent):
+        if isinstance(error, BudgetSpent | PoisonRecord):
             what = f"{error.what} (for {short(row)})"
-            raise BudgetSpent(what, where=self.info.where)
+            raise type(error)(what, where=self.info.where, remedy=error.remedy)
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
         remedy = (
             "give on_error=, a function that makes something of a row whose call has failed, or "

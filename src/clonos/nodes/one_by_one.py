@@ -1,0 +1,85 @@
+"""Calls of a slot. While one of its lives looks for a call that kills, one is made at a time.
+
+Not only the calls of that life: another task's call would kill the process just the same, and the
+death would be put down to the wrong one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.watch import Watch
+from clonos.nodes.ports import Calls
+
+
+class Machine(Protocol):
+    """The automaton of a life."""
+
+    watch: Watch | None
+
+
+class _Call(NamedTuple):
+    life: int
+    machine: Machine
+    call: CallId
+    request: Request
+
+
+class OneByOne:
+    """Has calls made, all at once if nobody minds.
+
+    Parameters
+    ----------
+    calls
+        Makes them.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._searching: dict[int, Machine] = {}  # by life
+        self._waiting: deque[_Call] = deque()
+        self._under_way: _Call | None = None
+
+    def make(self, life: int, machine: Machine, calls: Sequence[tuple[CallId, Request]]) -> None:
+        """Have these calls made."""
+        if machine.watch is not None and machine.watch.finds_calls:
+            self._searching[life] = machine
+        if not self._searching:
+            self._calls.make(life, calls)
+            return
+        self._waiting.extend(_Call(life, machine, *asked) for asked in calls)
+
+    def over(self, life: int, outcomes: Iterable[Outcome]) -> None:
+        """These calls have come to an end."""
+        now = self._under_way
+        if now is None or now.life != life or all(o.id != now.call for o in outcomes):
+            return
+        self._under_way = None
+        if now.machine.watch is not None:
+            now.machine.watch.calls(now.call, now.request, is_over=True)
+
+    def withdraw(self, life: int) -> None:
+        """A life is over."""
+        self._calls.withdraw(life)
+        if not self._searching:
+            return
+        self._searching.pop(life, None)
+        self._waiting = deque(one for one in self._waiting if one.life != life)
+        if self._under_way is not None and self._under_way.life == life:
+            self._under_way = None
+
+    def go_on(self) -> None:
+        """No step is under way: a death that follows at once is that of the next call."""
+        if not self._waiting:
+            return
+        self._searching = {n: m for n, m in self._searching.items() if m.watch is not None}
+        while self._waiting and (self._under_way is None or not self._searching):
+            following = self._waiting.popleft()
+            if self._searching:
+                self._under_way = following
+                if following.machine.watch is not None:
+                    following.machine.watch.calls(following.call, following.request)
+            self._calls.make(following.life, ((following.call, following.request),))

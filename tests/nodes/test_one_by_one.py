@@ -1,0 +1,101 @@
+"""Calls of a slot in which one life looks for a call that kills."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.nodes.one_by_one import OneByOne
+
+
+def asked(*numbers: int) -> list[tuple[CallId, Request]]:
+    return [(CallId(0, n), Request(None, (), n)) for n in numbers]
+
+
+def machine_of(name: str, events: list[Any], *, finds_calls: bool) -> Any:
+    def calls(call: CallId, request: Request, *, is_over: bool = False) -> None:
+        events.append((name, "over" if is_over else "announced", call.number))
+
+    return SimpleNamespace(watch=SimpleNamespace(finds_calls=finds_calls, calls=calls))
+
+
+class Slot:
+    """Life 1 looks for a call that kills, life 2 does not."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.calls = OneByOne(self)
+        self.searching = machine_of("1", self.events, finds_calls=True)
+        self.other = machine_of("2", self.events, finds_calls=False)
+        self.other.watch = None
+
+    def make(self, life: int, calls: Any) -> None:
+        self.events += [(life, call.number) for call, _ in calls]
+
+    def withdraw(self, life: int) -> None:
+        self.events.append(("withdrawn", life))
+
+    def over(self, life: int, *numbers: int) -> None:
+        self.calls.over(life, [Outcome(0, n, n, True, b"") for n in numbers])
+
+    def news(self) -> list[Any]:
+        self.calls.go_on()
+        news = self.events.copy()
+        self.events.clear()
+        return news
+
+
+@pytest.fixture
+def slot() -> Slot:
+    return Slot()
+
+
+def test_usually_all_are_made_at_once(slot):
+    slot.calls.make(2, slot.other, asked(1, 2))
+    slot.over(2, 2)
+    assert slot.news() == [(2, 1), (2, 2)]
+
+
+def test_one_is_made_at_a_time_whoever_asks(slot):
+    slot.calls.make(1, slot.searching, asked(1, 2))
+    slot.calls.make(2, slot.other, asked(7))
+    assert slot.news() == [("1", "announced", 1), (1, 1)]
+    slot.over(2, 1)
+    slot.over(1, 2)
+    assert not slot.news(), "not what is under way"
+    slot.over(1, 1)
+    assert slot.events == [("1", "over", 1)], "the step that takes the answer comes first"
+    assert slot.news() == [("1", "over", 1), ("1", "announced", 2), (1, 2)]
+    slot.over(1, 2)
+    assert slot.news() == [("1", "over", 2), (2, 7)]
+    slot.calls.make(1, slot.searching, asked(3))
+    assert not slot.news(), "it would have killed, too"
+    slot.over(2, 7)
+    assert slot.news() == [("1", "announced", 3), (1, 3)]
+
+
+def test_when_nobody_looks_any_more_the_others_are_made(slot):
+    slot.calls.make(1, slot.searching, asked(1, 2, 3))
+    slot.calls.make(2, slot.other, asked(7))
+    slot.news()
+    slot.searching.watch = None
+    slot.over(1, 1)
+    assert slot.news() == [(1, 2), (1, 3), (2, 7)]
+    slot.calls.make(1, slot.searching, asked(4, 5))
+    assert slot.news() == [(1, 4), (1, 5)]
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_calls_of_a_life_that_is_over_are_not_made(slot, life):
+    slot.calls.make(1, slot.searching, asked(1, 2))
+    slot.calls.make(2, slot.other, asked(7, 8))
+    slot.news()
+    slot.calls.withdraw(life)
+    after = [("withdrawn", 1), (2, 7), (2, 8)] if life == 1 else [("withdrawn", 2)]
+    assert slot.news() == after
+    slot.over(1, 1)
+    again = [] if life == 1 else [("1", "over", 1), ("1", "announced", 2), (1, 2)]
+    assert slot.news() == again
