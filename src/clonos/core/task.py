@@ -329,9 +329,8 @@ class TaskMachine:
             self._make(self.calls.released(self.holder.stable.get(self.id, 0)))
 
     def _make(self, due: Calls) -> None:
-        if self.watch is not None:
-            due = self.watch.asked(due, self.calls)
-        self._actions += [ev.MakeCalls(due)] if due else ()
+        if due := due if self.watch is None else self.watch.asked(due, self.calls):
+            self._do(ev.MakeCalls(due))
 
     def _on_fence(self, command: msg.Fence) -> None:
         task, incarnation = command.task, command.incarnation
@@ -507,7 +506,8 @@ class TaskMachine:
                 step.marker = epoch
             case Outcomes(outcomes=outcomes):
                 self.born_ms = self.calls.take(outcomes, self.spec.name)
-        step.rows += sum(batch.rows for batch in batches)
+        for batch in batches:
+            step.rows += batch.rows
         if left_out:
             batches = step.leave_out(left_out, batches)
         return job_of(self.program, step, cause, items, batches)
