@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clonos.core.determinants import Outcomes, decode_record
+from clonos.core.roster import TaskPhase
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour
@@ -109,3 +110,14 @@ def test_answers_while_the_receiver_is_blocked(seed):
         play.kill(2)
         play.cluster.slow.clear()
         play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_job_is_complete_when_all_tasks_have_told_what_they_have_counted(seed):
+    """Not before, although all sinks have: the state in which calls are counted goes with it."""
+    play = asking(seed)
+    play.cluster.heals_at = play.cluster.scheduler.now
+    play.until(lambda: (m := play.machine(3)) and m.ended)
+    play.kill(2)
+    play.finish()
+    assert {task.phase for task in play.coordinator.tasks.values()} == {TaskPhase.FINISHED}

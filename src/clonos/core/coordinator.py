@@ -396,8 +396,7 @@ class Coordinator:
         if report.incarnation != task.incarnation or task.phase is not TaskPhase.LIVE:
             return
         task.machine.on(TaskEvent.FINISHED)
-        sinks = [t.id for t in self.plan.tasks if t.is_sink]
-        if all(self.tasks[t].phase is TaskPhase.FINISHED for t in sinks):
+        if all(task.phase is TaskPhase.FINISHED for task in self.tasks.values()):
             self.done = True
             self.keeper.finish()
             self.roster.do(Done())
