@@ -147,6 +147,7 @@ class Lethal:
     def __init__(self, cluster: Cluster, row: int) -> None:
         self._cluster, self._row = cluster, row
         self._answer = cluster.service.answer
+        cluster.recorder.has_lethal_calls = True
         self.deaths = 0
         cluster.service.answer = self.answer  # type: ignore[method-assign]
 

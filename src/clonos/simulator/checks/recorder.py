@@ -49,6 +49,8 @@ class Recorder:
         Whether the machines' own consistency checks are run.
     has_failures
         Whether some life of a task or of the driver has ended too early.
+    has_lethal_calls
+        Whether some call really ends the process that makes it.
     holders
         Which slot has which of the layers that are not in the store.
     """
@@ -63,6 +65,7 @@ class Recorder:
         self.generation = self._begun_in = 0
         self.steps = 0
         self.checks_state, self.has_failures = True, False
+        self.has_lethal_calls = False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
         self.holders = Kept()

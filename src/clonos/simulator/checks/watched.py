@@ -15,6 +15,7 @@ from clonos.core.life import Phase
 from clonos.core.messages import Layer
 from clonos.core.step import Job
 from clonos.core.task import TaskMachine
+from clonos.core.watch import Calls
 from clonos.simulator.checks import invariants
 from clonos.simulator.checks.floors import restored_as_told
 from clonos.simulator.checks.invariants import (
@@ -24,6 +25,7 @@ from clonos.simulator.checks.invariants import (
     log_leaves,
     loop_is_full,
     nothing_lost_held,
+    only_poison_is_blamed,
     promise_kept,
 )
 from clonos.simulator.checks.key_order import calls_of_keys
@@ -137,6 +139,12 @@ class WatchedMachine(TaskMachine):
                 for end in self.inputs.values():
                     check_state(end)
         return self._watch(actions)
+
+    def _make(self, due: Calls) -> None:
+        before = set(self.calls.came)
+        super()._make(due)
+        if (blamed := self.calls.came.keys() - before) and not self._recorder.has_lethal_calls:
+            only_poison_is_blamed(None, f"calls {sorted(blamed)} of {self.spec.name}")
 
     def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
         for action in actions:

@@ -401,6 +401,7 @@ MUTATIONS: dict[str, Mutation] = {
         "poison", (Watch, "_try", constant((True, ())))
     ),
     "suspect rows are guilty": mutation("blame", (Rehearsal, "attempt", constant(Trial.DIED))),
+    "a call of a watched life is guilty": mutation("blame", (Watch, "_killed", constant(1))),
     "nobody asks which of the rows it was": mutation(
         "blame", (Rehearsal, "narrow_down", wrong.hasty_verdict)
     ),
