@@ -83,7 +83,7 @@ def test_unchanged_code_makes_of_a_bundle_what_was_delivered(seed, tmp_path):
 
 
 def definition(process=None):
-    job = clonos.Job("mine", seed=7, sharing_depth="full")
+    job = clonos.Job("mine", seed=7, sharing_depth="full", checkpoints="marked")
     rows = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="rows")
     keyed = rows.map(enrich, SCHEMA, name="enrich").key_by("key")
     running = keyed.process(process or Running(), SCHEMA, name="running")
@@ -140,7 +140,7 @@ def test_a_bundle_ends_where_it_ends(mine):
 def test_what_a_bundle_is_of(mine, tmp_path):
     out, _ = mine
     compiled = my_job().compiled
-    other = clonos.Job("mine", seed=7, sharing_depth="full")
+    other = clonos.Job("mine", seed=7, sharing_depth="full", checkpoints="marked")
     rows = other.source(clonos.sources.from_batches([], schema=SCHEMA), name="rows")
     rows.map(enrich, SCHEMA, name="enrich").sink(clonos.sinks.collect(), name="out")
     with pytest.raises(OtherJob):

@@ -72,7 +72,7 @@ def test_the_same_graph_is_welcome(tmp_path):
     ("other", "told"),
     [
         ({"depth": 0}, "sharing_depth was 1, is 0"),
-        ({"checkpoints": "uncoordinated"}, "has_markers was true, is false"),
+        ({"checkpoints": "uncoordinated"}, "say checkpoints='marked'"),
         ({"size": "6 seconds"}, r"operators.* was 5000, is 6000"),
         ({"name": "n"}, 'was "count_partial", is "n_partial"'),
     ],

@@ -59,7 +59,7 @@ def past_of(job, cluster, compiled=None, rewind=None):
 
 
 def my_job(process=None, work=enrich):
-    job = clonos.Job("mine", seed=7, sharing_depth="full")
+    job = clonos.Job("mine", seed=7, sharing_depth="full", checkpoints="marked")
     rows = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="rows")
     keyed = rows.map(work, SCHEMA, name="enrich").key_by("key")
     running = keyed.process(process or Running(), SCHEMA, name="running")
