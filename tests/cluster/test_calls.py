@@ -83,6 +83,7 @@ def test_only_what_is_unanswered_is_asked_again(kit, spark, tmp_path, standbys):
 
 def test_checkpoints_wait_for_no_call_and_keep_what_is_open(kit, spark, tmp_path):
     settings = {"checkpoint_interval": "200 ms", "checkpoint_dir": str(tmp_path / "job")}
+    settings["checkpoints"] = "marked"  # without markers nobody would seal any more
     job = build(tmp_path, **settings).start(spark)
     kit.wait_for(lambda: job.delivered["out"] == sum(not hangs(n) for n in range(ROWS)))
     floors = job.observer.floors

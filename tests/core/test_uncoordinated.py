@@ -123,6 +123,7 @@ def test_after_a_forgiven_loss_sources_wait_until_all_floors_have_moved():
     driver.keeper.generation = 1
     driver.passes(100)
     assert driver.told(msg.Throttle) == {0: msg.Throttle(closed=True)}
+    assert driver.told(msg.SealNow).keys() == {0, 1, 2}, "whatever the checkpoint interval"
     driver.sealed(2, 1, position=5, taken=3, sent=0)
     driver.sealed(1, 1, position=5, taken=3, sent=3)
     driver.passes(100)

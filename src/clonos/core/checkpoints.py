@@ -95,8 +95,8 @@ class Checkpoints:
             self._settles_at = self.markers.next_epoch + (self.pending_epoch > 0)
 
     def ask(self) -> None:
-        """Ask whether tasks rest, after sources were told to take no more rows."""
-        if self.is_settling and self.markers is None:
+        """Have tasks seal, or say that they rest, after sources were told to take no more rows."""
+        if self.markers is None and (self.is_settling or self.needs_rest):
             self.rest.ask()
 
     def go_on(self) -> None:
