@@ -167,6 +167,7 @@ def test_a_job_goes_on_from_its_directory_that_had_gone_on_without(
         rate=None,
         parallelism=1,
         persistence="auto",
+        checkpoints="marked",
         checkpoint_dir=str(tmp_path / "checkpoint"),
         local_dir=str(tmp_path / "local"),
     ).start(spark)

@@ -119,7 +119,8 @@ class Hearing(clonos.Listener):
 def test_events_and_progress_are_told(kit, spark, tmp_path):
     rows = 2_000
     hearing = Hearing()
-    job = kit.build(kit.gated(tmp_path, rows)).start(spark, listeners=[hearing], progress_s=0.1)
+    job = kit.build(kit.gated(tmp_path, rows), checkpoints="marked")  # all tasks have a layer soon
+    job = job.start(spark, listeners=[hearing], progress_s=0.1)
     heard: list[JobEvent] = []
     job.on_event(heard.append)
     kit.wait_quiet(job)

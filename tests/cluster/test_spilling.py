@@ -23,6 +23,7 @@ def test_a_receiver_dies_whose_input_is_on_the_disk(kit, spark, tmp_path):
     """There is no checkpoint but the first: all that it has taken since is sent again."""
     rows = 80_000  # receivers say every 256 KiB, or 16 items, what they have processed
     settings = {"checkpoint_interval": "1 hour", "inflight_bytes": "1 MiB", "standbys": 0}
+    settings["checkpoints"] = "marked"  # the first one at the very beginning
     source = kit.gated(tmp_path, rows, begins=False)
     job = kit.build(source, rate=None, **settings).start(spark, progress_s=0.05)
 
