@@ -61,3 +61,22 @@ def test_a_floor_may_be_ahead_of_the_log(keeper, reconnects):
         assert committed(keeper) in ([], [15])
     keeper.handle(data(16, 1, 2 if reconnects else 1))
     assert committed(keeper) == [16]
+
+
+def test_output_waits_for_no_log_below_a_floor():
+    """The log of another task is on its way; it may never come, as nobody needs it any more."""
+    tasks = (
+        TaskSpec(0, "rows", "rows", 0, (), (0, 1), is_source=True),
+        TaskSpec(1, "out", "out", 0, (0,), (2,), sink="out"),
+    )
+    channels = [ChannelSpec(0, 0, 1)] + [ChannelSpec(n + 1, n, HOUSE_KEEPER) for n in range(2)]
+    keeper = HouseKeeper(Plan(tasks, tuple(channels), 0), lambda _: b"", lambda content: content)
+    keeper.begin_term(1)
+    keeper.handle(ev.Opened(2, 1, LIFE))
+    dep = {task: msg.Dependency(LIFE, 1) for task in (0, 1)}
+    item = msg.Item(1, msg.Kind.END, 0, 0, None, dep, 0)
+    keeper.handle(ev.Received(2, 1, msg.Data(2, LIFE, item, (Run(1, LIFE, 1, (ENTRY,)),))))
+    assert not keeper.committed()[1]
+    keeper.advance(1, {0: 1}, {0: ()}, {})
+    (delivered,) = keeper.committed()[1]
+    assert delivered.item is item

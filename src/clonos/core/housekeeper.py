@@ -167,8 +167,7 @@ class HouseKeeper:
         return actions, delivered
 
     def _tell_what_is_safe(self) -> None:
-        """Tasks with effects hear how much of their logs is stable, even if they have sent
-        nothing."""
+        """Tasks with effects hear what is stable of their logs, even if they have sent nothing."""
         for channel, task in self._waited_for.items():
             if self._told.get(channel) != self.stable[task]:
                 self._credit_due.add(channel)
@@ -510,6 +509,7 @@ class HouseKeeper:
         self._stand_on(self.floors.moved(epoch, self.generation, positions, layers, needs))
         if not self.plan.chooses_levels:
             self.harden(self.floors)
+        self._deliver()  # what waited for logs that nobody needs any more
 
     def harden(self, floors: Floors) -> None:
         """From now on no task ever goes back below these floors."""
