@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 
-class Watch:
-    """A stopwatch for one who looks at a lease now and then.
+class Stopwatch:
+    """For one who looks at a lease now and then.
 
     If a store has not answered for a while, it has not heard the holder either. So the time from
     one look to the next counts as `step_s` at most.
 
     Examples
     --------
-    >>> watch = Watch(0.5)
+    >>> watch = Stopwatch(0.5)
     >>> watch.since_last_look()
     0.0
     >>> 0.0 <= watch.since_last_look() <= 0.5

@@ -32,7 +32,7 @@ from clonos.core.content import Content, content_of, pieces_of
 from clonos.errors import UnusableStore
 from clonos.extras import imported
 from clonos.storage.files import Info, Lock, Locked, Tail
-from clonos.storage.lease import Watch
+from clonos.storage.lease import Stopwatch
 from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")
@@ -387,7 +387,7 @@ class PostgresDisk:
 
     def _take(self, path: str, holder: str) -> int:
         """Watch the lock until it can be taken; return our fence."""
-        first, watch, silent_s, gone_s = None, Watch(STEP_S), 0.0, 0.0
+        first, watch, silent_s, gone_s = None, Stopwatch(STEP_S), 0.0, 0.0
         while True:
             with self._asking() as cursor:
                 cursor.execute(_LOCK, (path,))

@@ -23,7 +23,7 @@ import pyarrow as pa
 from clonos.core.canonical import encode
 from clonos.core.content import Content, content_of, pieces_of
 from clonos.storage.files import Info, Lock, Locked, Tail
-from clonos.storage.lease import Watch
+from clonos.storage.lease import Stopwatch
 from clonos.storage.objects.chain import Chain, Fence
 from clonos.storage.objects.stores import Objects
 from clonos.storage.objects.tree import Change, Tree
@@ -198,7 +198,7 @@ class ObjectDisk:
     def lock(self, path: str, holder: str) -> Lock:
         """Take the lock, which takes :data:`LEASE_S` if its holder has died; raises
         :class:`~clonos.storage.files.Locked` if the holder lives."""
-        first, watch, silent_s = self._signs(), Watch(STEP_S), 0.0
+        first, watch, silent_s = self._signs(), Stopwatch(STEP_S), 0.0
         while True:
             with self._mutex:
                 has_moved, fence = self._signs() != first, self._chain.fence
