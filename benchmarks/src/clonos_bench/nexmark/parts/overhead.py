@@ -47,11 +47,13 @@ Depth = int | Literal["full"]
 
 @dataclass(frozen=True)
 class Variant:
-    """How a job is protected. ``depth`` None: without causal log."""
+    """How a job is protected. ``depth`` None: without causal log; ``is_marked``: its checkpoints
+    have markers, as they have without log."""
 
     depth: Depth | None
     standbys: int = 0
     checkpoints: bool = True
+    is_marked: bool = False
 
     def job(self, name: str, parallelism: int, checkpoint_ms: int) -> clonos.Job:
         """A job without operators."""
@@ -61,6 +63,7 @@ class Variant:
             parallelism=parallelism,
             standbys=self.standbys,
             sharing_depth=0 if self.depth is None else self.depth,
+            checkpoints="marked" if self.is_marked else "auto",
             checkpoint_interval=f"{checkpoint_ms} ms" if self.checkpoints else "1 day",
             guarantee="exactly_once" if causal else "at_least_once",
             on_orphan="consistency" if causal else "availability",
@@ -78,6 +81,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "bare": Variant(None, checkpoints=False),
     "1": Variant(1),
     "full": Variant("full"),
+    "marked": Variant("full", is_marked=True),
     "keeper": Variant(0),
     "1+standby": Variant(1, 1),
     "full+standby": Variant("full", 1),
