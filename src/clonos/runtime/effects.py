@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from clonos.blame import in_short
@@ -19,6 +20,7 @@ from clonos.core.calls import Request
 from clonos.errors import EffectUnknown
 from clonos.operators.effects import Effect, EffectCall, Made, NotMade
 from clonos.operators.service import Policy
+from clonos.runtime.undisturbed import Undisturbed, sleep_until
 
 CUT_OFF_S: Final = 5.0
 """By then, a slot that is cut off from its driver has ended: it finds out within 2 to 4 seconds."""
@@ -31,7 +33,6 @@ hear whether its lives are over."""
 Late = MutableMapping[str, "Future[Any]"]
 """By effect: attempts that were given up and go on in their threads."""
 E = TypeVar("E", bound=Exception)
-T = TypeVar("T")
 
 
 def by_engine(error: E) -> E:
@@ -44,12 +45,6 @@ class Attempt(Protocol):
     """Asks once, within the timeout."""
 
     def __call__(self, request: Request, named: Mapping[str, Any]) -> Awaitable[Any]: ...
-
-
-class Undisturbed(Protocol):
-    """Waits, whatever user code cancels."""
-
-    def __call__(self, wait: Callable[[], Awaitable[T]]) -> Awaitable[T]: ...
 
 
 class Pulse:
@@ -236,8 +231,7 @@ class EffectRun:
         return NotMade() if isinstance(error, Exception) and self._is_refused(error) else None
 
     async def _sleep_until(self, when_s: float) -> None:
-        clock = asyncio.get_running_loop().time
-        await self._undisturbed(lambda: asyncio.sleep(when_s - clock()))
+        await self._undisturbed(partial(sleep_until, when_s))
 
     def _require_life(self) -> None:
         if self._is_over():
