@@ -48,8 +48,8 @@ def test_the_same_rows_come_out_whatever_dies():
 
 
 def test_a_process_dies_after_each_step():
-    done = simulate(users.totals(), ROWS[:3], seeds=1, every_step=True, same_rows=True)
-    assert done.runs >= 6
+    done = simulate(users.totals(), ROWS[:6], seeds=1, every_step=True, same_rows=True)
+    assert done.runs >= 8
     assert done.deaths >= done.runs - 1, "the last step may end the job"
     assert not done.faults
 

@@ -20,9 +20,8 @@ failure like any other, except that a slot is ready and the old life's log is re
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
-from typing import Final
+from typing import Final, Literal
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Note
@@ -302,8 +301,8 @@ class Moves:
         cell, self._awaited = self._cell, set()
         has_moved = self._roster.home(cell) == self.target
         self._forget(cell)
-        end = Note("moved") if has_moved else Note("stayed", why=why)
-        self._roster.do(replace(end, task=cell[0], value=self.target))
+        what: Literal["moved", "stayed"] = "moved" if has_moved else "stayed"
+        self._roster.do(Note(what, cell[0], value=self.target, why="" if has_moved else why))
 
     def _forget(self, cell: Cell) -> None:
         self._wanted.pop(cell, None)

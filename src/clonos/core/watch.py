@@ -55,14 +55,12 @@ LIVES: Final = 16
 """The same, whatever trials show: this many kills from outside would not all hit the same rows."""
 FLOORS: Final = 3
 """How often the floor of an implied task has to move before its steps count."""
-_REMEDY: Final = (
+_SEE: Final = (
     "see the executors' logs for how the process ended (a crash in native code, too little memory, "
-    "an exit); correct the function for this record, or filter the record out before it"
+    "an exit); correct the function for "
 )
-_CALL_REMEDY: Final = (
-    "see the executors' logs for how the process ended (a crash in native code, too little memory, "
-    "an exit); correct the function for these arguments, or filter the row out before it"
-)
+_REMEDY: Final = f"{_SEE}this record, or filter the record out before it"
+_CALL_REMEDY: Final = f"{_SEE}these arguments, or filter the row out before it"
 _OR_LEAVE_OUT: Final = '; or set on_bad_record="drop" or "keep" to go on without such records'
 
 
