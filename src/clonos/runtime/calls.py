@@ -29,13 +29,12 @@ from clonos.runtime.call_outcomes import encoded, failed, given_up
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.connection import Connection
-from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines
+from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines, T, sleep_until, undisturbed
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.first import NoAnswer, first_of, guarded
 from clonos.runtime.memory import Memory, question_of
 from clonos.runtime.shared_answers import SharedAnswers
 from clonos.runtime.turns import Turns
-from clonos.runtime.undisturbed import T, sleep_until, undisturbed
 from clonos.storage.retry_after import asked_to_wait_s
 
 CLOSE_S: Final = 2.0

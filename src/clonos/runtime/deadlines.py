@@ -1,18 +1,20 @@
-"""Timeouts that are all equally long share one timer.
+"""Waiting in an event loop: timeouts that share a timer, and waits that user code does not end.
 
-So a call that is answered at once sets no timer of its own, as it would with
-:func:`asyncio.timeout`.
+Timeouts that are all equally long need one timer. So a call that is answered at once sets none of
+its own, as it would with :func:`asyncio.timeout`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar
 
 CAN_UNCANCEL: Final = sys.version_info >= (3, 11)
 """Whether tasks count their cancellations, which deadlines need."""
 
+T = TypeVar("T")
 Task = Any
 """An :class:`asyncio.Task`; ``uncancel`` and ``cancelling`` are there from Python 3.11 on."""
 
@@ -67,3 +69,35 @@ class Deadlines:
         for task in due:
             self._over[task] = self._until_s.pop(task), task.cancelling()
             task.cancel()
+
+
+class Undisturbed(Protocol):
+    """Waits, whatever user code cancels."""
+
+    def __call__(self, wait: Callable[[], Awaitable[T]]) -> Awaitable[T]: ...
+
+
+async def undisturbed(wait: Callable[[], Awaitable[T]], may_end: Callable[[], bool]) -> T:
+    """Wait, again if that is cancelled, unless it was we who have cancelled it.
+
+    Parameters
+    ----------
+    wait
+        What to wait for; it may be asked more than once.
+    may_end
+        Whether the running task may be cancelled.
+    """
+    while True:
+        try:
+            return await wait()
+        except asyncio.CancelledError:
+            if may_end():
+                raise
+            task: Any = asyncio.current_task()
+            if CAN_UNCANCEL:
+                task.uncancel()
+
+
+async def sleep_until(when_s: float) -> None:
+    """Sleep until the running loop's clock says so."""
+    await asyncio.sleep(when_s - asyncio.get_running_loop().time())

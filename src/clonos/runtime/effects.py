@@ -20,7 +20,7 @@ from clonos.core.calls import Request
 from clonos.errors import EffectUnknown
 from clonos.operators.effects import Effect, EffectCall, Made, NotMade
 from clonos.operators.service import Policy
-from clonos.runtime.undisturbed import Undisturbed, sleep_until
+from clonos.runtime.deadlines import Undisturbed, sleep_until
 
 CUT_OFF_S: Final = 5.0
 """By then, a slot that is cut off from its driver has ended: it finds out within 2 to 4 seconds."""

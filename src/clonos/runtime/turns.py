@@ -13,8 +13,8 @@ from typing import Protocol
 
 from clonos.operators.effects import NotMade
 from clonos.runtime.call_threads import CallThreads
+from clonos.runtime.deadlines import T, sleep_until
 from clonos.runtime.effects import Pulse
-from clonos.runtime.undisturbed import T, sleep_until
 
 
 class Life(Protocol):
