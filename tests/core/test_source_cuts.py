@@ -71,7 +71,7 @@ def test_the_log_and_the_layer_have_the_readers_words():
         (SourceCut, 2, FIVE),
         (SourceCut, 1, SEVEN),
     ]
-    actions = machine.handle(msg.SealNow())
+    actions = machine.handle(msg.SealLayer())
     (layer,) = [action.layer for action in actions if isinstance(action, ev.StoreLayer)]
     assert (layer.source_rows, layer.source_cut) == (3, SEVEN)
     assert decode_layer(encode_layer(layer)).source_cut == SEVEN
@@ -102,7 +102,7 @@ def test_a_life_with_a_layer_stands_behind_its_cut():
     machine = life()
     machine.start()
     take(machine, rows(0, 2, FIVE))
-    actions = machine.handle(msg.SealNow())
+    actions = machine.handle(msg.SealLayer())
     (stored,) = [action for action in actions if isinstance(action, ev.StoreLayer)]
     layer = replace(stored.layer, delta=bytes(stored.delta))
     again = life(NEXT, floor=layer)

@@ -10,7 +10,7 @@ import pytest
 from clonos.columns.batches import seal
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.coordinator import Command, Compacted, Coordinator, Reported, SlotReady
+from clonos.core.coordinator import Command, Compacted, Coordinator, Reported, SlotLost, SlotReady
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
@@ -96,6 +96,33 @@ def test_floors_move_one_by_one_and_senders_hear_what_is_needed():
     assert driver.keeper.positions == {0: 3, 1: 6, 2: 7}
 
 
+def test_who_keeps_layers_of_its_senders_from_being_floors_is_told_to_seal():
+    driver = Driver()
+    driver.sealed(0, 1, position=3, taken=0, sent=3)
+    driver.passes(100)
+    wanted = msg.SealLayer(when_cheap=True)
+    assert driver.told(msg.SealLayer) == {1: wanted}
+    driver.sealed(0, 2, position=4, taken=0, sent=4)
+    assert not driver.passes(100), "once is enough"
+    driver.sealed(1, 1, position=4, taken=3, sent=3)
+    driver.passes(100)
+    assert driver.told(msg.SealLayer) == {2: wanted}, "one's layer would do for the first of zero"
+    driver.sealed(2, 1, position=4, taken=3, sent=0)
+    driver.passes(100)
+    assert driver.keeper.positions == {0: 3, 1: 4, 2: 4}
+    assert driver.told(msg.SealLayer) == {1: wanted}, "now for the second"
+
+
+def test_who_recovers_is_not_told_to_seal():
+    driver = Driver()
+    slot = driver.coordinator.tasks[1].slot
+    assert slot is not None
+    driver.take(driver.coordinator.handle(SlotLost(slot), driver.now_ms))
+    driver.sealed(0, 1, position=3, taken=0, sent=3)
+    driver.passes(100)
+    assert not driver.told(msg.SealLayer)
+
+
 def test_nothing_is_looked_for_unless_something_has_come(monkeypatch):
     looks: list[int] = []
     driver = Driver()
@@ -111,7 +138,7 @@ def test_who_has_sealed_is_not_hurried(monkeypatch):
     monkeypatch.setattr(type(driver.coordinator), "wants_floor", True)
     driver.sealed(0, 1, position=3, taken=0, sent=3)
     driver.take(driver.coordinator.begin_epoch())
-    assert driver.told(msg.SealNow).keys() == {1, 2}
+    assert driver.told(msg.SealLayer).keys() == {1, 2}
     driver.sent.clear()
     driver.take(driver.coordinator.begin_epoch())
     assert not driver.sent, "once is enough"
@@ -123,7 +150,7 @@ def test_after_a_forgiven_loss_sources_wait_until_all_floors_have_moved():
     driver.keeper.generation = 1
     driver.passes(100)
     assert driver.told(msg.Throttle) == {0: msg.Throttle(closed=True)}
-    assert driver.told(msg.SealNow).keys() == {0, 1, 2}, "whatever the checkpoint interval"
+    assert driver.told(msg.SealLayer).keys() == {0, 1, 2}, "whatever the checkpoint interval"
     driver.sealed(2, 1, position=5, taken=3, sent=0)
     driver.sealed(1, 1, position=5, taken=3, sent=3)
     driver.passes(100)
@@ -176,7 +203,7 @@ class Task:
         self.machine.start()
 
     def seal(self) -> ev.StoreLayer | None:
-        stored = [a for a in self.machine.handle(msg.SealNow()) if isinstance(a, ev.StoreLayer)]
+        stored = [a for a in self.machine.handle(msg.SealLayer()) if isinstance(a, ev.StoreLayer)]
         return stored[0] if stored else None
 
     def stored(self, sealed: ev.StoreLayer) -> list[ev.Action]:

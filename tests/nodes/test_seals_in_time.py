@@ -7,36 +7,48 @@ from typing import Any
 
 import pytest
 
-from clonos.core import messages as msg
-from clonos.nodes.resident import SEALS_MANY, Resident
+from clonos.nodes.resident import Resident
+from clonos.nodes.seal_times import MANY, SealSettings, SealTimes, as_soon_as_cheap
 
 
-class Task(Resident):
-    """A resident that has done something, and whose layers make no floors unless told."""
+class Task:
+    """Has done something, and its layers make no floors unless told."""
 
-    def __init__(self) -> None:
-        self._home: Any = SimpleNamespace(seal_s=1.0)
-        self._news_since = None
+    def __init__(self, settings: SealSettings) -> None:
+        self.times = SealTimes(settings)
         self.has_news, self.beyond_floor, self.now = True, 0, 0.0
+        self.work = self.busy_s = 0.0  # seconds of work per second; in all
         self.sealed_at: list[float] = []
+        self.floors_move = False
 
-    def hear(self, event: Any) -> None:
-        assert event == msg.SealNow()
-        self.sealed_at.append(self.now)
-        self.beyond_floor += 1
+    def passes(self, seconds: float, cpu_s: float = 0.0, wall_s: float = 0.0) -> None:
+        until = self.now + seconds
+        while self.now < until - 1e-6:
+            self.times.look(self.now, has_news=self.has_news)
+            due_s = self.times.due_s(self.now, busy_s=self.busy_s, beyond_floor=self.beyond_floor)
+            if self.now >= due_s:
+                self.times.sealed(self.now, busy_s=self.busy_s)
+                self.times.stored(cpu_s, wall_s)
+                self.sealed_at.append(self.now)
+                self.beyond_floor += not self.floors_move
+            self.now = round(self.now + 0.01, 2)
+            self.busy_s += self.work * 0.01
 
-    def passes(self, seconds: float) -> None:
-        seals = SimpleNamespace(has_news=lambda _: self.has_news, beyond_floor=self.beyond_floor)
-        machine: Any = SimpleNamespace(seals=seals)
-        for _ in range(round(seconds * 10)):
-            seals.beyond_floor = self.beyond_floor
-            self._seal_in_time(machine, self.now)
-            self.now = round(self.now + 0.1, 1)
+    def pauses(self) -> list[float]:
+        return [b - a for a, b in zip(self.sealed_at, self.sealed_at[1:], strict=False)]
 
 
 @pytest.fixture
 def task() -> Task:
-    return Task()
+    return Task(SealSettings(1.0))
+
+
+@pytest.fixture
+def chosen() -> Task:
+    """A task of a job whose user has not said how often."""
+    task = Task(as_soon_as_cheap(8))
+    task.floors_move = True
+    return task
 
 
 def test_an_interval_after_the_first_step_that_no_layer_has(task):
@@ -50,14 +62,67 @@ def test_an_interval_after_the_first_step_that_no_layer_has(task):
 
 def test_layers_that_make_no_floor_become_rare(task):
     task.passes(600)
-    pauses = [b - a for a, b in zip(task.sealed_at, task.sealed_at[1:], strict=False)]
-    assert pauses[: SEALS_MANY - 1] == pytest.approx([1.1] * (SEALS_MANY - 1))
-    assert pauses[-1] == pytest.approx(16.1)
+    pauses = task.pauses()
+    assert pauses[: MANY - 1] == pytest.approx([1.01] * (MANY - 1))
+    assert pauses[-1] == pytest.approx(16.01)
     assert len(task.sealed_at) < 50
     task.beyond_floor = 0  # it moves again, and nobody waits for the end of a long pause
     before = len(task.sealed_at)
-    task.passes(1.2)
+    task.passes(0.5)
     assert len(task.sealed_at) == before + 1
+
+
+def test_the_interval_is_the_users(task):
+    task.floors_move, task.work = True, 1.0
+    task.passes(10)
+    assert task.pauses() == pytest.approx([1.01] * 8)
+
+
+def test_a_task_at_work_seals_soon(chosen):
+    chosen.work = 0.5
+    chosen.passes(5)
+    assert max(chosen.pauses()) == pytest.approx(0.05)  # it looks every 10 ms
+
+
+def test_a_task_with_little_to_do_seals_when_it_is_worth_it(chosen):
+    chosen.work = 0.02
+    chosen.passes(5)
+    assert min(chosen.pauses()) == pytest.approx(0.5)  # 10 ms of work
+    chosen.work = 0.001
+    chosen.passes(30)
+    assert chosen.pauses()[-1] == pytest.approx(1.01)
+
+
+@pytest.mark.parametrize(
+    ("work", "cpu_s", "wall_s", "pause"),
+    [(1.0, 0.01, 0.01, 0.5), (0.1, 0.01, 0.01, 0.11), (0.5, 0.001, 0.1, 0.4), (1.0, 0.2, 0.2, 1.0)],
+    ids=["much to do", "little to do", "slow store", "at the latest after the interval"],
+)
+def test_layers_may_take_only_a_part_of_the_time(chosen, work, cpu_s, wall_s, pause):
+    chosen.work = work
+    chosen.passes(60, cpu_s, wall_s)
+    assert chosen.pauses()[-1] == pytest.approx(pause, rel=0.05)
+
+
+def test_a_layer_for_which_others_wait_comes_soon(task, chosen):
+    for waiting, soonest in ((chosen, 0.05), (task, 0.5)):  # not even so much where the user says
+        waiting.floors_move, waiting.work = True, 0.001
+        waiting.passes(2)
+        before = waiting.sealed_at[-1]
+        waiting.times.wanted()
+        waiting.passes(1)
+        after = next(at for at in waiting.sealed_at if at > before)
+        assert after <= max(2.01, before + soonest + 0.01)
+        assert waiting.pauses()[-1] == pytest.approx(1.01, abs=0.02)  # the next ones are as before
+
+
+def test_the_driver_hears_of_no_more_than_200_layers_a_second():
+    tasks = 300
+    task = Task(as_soon_as_cheap(tasks))
+    task.floors_move, task.work = True, 1.0
+    task.passes(30)
+    assert tasks / min(task.pauses()) <= 300  # at the latest each second
+    assert as_soon_as_cheap(100).soonest_s == pytest.approx(100 / 200)
 
 
 def test_a_layer_that_is_not_taken_is_noticed():
@@ -68,13 +133,14 @@ def test_a_layer_that_is_not_taken_is_noticed():
     task._ports = SimpleNamespace(clock=SimpleNamespace(ticks_s=lambda: now[0]), store=store)
     task._home = SimpleNamespace(plan=SimpleNamespace(tasks=[SimpleNamespace(level="store")]))
     task.task, task.number, task._levels, task._storing = 0, 5, None, {}
+    task._seal_times = None
     assert task._layer_waits_s() == 0
     for epoch in (3, 4):
         task._store_layer(SimpleNamespace(layer=SimpleNamespace(epoch=epoch)))
         now[0] += 10
     assert put == [(5, "store")] * 2
     assert task._layer_waits_s() == 20
-    assert task.stored(SimpleNamespace(epoch=3))
+    assert task.stored(SimpleNamespace(epoch=3), 0.0)
     assert task._layer_waits_s() == 10
-    assert task.stored(SimpleNamespace(epoch=4))
+    assert task.stored(SimpleNamespace(epoch=4), 0.0)
     assert task._layer_waits_s() == 0

@@ -15,6 +15,7 @@ from clonos.core.determinants import Source, encode_record
 from clonos.core.messages import Dependency, Item, Kind, Run
 from clonos.core.plan import Incarnation
 from clonos.nodes.ports import SlotPorts
+from clonos.nodes.seal_times import SealSettings
 from clonos.nodes.slot import SlotNode
 from clonos.runtime.loop import Ticks
 from clonos.runtime.relief import LOOK_S, MainTrack, Relief, serve
@@ -101,7 +102,7 @@ class Slot:
                 SimpleNamespace(withdraw=id),
             ),
             share_s=LIMIT_S,
-            seal_s=LIMIT_S,
+            seals=SealSettings(LIMIT_S),
             unreachable_s=LIMIT_S,
         )  # fmt: skip
         self.node.join(End(self, CONTROL))

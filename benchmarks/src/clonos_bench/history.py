@@ -101,7 +101,7 @@ def _touch(arguments: argparse.Namespace, *, keeps: bool) -> clonos.Job:
     empty = clonos.Job(
         "touch",
         parallelism=arguments.parallelism,
-        checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+        checkpoint_interval=jobs.interval(arguments.checkpoint_ms),
         **settings,
     )
     keys = run.keys_of(arguments)
@@ -148,7 +148,7 @@ def _judging(arguments: argparse.Namespace, rows: int, folder: Path, *, asks: bo
         "judging",
         parallelism=arguments.parallelism,
         checkpoint_dir=str(folder),
-        checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+        checkpoint_interval=jobs.interval(arguments.checkpoint_ms),
         history="1 day",
     )
     ids = job.source(jobs.at_once(rows), name="source")

@@ -195,6 +195,19 @@ class Touch(clonos.Process):
         return [(row.key, row.id, seen)]
 
 
+def interval(checkpoint_ms: int | None) -> str:
+    """The interval of a job's checkpoints. 0: as the engine chooses; None: none at all.
+
+    Examples
+    --------
+    >>> [interval(ms) for ms in (200, 0, None)]
+    ['200 ms', 'auto', '1 day']
+    """
+    if checkpoint_ms is None:
+        return "1 day"
+    return f"{checkpoint_ms} ms" if checkpoint_ms else "auto"
+
+
 def stateful(
     source: SourceSpec,
     *,
@@ -203,7 +216,7 @@ def stateful(
     parallelism: int = 2,
     standbys: int = 1,
     protected: bool = True,
-    checkpoint_ms: int | None = 500,
+    checkpoint_ms: int | None = 0,
     checkpoints: Any = "auto",
     is_apart: bool = False,
     persistence: Any = "store",
@@ -216,7 +229,7 @@ def stateful(
     protected
         With causal logs.
     checkpoint_ms
-        None: no checkpoints.
+        0: as the engine chooses. None: no checkpoints.
     checkpoints
         "auto", "marked" or "uncoordinated".
     is_apart
@@ -230,7 +243,7 @@ def stateful(
         "touch",
         parallelism=parallelism,
         standbys=standbys,
-        checkpoint_interval="1 day" if checkpoint_ms is None else f"{checkpoint_ms} ms",
+        checkpoint_interval=interval(checkpoint_ms),
         checkpoints=checkpoints,
         guarantee="exactly_once" if protected else "at_least_once",
         on_orphan="consistency" if protected else "availability",

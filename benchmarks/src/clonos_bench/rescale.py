@@ -66,7 +66,7 @@ def _measured(
                 parallelism=few,
                 standbys=arguments.standbys,
                 checkpoint_dir=folder,
-                checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+                checkpoint_interval=jobs.interval(arguments.checkpoint_ms),
             )
             return jobs.stateful(
                 jobs.paced(schedule), keys=keys, value_bytes=arguments.value_bytes, job=empty

@@ -143,7 +143,7 @@ def _job(arguments: argparse.Namespace, schedule: jobs.Schedule, *, speculation:
     job = clonos.Job(
         "slow",
         parallelism=arguments.parallelism,
-        checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+        checkpoint_interval=jobs.interval(arguments.checkpoint_ms),
         speculation=speculation,
     )
     ids = job.source(jobs.paced(schedule), name="source", parallelism=1)

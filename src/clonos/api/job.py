@@ -15,6 +15,7 @@ from clonos.api.settings import (
     depth_of,
     flag_of,
     folder_of,
+    interval_of,
     keep_of,
     limit_of,
     local_folder_of,
@@ -31,7 +32,6 @@ from clonos.api.settings import (
 )
 from clonos.api.starting import StartOptions, for_queries, for_tasks, require_no_options
 from clonos.api.streams import Execution, Stream, is_spark
-from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, NeedsSpark, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
@@ -63,7 +63,7 @@ class Job:
         is deep, tasks in the middle send logs that travel no further to the driver, in messages
         that "full" does not need. Fewer hops save bytes when parallelism is high.
     checkpoint_interval
-        Time between checkpoints.
+        Time between checkpoints. "auto": a second, and less where this is cheap.
     checkpoints
         "auto": "marked" with a history or a weaker guarantee, else "uncoordinated".
         "uncoordinated": every task saves its state by its own timer, and the driver finds the
@@ -146,7 +146,7 @@ class Job:
         standbys: int = 1,
         sharing_depth: int | Literal["full"] = "full",
         checkpoints: Literal["auto", "marked", "uncoordinated"] = "auto",
-        checkpoint_interval: str | timedelta = "1 second",
+        checkpoint_interval: str | timedelta = "auto",
         checkpoint_dir: str | None = None,
         persistence: Literal["memory", "local", "auto", "store"] = "store",
         local_dir: str | None = None,
@@ -190,7 +190,7 @@ class Job:
             options=JobOptions(
                 standbys=number_of("standbys", standbys, 0),
                 checkpoints=checkpoints_of(checkpoints, guarantee, keep),
-                checkpoint_interval_ms=parse_duration(checkpoint_interval),
+                checkpoint_interval_ms=interval_of(checkpoint_interval),
                 checkpoint_dir=folder_of("checkpoint_dir", checkpoint_dir),
                 guarantee=guarantee,
                 on_orphan=on_orphan,

@@ -126,6 +126,17 @@ def checkpoints_of(
     return "uncoordinated" if guarantee == "exactly_once" and keep is None else "marked"
 
 
+def interval_of(value: str | timedelta) -> int | None:
+    """Milliseconds between two checkpoints; None: as the engine chooses.
+
+    Examples
+    --------
+    >>> interval_of("auto"), interval_of("5 seconds")
+    (None, 5000)
+    """
+    return None if value == "auto" else parse_duration(value)
+
+
 def require_level(
     level: str, standbys: int, guarantee: str, history: Any, on_orphan: str, log: str
 ) -> None:

@@ -28,7 +28,7 @@ from clonos.cluster.lookout import Lookout
 from clonos.cluster.moves import Executors
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
-from clonos.cluster.shipping import ship
+from clonos.cluster.shipping import seals_of, ship
 from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
@@ -358,7 +358,7 @@ class DriverSetup:
             operators={c.task.id: [name for name, _ in c.operators] for c in compiled.codes},
             application_id=str(self.spark.sparkContext.applicationId),
             datasets=datasets_of(compiled),
-            checkpoint_interval_s=options.checkpoint_interval_ms / 1000,
+            checkpoint_interval_s=seals_of(compiled, self.directory.layers_uri).longest_s,
             standbys=options.standbys,
             availability=options.on_orphan == "availability",
             silence_s=silence_s,

@@ -8,11 +8,13 @@ from typing import Any
 
 from clonos.core.dial import LATE_S, QUIET_S, ladder
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.nodes.seal_times import SealSettings, as_soon_as_cheap
 from clonos.runtime.shipment import Shipment
 from clonos.sinks.lanes import Lane, OutputWriter
 from clonos.sinks.writers import writer_of
 from clonos.sources.readers import IteratorReader, Reader
 from clonos.storage.files import Durability
+from clonos.storage.objects.stores import REMOTE
 from clonos.transport.secret import JobSecret
 
 
@@ -64,7 +66,7 @@ def ship(
         coordinator=coordinator,
         layers_uri=layers_uri,
         layers_durability=layers_durability,
-        seal_ms=compiled.options.checkpoint_interval_ms,
+        seals=seals_of(compiled, layers_uri),
         levels=ladder(compiled.options.standbys),
         late_s=LATE_S,
         quiet_s=QUIET_S,
@@ -75,6 +77,17 @@ def ship(
         spills=compiled.options.inflight == "spill",
         **settings,
     )
+
+
+def seals_of(compiled: CompiledJob, layers_uri: str) -> SealSettings:
+    """How often the tasks of a job seal. Stores of objects charge for each of them, so layers come
+    there no sooner than usual."""
+    interval_ms = compiled.options.checkpoint_interval_ms
+    if interval_ms is not None:
+        return SealSettings(interval_ms / 1000)
+    if layers_uri.partition("://")[0] in REMOTE:
+        return SealSettings()
+    return as_soon_as_cheap(len(compiled.plan.tasks))
 
 
 def _reader(code: TaskCode, batches: Any) -> Reader:

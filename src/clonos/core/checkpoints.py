@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Compacted, Note
-from clonos.core.floors import newest_fitting
+from clonos.core.floors import in_the_way, newest_fitting
 from clonos.core.holdings import Holdings
 from clonos.core.levels import LayerRef
 from clonos.core.machine import Machine
@@ -57,6 +57,7 @@ class Checkpoints:
         self._sent_back: dict[int, int] = {}  # by feedback channel: rows that floors have sent
         self._open_calls: dict[int, int] = {}  # by task: open in its floor
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
+        self._wanted: set[int] = set()  # tasks that were told to seal when that is cheap
         self.rest = Rest(roster, self._look_ms)
         self._settles_at: int | None = None  # None: the job need not settle
 
@@ -85,7 +86,7 @@ class Checkpoints:
         for task in self._roster.active() if hurry else ():
             if task.id not in self._hurried and not self.sealed[task.id]:
                 self._hurried.add(task.id)
-                self._roster.command(task.id, msg.SealNow())
+                self._roster.command(task.id, msg.SealLayer())
 
     def settle(self) -> None:
         """Sources are about to take no more rows: floors shall reach the ends of all logs."""
@@ -131,7 +132,7 @@ class Checkpoints:
     def forget(self, task: TaskState) -> None:
         """A life is over: its layers are void as long as they are in no floor."""
         self.sealed[task.id].clear()
-        self._hurried.discard(task.id)
+        self._forget_orders(task.id)
         self.rest.forget(task)
         self._holdings.forget(task.id)
 
@@ -148,7 +149,7 @@ class Checkpoints:
         of_task.append(report)
         of_task.sort(key=lambda layer: layer.ref.epoch)
         self._came += 1
-        self._hurried.discard(task.id)
+        self._forget_orders(task.id)
         if self.markers is not None:
             self.markers.acknowledged(report)
             self._complete()
@@ -195,6 +196,19 @@ class Checkpoints:
         is_mixed = keeper.floor_generation < keeper.generation and len(chosen) < len(newest)
         if chosen and not is_mixed:
             self._advance(keeper.epoch + 1, chosen)
+        self._want_others()
+
+    def _want_others(self) -> None:
+        """Have tasks seal that keep layers of their senders from being floors."""
+        active = {task.id for task in self._roster.active()}
+        blocking = in_the_way(self._roster.plan, self.sealed, self._keeper.needs)
+        for task in sorted((blocking & active) - self._wanted - self._hurried):
+            self._wanted.add(task)
+            self._roster.command(task, msg.SealLayer(when_cheap=True))
+
+    def _forget_orders(self, task: int) -> None:
+        self._hurried.discard(task)
+        self._wanted.discard(task)
 
     def _advance(self, epoch: int, chosen: dict[int, LayerAck]) -> None:
         """These layers are floors now."""

@@ -421,7 +421,7 @@ CODEC: Final = Codec(
         26: m.Throttle,
         27: m.LogPiece,
         28: m.ToTask,
-        29: m.SealNow,
+        29: m.SealLayer,
         30: m.Yield,
         31: m.Resume,
         # Slot to coordinator.

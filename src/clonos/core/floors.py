@@ -26,6 +26,32 @@ from clonos.core.messages import LayerAck
 from clonos.core.plan import HOUSE_KEEPER, Plan
 
 
+def in_the_way(
+    plan: Plan, sealed: Mapping[int, Sequence[LayerAck]], needs: Mapping[int, int]
+) -> set[int]:
+    """The tasks whose next layers would let layers of their senders become floors.
+
+    Parameters
+    ----------
+    sealed, needs
+        As for :func:`newest_fitting`, which has found no more floors.
+    """
+
+    def is_covered(receiver: int, channel: int, sent: int) -> bool:
+        return any(layer.ins[channel] >= sent for layer in sealed[receiver][-1:])
+
+    return {
+        plan.channels[channel].receiver
+        for layers in sealed.values()
+        for layer in layers[:1]
+        for channel, sent in layer.outs.items()
+        if sent > needs.get(channel, 0)
+        and plan.channels[channel].receiver != HOUSE_KEEPER
+        and not plan.channels[channel].is_feedback
+        and not is_covered(plan.channels[channel].receiver, channel, sent)
+    }
+
+
 def newest_fitting(
     plan: Plan,
     sealed: Mapping[int, Sequence[LayerAck]],

@@ -1,8 +1,7 @@
 """All messages between processes, as plain data.
 
-There are four sections: along a data channel (sender and receiver), from the coordinator to a slot,
-from a slot to the coordinator, and within a slot (what its runtime does for the automaton).
-:mod:`clonos.core.codec` turns the first three into bytes.
+There are four sections: along a data channel, from the coordinator to a slot, from a slot to the
+coordinator, and within a slot. :mod:`clonos.core.codec` turns the first three into bytes.
 """
 
 from __future__ import annotations
@@ -233,19 +232,19 @@ class Inject:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Some floors have moved: to these `positions`, by task.
-
-    ``needs``: by channel, the last item that its receiver will never ask for again.
-    """
+    """Some floors have moved: to these `positions`, by task; ``needs``: by channel, the last item
+    that its receiver will never ask for again."""
 
     positions: dict[int, int]
     needs: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SealNow:
-    """Seal a layer now, before its time: only floors remove log entries. A task that has nothing to
-    seal may answer with :class:`Resting`."""
+class SealLayer:
+    """Seal a layer before its time, as only floors remove log entries; ``when_cheap``: not at once.
+    A task that has nothing to seal may answer with :class:`Resting`."""
+
+    when_cheap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +301,7 @@ TaskCommand = (
     | Resolve
     | Connect
     | Inject
-    | SealNow
+    | SealLayer
     | Floor
     | ReadLog
     | Throttle

@@ -36,7 +36,7 @@ class Rest:
         if self._asked_ms is None or now_ms - self._asked_ms >= self._each_ms:
             self._asked_ms = now_ms
             for task in self._roster.active():
-                self._roster.command(task.id, msg.SealNow())
+                self._roster.command(task.id, msg.SealLayer())
 
     def said(self, _: int, report: msg.Resting) -> None:
         """All that a task has done is in its layers."""

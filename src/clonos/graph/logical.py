@@ -71,11 +71,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Settings of a job that are not part of its graph; times in ms."""
+    """Settings of a job that are not part of its graph; times in ms.
+
+    ``checkpoint_interval_ms``: None: as the engine chooses.
+    """
 
     standbys: int = 1
     checkpoints: Literal["marked", "uncoordinated"] = "uncoordinated"
-    checkpoint_interval_ms: int = 1000
+    checkpoint_interval_ms: int | None = None
     checkpoint_dir: str | None = None
     guarantee: str = "exactly_once"
     on_orphan: str = "consistency"

@@ -40,10 +40,11 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A sealed layer is in the store."""
+    """A sealed layer is in the store; `cpu_s`: what it took to encode and write it."""
 
     life: int
     ref: LayerRef
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

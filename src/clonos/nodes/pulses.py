@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Final
 
 from clonos.nodes.places import Seat
-from clonos.transport.events import Heartbeat
+from clonos.transport.events import STUCK_MS, Heartbeat
 
 HUSH: Final = 0.2
 """Share of `silence_s` after which a silent slot is given up if a recovery awaits its answer."""
@@ -37,8 +37,6 @@ CALM_S: Final = 60.0
 """But a time that was doubled more than once is halved again after each of these. Code that keeps
 all threads from running does so again soon after the recovery, when its step is repeated, and must
 succeed in the end. A process that is frozen once a minute must not get ever more time."""
-STUCK_MS: Final = 30_000
-"""A step that takes longer is worth a warning."""
 
 
 class _Gaps:

@@ -32,6 +32,7 @@ from clonos.nodes.levels import Levels
 from clonos.nodes.links import Links
 from clonos.nodes.one_by_one import OneByOne
 from clonos.nodes.ports import Prefetch, SlotPorts, Writer
+from clonos.nodes.seal_times import SealSettings, SealTimes
 from clonos.nodes.standby import Standby
 from clonos.transport.events import TaskStatistics
 
@@ -41,9 +42,6 @@ TOLD_SHARE: Final = 16
 """... and at once if the logs that it holds have grown by this part of its slot's limit."""
 FLUSH_S: Final = 0.002
 """While there are more steps to do, their output is flushed to the network this often."""
-SEALS_MANY: Final = 4
-"""A task with more layers beyond its floor than this seals half as often for each further one, down
-to a sixteenth: floors are held up, and layers that make no floor are of no use."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
 
@@ -56,7 +54,7 @@ class Home:
     ----------
     share_s
         Log entries that no batch has carried for this long travel by themselves.
-    seal_s
+    seals
         Without markers: how often a task that has done something seals a layer.
     log_growth
         By how many bytes logs may grow before a task reports at once.
@@ -76,7 +74,7 @@ class Home:
     links: Links
     calls: OneByOne
     share_s: float
-    seal_s: float
+    seals: SealSettings
     log_growth: int
     dials: Callable[[], Dial]
     machines: Callable[..., TaskMachine]
@@ -131,9 +129,8 @@ class Resident:
         self._counters: dict[str, int] = {}  # of the program
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
-        self._news_since: float | None = None  # None: all is sealed, or will be at a marker
         self._yields = self._has_yielded = False
-        self._seals_by_itself = not home.plan.has_markers
+        self._seal_times = None if home.plan.has_markers else SealTimes(home.seals)
         self._statistics_at = 0.0
         self._told_logs = 0
         chooses = self.spec.level == AUTO
@@ -257,6 +254,8 @@ class Resident:
         """Take a command, once the state is restored."""
         if self.machine is None:
             self._waiting.append(command)
+        elif isinstance(command, msg.SealLayer) and command.when_cheap and self._seal_times:
+            self._seal_times.wanted()
         elif isinstance(command, msg.Yield | msg.Resume):
             self._yields, self._has_yielded = isinstance(command, msg.Yield), False
         else:
@@ -370,8 +369,8 @@ class Resident:
         if self._tick_at is not None and now >= self._tick_at:
             self._perform(machine.handle(ev.Tick()))
             self._tick_at = None  # its effects will bring the next event
-        if self._seals_by_itself:
-            self._seal_in_time(machine, now)
+        if self._seal_times is not None:
+            self._seal_in_time(machine, self._seal_times, now)
         if self._levels is not None:
             self._levels.look(now)
         grown = machine.book.nbytes - self._told_logs
@@ -379,17 +378,14 @@ class Resident:
             self._statistics_at = now + STATISTICS_S
             self.tell_statistics()
 
-    def _seal_in_time(self, machine: TaskMachine, now: float) -> None:
-        """Seal one interval after the first step that is in no layer."""
-        if self._news_since is None:
-            self._news_since = now if machine.seals.has_news(machine) else None
-        elif now >= self._seal_at(machine, self._news_since):
-            self._news_since = None
-            self.hear(msg.SealNow())
+    def _seal_in_time(self, machine: TaskMachine, times: SealTimes, now: float) -> None:
+        times.look(now, has_news=machine.seals.has_news(machine))
+        if now >= self._seal_at(machine, times, now):
+            times.sealed(now, busy_s=self._busy_s)
+            self.hear(msg.SealLayer())
 
-    def _seal_at(self, machine: TaskMachine, since: float) -> float:
-        excess = min(max(machine.seals.beyond_floor - SEALS_MANY, 0), SEALS_MANY)
-        return since + self._home.seal_s * 2.0**excess
+    def _seal_at(self, machine: TaskMachine, times: SealTimes, now: float) -> float:
+        return times.due_s(now, busy_s=self._busy_s, beyond_floor=machine.seals.beyond_floor)
 
     def tell_statistics(self) -> None:
         """Report the counters."""
@@ -457,16 +453,15 @@ class Resident:
         machine = self.machine
         if machine is None:
             return IDLE_S
-        until = IDLE_S
+        until, now = IDLE_S, self._ports.clock.ticks_s()
         if self._tick_at is not None:
-            until = min(until, self._tick_at - self._ports.clock.ticks_s())
-        if self._news_since is not None:
-            seal_at = self._seal_at(machine, self._news_since)
-            until = min(until, seal_at - self._ports.clock.ticks_s())
+            until = min(until, self._tick_at - now)
+        if self._seal_times is not None:
+            until = min(until, self._seal_at(machine, self._seal_times, now) - now)
         if (wait_ms := machine.wait_ms) is not None:
             until = min(until, wait_ms / 1000)
         if self._levels is not None and (due_s := self._levels.due_s()) is not None:
-            until = min(until, due_s - self._ports.clock.ticks_s())
+            until = min(until, due_s - now)
         return until
 
     # --- what the automaton asks for ------------------------------------------------------------
@@ -505,10 +500,14 @@ class Resident:
     def _tell_level(self, level: str, why: str) -> None:
         self._home.send(LevelInUse(self.task, self._command.incarnation, level, why))
 
-    def stored(self, ref: LayerRef) -> bool:
-        """A layer is kept now. Return whether it was not kept at another level before."""
-        self._storing.pop(ref.epoch, None)
-        return self._levels is None or self._levels.stored(ref, self._ports.clock.ticks_s())
+    def stored(self, ref: LayerRef, cpu_s: float) -> bool:
+        """A layer is kept now, which took `cpu_s`. Return whether it was not kept at another level
+        before."""
+        now = self._ports.clock.ticks_s()
+        since = self._storing.pop(ref.epoch, now)
+        if self._seal_times is not None:
+            self._seal_times.stored(cpu_s, now - since)
+        return self._levels is None or self._levels.stored(ref, now)
 
     def merges(self, command: MergeLayers, *, is_over: bool = False) -> None:
         """Layers of the task are being merged here, or were: how long that takes shows how fast the

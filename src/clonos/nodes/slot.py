@@ -32,6 +32,7 @@ from clonos.nodes.local import Local
 from clonos.nodes.one_by_one import OneByOne
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import IDLE_S, TOLD_SHARE, Home, Resident
+from clonos.nodes.seal_times import SealSettings
 from clonos.nodes.standby import Copies, Standby
 from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection, ControlLost
@@ -65,7 +66,7 @@ class SlotNode:
         The world.
     share_s
         Log entries that no batch has carried for this long travel by themselves.
-    seal_s
+    seals
         Without markers: how often a task that has done something seals a layer.
     unreachable_s
         How long a task tries to connect to a peer before it complains to the coordinator.
@@ -89,7 +90,7 @@ class SlotNode:
         ports: SlotPorts,
         *,
         share_s: float,
-        seal_s: float,
+        seals: SealSettings,
         unreachable_s: float,
         steps_per_turn: int = STEPS_PER_TURN,
         machines: Callable[..., TaskMachine] = TaskMachine,
@@ -112,7 +113,7 @@ class SlotNode:
         growth = log_bytes // TOLD_SHARE
         makes = dials, machines, self._send, self._has_room
         self._calls = OneByOne(ports.calls)
-        self._home = Home(plan, ports, self._links, self._calls, share_s, seal_s, growth, *makes)
+        self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)
@@ -337,7 +338,7 @@ class SlotNode:
 
     def _on_stored(self, event: node_events.Stored) -> None:
         resident = self._of(event.life)
-        is_new = resident is not None and resident.stored(event.ref)
+        is_new = resident is not None and resident.stored(event.ref, event.cpu_s)
         self._keeping.stored(event.ref, is_over=not is_new)
         if resident is not None and is_new:
             self._let(resident, resident.hear, ev.LayerStored(event.ref))

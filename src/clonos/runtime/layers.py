@@ -11,6 +11,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -155,11 +156,12 @@ class Layers:
             self._inbox.put(Fetched(ticket, layers))
 
     def put(self, life: int, sealed: ev.StoreLayer, level: str) -> None:
-        self._do(
-            self._putting[level],
-            lambda: Stored(life, self._layers.put(sealed, level)),
-            lambda error: WorkFailed(life, error),
-        )
+        def stored() -> Stored:
+            began_s = time.thread_time()
+            ref = self._layers.put(sealed, level)
+            return Stored(life, ref, time.thread_time() - began_s)
+
+        self._do(self._putting[level], stored, lambda error: WorkFailed(life, error))
 
     def look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         self._do(

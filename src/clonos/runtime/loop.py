@@ -23,7 +23,6 @@ from clonos.core.program import Program
 from clonos.errors import SlotBroken
 from clonos.nodes.events import RowsReady
 from clonos.nodes.ports import SlotPorts
-from clonos.nodes.pulses import STUCK_MS
 from clonos.nodes.slot import DISK_BYTES, SlotNode
 from clonos.operators.chain import ChainProgram
 from clonos.runtime.calls import CallRunner
@@ -36,7 +35,7 @@ from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.runtime.writers import Writers
 from clonos.sources.prefetch import PrefetchThread
-from clonos.transport.events import Register
+from clonos.transport.events import STUCK_MS, Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 
@@ -131,7 +130,7 @@ class SlotLoop:
             shipment.plan,
             ports,
             share_s=shipment.share_ms / 1000,
-            seal_s=shipment.seal_ms / 1000,
+            seals=shipment.seals,
             unreachable_s=shipment.unreachable_s,
             memory_bytes=shipment.inflight_bytes,
             disk_bytes=DISK_BYTES if shipment.spills else 0,

@@ -15,6 +15,7 @@ from clonos.core.levels import STORE
 from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
+from clonos.nodes.seal_times import SealSettings
 from clonos.sinks.lanes import OutputWriter
 from clonos.sources.readers import Reader
 from clonos.storage.files import Durability
@@ -48,7 +49,7 @@ class Shipment:
         How long a task tries to connect to a peer that the coordinator believes to be alive.
     share_ms
         Log entries that no batch has carried for this long travel by themselves.
-    seal_ms
+    seals
         Without markers: how often a task that has done something seals a layer.
     inflight_bytes, spills
         How many bytes of items a slot may keep in memory, and whether it spills more to its disk.
@@ -82,7 +83,7 @@ class Shipment:
     batch_rows_max: int = 32_768
     linger_ms: float = 10.0
     share_ms: float = 50.0
-    seal_ms: float = 1000.0
+    seals: SealSettings = field(default_factory=SealSettings)
     inflight_bytes: int = INFLIGHT_BYTES
     spills: bool = True
     log_bytes: int = LOG_BYTES

@@ -54,6 +54,10 @@ class Register:
     disk: str = ""
 
 
+STUCK_MS: Final = 30_000
+"""A step that takes longer is worth a warning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A slot to the coordinator: alive, `progress` steps done.

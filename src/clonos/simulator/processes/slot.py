@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PoisonRec
 from clonos.nodes.events import Heard, Ran, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
+from clonos.nodes.seal_times import SealSettings
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
 from clonos.operators.chain import ChainProgram
@@ -126,6 +128,8 @@ class Slot:
         drawn = Random(cluster.random.getstate()[1][number % 100])
         self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
         opened_bytes = drawn.choice((0, OPENED_BYTES))
+        longest_s = cluster.options.epoch_ms / 1000
+        seals = SealSettings(longest_s, drawn.choice((inf, longest_s / 4)), work_s=0.0)
         keeps_locally = any(task.level in (LOCAL, AUTO) for task in cluster.job.plan.tasks)
         machine = cluster.disks.of_machine(group) if keeps_locally else None
         self.store = SlotStore(self, layers, opened_bytes, machine)
@@ -145,7 +149,7 @@ class Slot:
                 scratch=SlotScratch(self),
             ),
             share_s=SHARE_MS / 1000,
-            seal_s=cluster.options.epoch_ms / 1000,
+            seals=seals,
             unreachable_s=UNREACHABLE_S,
             steps_per_turn=cluster.options.steps_per_turn,
             machines=partial(WatchedMachine, cluster.recorder),

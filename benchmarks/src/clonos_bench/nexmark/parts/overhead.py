@@ -64,7 +64,7 @@ class Variant:
             standbys=self.standbys,
             sharing_depth=0 if self.depth is None else self.depth,
             checkpoints="marked" if self.is_marked else "auto",
-            checkpoint_interval=f"{checkpoint_ms} ms" if self.checkpoints else "1 day",
+            checkpoint_interval=jobs.interval(checkpoint_ms if self.checkpoints else None),
             guarantee="exactly_once" if causal else "at_least_once",
             on_orphan="consistency" if causal else "availability",
         )
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     known = ",".join(VARIANTS)
     add("--variants", default="off,1,full", help=f"out of {known} (overhead)")
-    add("--checkpoint-ms", type=int, default=1000, help="time between checkpoints")
+    add("--checkpoint-ms", type=int, default=1000, help="time between checkpoints; 0: auto")
 
 
 Runs = dict[str, list[Timed]]

@@ -249,7 +249,7 @@ def _joining(
             parallelism=arguments.parallelism,
             standbys=standbys,
             sharing_depth="full" if depth == "full" else int(depth),
-            checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+            checkpoint_interval=jobs.interval(arguments.checkpoint_ms),
         )
         house = Auctions(job, 0, source=partial(paced, pace, schedule.stop))
         JOINS[query](house).sink(clonos.sinks.callback(jobs.nothing), name="sink")
