@@ -64,6 +64,14 @@ def test_channels_take_turns():
     assert taken(two) == [0, 1, 0, 1, 0, 0]
 
 
+def test_a_backlog_is_taken_in_parts_of_so_many_rows():
+    one = inbounds(waits_for_time=False)
+    put(one, 0, *[None] * 10)
+    one.rows_max = 3
+    orders = [one.choose()[0] for _ in range(5)]
+    assert [order.taken for order in orders if order is not None] == [3, 3, 3, 1]
+
+
 def test_what_is_behind_in_event_time_goes_first():
     two = inbounds(waits_for_time=True)
     put(two, 0, 1, 2, 150, 160)

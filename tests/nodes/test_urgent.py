@@ -15,7 +15,8 @@ class Machine:
 
     def __init__(self, urgent: int, did: list[str]) -> None:
         self._urgent, self._did = urgent, did
-        self.steps = self.born_ms = 0
+        self.steps = self.born_ms = self.rows = 0
+        self.inbounds = SimpleNamespace()
         self.is_urgent = False
         self.spec = SimpleNamespace(is_source=False)
         self.world: Any = None

@@ -57,6 +57,8 @@ class Inbounds:
     ----------
     epoch
         The newest sealed epoch. Feedback items that were made in a later epoch are not taken yet.
+    rows_max
+        Batches are handled as one up to this many rows.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Inbounds:
         self.ends = {end.spec.id: end for end in ends}
         self._forward = [end for end in self.ends.values() if not end.spec.is_feedback]
         self._in_turn = [end for end in self.ends.values() if self._may_be_taken(end)]
-        self.epoch = 0
+        self.epoch, self.rows_max = 0, COALESCE_ROWS
         self._book = holder.book
         self._fences = holder.fences
         self._holder = holder
@@ -151,7 +153,7 @@ class Inbounds:
                 return count or 1
             size += item.batch.nbytes if item.batch else 0
             rows += item.batch.rows if item.batch else 0
-            full = size > COALESCE_BYTES or rows > COALESCE_ROWS or count >= COALESCE_BATCHES
+            full = size > COALESCE_BYTES or rows > self.rows_max or count >= COALESCE_BATCHES
             if count and full:
                 break
             count += 1

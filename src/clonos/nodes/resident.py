@@ -20,6 +20,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Determinant, encode_record
 from clonos.core.dial import Dial
+from clonos.core.inbounds import COALESCE_ROWS
 from clonos.core.levels import AUTO, LayerRef, LevelInUse, MergeLayers
 from clonos.core.life import Phase
 from clonos.core.log import in_pieces
@@ -42,8 +43,27 @@ TOLD_SHARE: Final = 16
 """... and at once if the logs that it holds have grown by this part of its slot's limit."""
 FLUSH_S: Final = 0.002
 """While there are more steps to do, their output is flushed to the network this often."""
+STEP_S: Final = 0.01
+"""A step takes about as many rows as its task has handled in this time: what it makes of a backlog
+comes out bit by bit, and fences wait no longer ..."""
+STEP_ROWS: Final = 64
+"""... but at least this many, because a step costs time itself."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
+
+
+def rows_of_a_step(rows: int, busy_s: float) -> int:
+    """How many rows a step should take, if so many have taken so long.
+
+    Examples
+    --------
+    >>> [rows_of_a_step(rows, busy_s=1.0) for rows in (30_000, 10_000_000, 100)]
+    [300, 4096, 64]
+    >>> rows_of_a_step(0, busy_s=0.0)
+    4096
+    """
+    in_time = STEP_S * rows / busy_s if busy_s else COALESCE_ROWS
+    return int(min(max(in_time, STEP_ROWS), COALESCE_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +338,7 @@ class Resident:
             now = clock.ticks_s()
             self._busy_s += now - self._began_at
             self._began_at = now
+            machine.inbounds.rows_max = rows_of_a_step(machine.rows, self._busy_s)
             if machine.is_urgent or now >= self._flush_at:
                 self._share(machine)
                 network.flush()
