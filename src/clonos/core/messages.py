@@ -242,9 +242,10 @@ class Floor:
 @dataclass(frozen=True, slots=True)
 class SealLayer:
     """Seal a layer before its time, as only floors remove log entries; ``when_cheap``: not at once.
-    A task that has nothing to seal may answer with :class:`Resting`."""
+    A task that has nothing to seal may answer with :class:`Resting` and the same `number`."""
 
     when_cheap: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,15 +428,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """All that the task has done is in its layers, and a source takes no rows at present.
-
-    ``open_calls``: how many calls are open there.
-    """
+    """All that the task has done is in its layers, with so many `open_calls`, and a source takes no
+    rows at present."""
 
     task: int
     incarnation: Incarnation
     position: int
     open_calls: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

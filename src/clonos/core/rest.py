@@ -23,11 +23,14 @@ class Rest:
     def __init__(self, roster: Roster, each_ms: int) -> None:
         self._roster, self._each_ms = roster, each_ms
         self._asked_ms: int | None = None
+        self._number = 0  # how often the job was told to settle
         self._said: dict[int, msg.Resting] = {}  # by task
 
     def begin(self) -> None:
-        """What was said until now does not count: sources were taking rows."""
+        """What was said until now does not count, nor does what is still on its way: sources were
+        taking rows."""
         self._asked_ms = None
+        self._number += 1
         self._said.clear()
 
     def ask(self) -> None:
@@ -36,11 +39,12 @@ class Rest:
         if self._asked_ms is None or now_ms - self._asked_ms >= self._each_ms:
             self._asked_ms = now_ms
             for task in self._roster.active():
-                self._roster.command(task.id, msg.SealLayer())
+                self._roster.command(task.id, msg.SealLayer(number=self._number))
 
     def said(self, _: int, report: msg.Resting) -> None:
         """All that a task has done is in its layers."""
-        if report.incarnation == self._roster.tasks[report.task].incarnation:
+        life = self._roster.tasks[report.task].incarnation
+        if (report.incarnation, report.number) == (life, self._number):
             self._said[report.task] = report
 
     def forget(self, task: TaskState) -> None:

@@ -145,14 +145,14 @@ class Seals:
             and all(end.reset_at is None for end in task.inputs.values())
         )
 
-    def resting(self, task: Task) -> Resting | None:
-        """What a live task says that has nothing to seal; None: it has, or may have soon."""
+    def resting(self, task: Task, number: int) -> Resting | None:
+        """What a live task answers that has nothing to seal; None: it has, or may have soon."""
         is_at_work = task.under_way is not None or not task.life.is_live
         intake = task.intake
         takes_rows = task.life.spec.is_source and not (intake.is_closed or intake.ended)
         if is_at_work or takes_rows or self._open or self.has_news(task):
             return None
-        return Resting(task.id, task.incarnation, task.position, len(task.calls))
+        return Resting(task.id, task.incarnation, task.position, len(task.calls), number)
 
     def seal(self, task: Task, epoch: int) -> StoreLayer:
         """Freeze what has changed since the last seal. Steps do not notice."""

@@ -167,7 +167,7 @@ class TaskMachine:
             msg.Resolve: self._on_resolve,
             msg.Connect: lambda command: self.outbounds.connect(command.peer),
             msg.Inject: self._on_inject,
-            msg.SealLayer: self._on_seal_now,
+            msg.SealLayer: self._on_seal_layer,
             msg.Floor: self._on_floor,
             msg.ReadLog: self._on_read_log,
             msg.Throttle: self.intake.throttle,
@@ -378,10 +378,10 @@ class TaskMachine:
         for channel in command.needs.keys() & self.outputs.keys():
             self.outbounds.truncate(channel, command.needs[channel])
 
-    def _on_seal_now(self, _: msg.SealLayer) -> None:
+    def _on_seal_layer(self, command: msg.SealLayer) -> None:
         self.seals.is_due = True
         self._if_seal_is_due()
-        if resting := self.seals.resting(self):
+        if resting := self.seals.resting(self, command.number):
             self._do(ev.Tell(resting))
 
     def _if_seal_is_due(self) -> None:

@@ -16,7 +16,7 @@ from clonos.core.messages import Layer
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES
-from clonos.core.watch import DEATHS
+from clonos.core.watch import DEATHS, LIVES
 from clonos.errors import ClonosError, JournalBroken, StoreAway, UnreadableJournal
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.checks.invariants import few_are_burnt
@@ -324,7 +324,9 @@ class Cluster:
         self.deaths += 1
         self.poisonings += why == "poisoned"
         # The same record may come by several ways; if it is left out, the next one kills, too.
-        each = DEATHS * max(self.job.deadly_records(), 1)
+        # Where trials fail, too, deaths prove nothing until there are very many.
+        proof = LIVES if self.trials.misfortune else DEATHS
+        each = proof * max(self.job.deadly_records(), 1)
         few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, each)
         slot.alive = False
         self.slots.remove(slot)

@@ -90,6 +90,8 @@ class Spark:
             attempt.is_over = True
             why = "" if attempt.is_cancelled else why
             kind = ExecutorLost if why in EXECUTOR_ENDS else ClonosError
+            if attempt.process is not None:  # the driver may hear of it only from Spark
+                self._cluster.recorder.lost(attempt.process.number)
             self._driver.post(Ended(attempt.place, number, kind(why) if why else None))
 
     def cancel(self, number: int) -> None:
