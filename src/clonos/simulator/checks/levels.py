@@ -53,12 +53,22 @@ class Kept:
         self._rotten.discard((ref.path, where))
 
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
-        """... and has deleted it."""
-        self._at[ref.path].discard(place(address, disk, ref))
+        """... and does not have it any more."""
+        self._is_gone(ref.path, place(address, disk, ref))
 
-    def tidies(self, disk: str, path: str) -> None:
-        """... and the disk of its machine has lost it, too."""
-        self._at[path].discard(("disk", disk))
+    def deleted(self, disk: str, path: str) -> None:
+        """... and has deleted it from its disk."""
+        self._is_gone(path, ("disk", disk))
+
+    def _is_gone(self, path: str, where: Place) -> None:
+        if (path, where) not in self._rotten:  # else the driver is yet to hear of it
+            self._at[path].discard(where)
+
+    def lacks(self, slot: Slot, paths: Iterable[str]) -> None:
+        """The driver hears that a slot has lost layers."""
+        for ref in (self._refs[path] for path in paths if path in self._refs):
+            if not self.can_read(slot, ref):
+                self._at[ref.path].discard(place(slot.address, slot.disk, ref))
 
     def rots(self, disk: str, path: str) -> None:
         """A layer on a disk is damaged from now on."""

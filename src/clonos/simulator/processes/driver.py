@@ -11,6 +11,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import Lacks
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import Superseded
 from clonos.nodes import events
@@ -246,15 +247,22 @@ class Driver:
         self._watch_what_is_kept()
 
     def _watch_what_is_kept(self) -> None:
-        """Check the coordinator's decisions at the moment when it makes them."""
+        """Check the coordinator's decisions at the moment when it makes them, against what it can
+        know."""
         roster, kept = self.coordinator.roster, self.cluster.recorder.holders
-        do = roster.do
+        do, holdings = roster.do, self.coordinator.holdings
+        lacks = holdings.lacks
 
         def watched(action: co.Action) -> None:
             kept.does(self.keeper, roster.slots, action)
             do(action)
 
+        def heard(slot: int, report: Lacks) -> None:
+            kept.lacks(roster.slots[slot], report.paths)
+            lacks(slot, report)
+
         roster.do = watched
+        holdings.lacks = heard  # type: ignore[method-assign]
         self.keeper.on_advance = lambda layers: kept.advances(roster.slots, layers)
 
     def _terms(self) -> Terms:

@@ -5,7 +5,7 @@ This module adds only the durations, and what a dying process leaves half done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from clonos.simulator.checks.levels import in_store
 from clonos.simulator.world.disk import Died, Disk
 from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
+from clonos.storage.files import Files
 from clonos.storage.layers import OPENED_BYTES, LayerStore, put_layer
 from clonos.storage.leveled import LeveledLayers
 
@@ -245,6 +246,19 @@ class SimulatedLookout(Lookout):
 # --- a slot's ports -----------------------------------------------------------------------------
 
 
+class _Disk(LayerStore):
+    """The layers on a machine's disk. What is deleted is gone, even if more cannot be."""
+
+    def __init__(self, folder: str, files: Files, deleted: Callable[[str], None]) -> None:
+        super().__init__(folder, "process", files=files)
+        self._deleted = deleted
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            super().delete([path])
+            self._deleted(path)
+
+
 class SlotStore:
     """A :class:`~clonos.nodes.ports.Store`. An operation under way when the process dies may have
     taken effect. A failed operation is retried, as in production.
@@ -269,7 +283,8 @@ class SlotStore:
         self.disk = ""
         if machine is not None:
             self.disk = machine[0]
-            local = LayerStore(folder, "process", files=machine[1].mount())
+            holders = slot.cluster.recorder.holders
+            local = _Disk(folder, machine[1].mount(), partial(holders.deleted, self.disk))
         self._layers = LeveledLayers(LayerStore(folder, files=self.files), local)
 
     def _later(self, work: Callable[[], object]) -> None:
@@ -386,11 +401,7 @@ class SlotStore:
         self._slot.post(events.MergedHere(ticket, merged))
 
     def tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
-        self._later(lambda: self._tidy(task, life, named))
-
-    def _tidy(self, task: int, life: Incarnation, named: Collection[str]) -> None:
-        for path in self._layers.tidy(task, life, named):
-            self._cluster.recorder.holders.tidies(self.disk, path)
+        self._later(lambda: self._layers.tidy(task, life, named))
 
     def clear(self) -> None:
         """Drop all layers: all processes do this at the end of a job."""
