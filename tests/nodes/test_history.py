@@ -8,7 +8,16 @@ import pytest
 
 from clonos.core import messages as msg
 from clonos.core.determinants import Source, encode_record
-from clonos.core.history import Chains, Keep, decode_segment, pin_path
+from clonos.core.history import (
+    Chains,
+    History,
+    Keep,
+    Segment,
+    decode_segment,
+    litter,
+    pin_path,
+    segment_path,
+)
 from clonos.core.layer import layer_path
 from clonos.core.levels import LayerRef
 from clonos.errors import ClonosError
@@ -57,6 +66,13 @@ class KeepingWorld(World):
 @pytest.fixture
 def keeping() -> KeepingWorld:
     return KeepingWorld()
+
+
+def test_what_failed_attempts_to_store_a_segment_have_left_is_litter():
+    history = History(Keep(ms=1, every_ms=1))
+    left, other = "history/.000000000002-1.log.0a1b.tmp", "history/.000000000003-1.log.0a1b.tmp"
+    history.segments[2] = Segment(segment_path(2, 1), 10)
+    assert litter([left, other, segment_path(2, 1)], history, 1, 0.0) == [left]
 
 
 def test_a_floor_becomes_a_point_now_and_then_and_the_log_between_is_kept(keeping):

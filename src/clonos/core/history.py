@@ -344,7 +344,7 @@ def pinned(stored: Iterable[str], now_s: float) -> int | None:
 
 def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> list[str]:
     """Which of these files no process will read: segments of earlier drivers that no record names,
-    segments of points that are gone, and expired pins.
+    segments of points that are gone, what attempts to store a segment have left, and expired pins.
 
     Examples
     --------
@@ -364,6 +364,7 @@ def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> 
         elif (segment := _SEGMENT.fullmatch(path)) is not None and path not in used:
             number, maker = int(segment[1]), int(segment[2])
             is_over = maker < term or (maker == term and number < first)
+            is_over = is_over or segment_path(number, maker) in used  # a later attempt is there
         else:
             continue
         if is_over:
