@@ -12,7 +12,6 @@ from clonos.core.canonical import decode_error
 from clonos.core.determinants import LeftOut, Order, Outcomes, decode_record
 from clonos.core.events import Trial
 from clonos.core.messages import Kind
-from clonos.core.plan import Incarnation
 from clonos.core.watch import DEATHS, LIVES
 from clonos.errors import EffectUnknown, PoisonRecord
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
@@ -141,36 +140,15 @@ def test_after_64_steps_nobody_watches_any_more(seed):
     assert cluster.run(cluster.scheduler.now + 30_000).state == "done"
 
 
-class Lethal:
-    """The service of a cluster, of which a process dies that asks about a row."""
-
-    def __init__(self, cluster: Cluster, row: int) -> None:
-        self._cluster, self._row = cluster, row
-        self._answer = cluster.service.answer
-        cluster.recorder.has_lethal_calls = True
-        self.deaths = 0
-        cluster.service.answer = self.answer  # type: ignore[method-assign]
-
-    def answer(self, task: int, incarnation: Incarnation, call: Any, request: Any) -> Any:
-        if request.arguments[2] == self._row:
-            slot = self._cluster.slot_of(task)
-            assert slot is not None
-            self.deaths += 1
-            self._cluster.kill(slot, "script")
-            raise ConnectionError
-        return self._answer(task, incarnation, call, request)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("has_effects", [False, True])
 @pytest.mark.parametrize("cells", [(), (0, 1, 1, 2)])
 def test_a_call_that_kills_is_found_and_gets_an_error(seed, has_effects, cells):
     """Although other calls are open all the time, those of a neighbour in the slot, too."""
-    behaviour = Behaviour(in_flight=4, has_effects=has_effects)
+    behaviour = Behaviour(in_flight=4, has_effects=has_effects, lethal_id=POISON)
     stages = (source(), stage("first", 0, behaviour=behaviour),
               stage("ask", 1, behaviour=behaviour), sink(2))  # fmt: skip
     play = Play(stages, seed, rows=60, cells=cells, slots=12)
-    lethal = Lethal(play.cluster, POISON)
     logged = []
     play.cluster.heals_at = play.cluster.scheduler.now
     outcome = play.cluster.run(play.cluster.scheduler.now + 60_000)
@@ -182,4 +160,5 @@ def test_a_call_that_kills_is_found_and_gets_an_error(seed, has_effects, cells):
     kind = EffectUnknown if has_effects else PoisonRecord
     errors = [[e for e in each if isinstance(e, EffectUnknown | PoisonRecord)] for each in logged]
     assert [[type(e) for e in each] for each in errors] == [[kind], [kind]]
-    assert lethal.deaths < 2 * LIVES, "some count little: executors die, announcements are lost"
+    deaths = len(play.cluster.service.lethal)
+    assert deaths < 2 * LIVES, "some count little: executors die, announcements are lost"

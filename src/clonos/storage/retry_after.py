@@ -20,8 +20,7 @@ def retry_after_s(said: str | None) -> float:
     >>> retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT")
     0.0
     """
-    if said is None:
-        return 0.0
+    said = (said or "").strip()
     if said.isascii() and said.isdigit():
         return min(float(said), RETRY_AFTER_MAX_S)
     try:
@@ -43,16 +42,28 @@ def asked_to_wait_s(error: BaseException) -> float:
     ...     headers = {"Retry-After": "3"}
     >>> asked_to_wait_s(TooManyRequests()), asked_to_wait_s(ValueError())
     (3.0, 0.0)
+    >>> TooManyRequests.headers = {"retry-after": " 4 "}
+    >>> asked_to_wait_s(TooManyRequests())
+    4.0
     """
     try:
         said = getattr(error, "retry_after", None)
         for holder in (error, getattr(error, "response", None)):
             headers = getattr(holder, "headers", None)
             if said is None and headers is not None:
-                said = headers.get("Retry-After")
+                said = _header(headers)
         return _seconds(said)
     except Exception:  # noqa: BLE001 - attributes of a foreign exception may do anything
         return 0.0
+
+
+def _header(headers: Any) -> Any:
+    """The value of ``Retry-After``, however it is spelt: in a dict the case of names matters."""
+    said = headers.get("Retry-After")
+    named = (
+        headers[name] for name in headers if isinstance(name, str) and name.lower() == "retry-after"
+    )
+    return next(named, None) if said is None else said
 
 
 def _seconds(said: Any) -> float:

@@ -20,6 +20,7 @@ from clonos.core.task import TaskMachine
 from clonos.simulator.checks import endings, floors, implied, invariants, levels, past
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import Cuts
+from clonos.simulator.checks.lethal import lethal_calls_end
 from clonos.simulator.checks.levels import Kept
 from clonos.simulator.checks.violations import require
 from clonos.simulator.jobs.programs import AnyJob
@@ -49,8 +50,6 @@ class Recorder:
         Whether the machines' own consistency checks are run.
     has_failures
         Whether some life of a task or of the driver has ended too early.
-    has_lethal_calls
-        Whether some call really ends the process that makes it.
     holders
         Which slot has which of the layers that are not in the store.
     """
@@ -65,7 +64,6 @@ class Recorder:
         self.generation = self._begun_in = 0
         self.steps = 0
         self.checks_state, self.has_failures = True, False
-        self.has_lethal_calls = False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
         self.holders = Kept()
@@ -558,6 +556,7 @@ class Recorder:
                 service.calls_once(task, self.entries(task.id))
             for task in self.job.plan.tasks:
                 service.effects_once(task, self.entries(task.id))
+                lethal_calls_end(task, self.job, self.entries(task.id), service.lethal)
             endings.clock_goes_on(self.job, self)
             endings.written_once(self.job, self)
         if self.job.plan.leaves_gaps:

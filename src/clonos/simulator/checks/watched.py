@@ -25,10 +25,10 @@ from clonos.simulator.checks.invariants import (
     log_leaves,
     loop_is_full,
     nothing_lost_held,
-    only_poison_is_blamed,
     promise_kept,
 )
 from clonos.simulator.checks.key_order import calls_of_keys
+from clonos.simulator.checks.lethal import only_lethal_calls_are_blamed
 from clonos.simulator.checks.recorder import Recorder
 from clonos.simulator.checks.violations import check_state
 
@@ -143,8 +143,9 @@ class WatchedMachine(TaskMachine):
     def _make(self, due: Calls) -> None:
         before = set(self.calls.came)
         super()._make(due)
-        if (blamed := self.calls.came.keys() - before) and not self._recorder.has_lethal_calls:
-            only_poison_is_blamed(None, f"calls {sorted(blamed)} of {self.spec.name}")
+        blamed = self.calls.came.keys() - before
+        requests = [request for call, request in due if call in blamed]
+        only_lethal_calls_are_blamed(self._recorder.job, self.spec, requests)
 
     def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
         for action in actions:

@@ -38,6 +38,8 @@ class Behaviour:
     poison_id: int = -1
     leaves_out: bool = False
     """It goes on without the row that kills it."""
+    lethal_id: int = -1
+    """The row about which no call is survived."""
     in_flight: int = 0
     """If not 0, each row waits for a call of its own; so many calls are open at most."""
     ordered: bool = False
@@ -211,8 +213,8 @@ class Toy:
         )
         calls = self.waiting
         calls.came, calls.asked, rows, calls.answers, marks = waiting
-        calls.rows = {number: (row[0], row[1]) for number, row in rows.items()}
-        calls.marks = [(number, mark) for number, mark in marks]
+        calls.rows = {number: tuple(row) for number, row in rows.items()}
+        calls.marks = [tuple(mark) for mark in marks]
         self.table.update(table)
         self.held = [(row[0], row[1]) for row in held]
         self.watermarks, self.ended = watermarks, ended
@@ -375,8 +377,7 @@ class Job:
     @staticmethod
     def encode(batch: Batch) -> bytes:
         """What the journal and the logs of gated sources keep of a batch."""
-        packed: bytes = msgpack.packb(batch.payload)
-        return packed
+        return bytes(msgpack.packb(batch.payload))
 
     @staticmethod
     def decode(content: bytes) -> Any:
@@ -410,9 +411,8 @@ class Job:
 
     def deadly_records(self) -> int:
         """How often the row that kills comes to the stage that it kills, at most."""
-        ways = self._ways(())
         found = [n for n, stage in enumerate(self.stages) if stage.behaviour.poison_id >= 0]
-        return max((max(ways[n].values()) for n in found), default=0)
+        return max((max(self._ways(())[n].values()) for n in found), default=0)
 
     def _ways(self, without: Collection[int]) -> dict[int, dict[int, int]]:
         result: dict[int, dict[int, int]] = {}

@@ -73,6 +73,7 @@ from clonos.simulator.mistakes import protocol as wrong
 from clonos.simulator.mistakes.canaries import WRONG_CANARIES
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
 from clonos.simulator.mistakes.implied import WRONG_IMPLIED
+from clonos.simulator.mistakes.lethal import WRONG_LETHAL
 from clonos.simulator.mistakes.levels import WRONG_LEVELS
 from clonos.simulator.mistakes.loops import WRONG_LOOPS
 from clonos.simulator.mistakes.mutation import (
@@ -573,6 +574,7 @@ MUTATIONS: dict[str, Mutation] = {
     **WRONG_CANARIES,
     **WRONG_GAPS,
     **WRONG_IMPLIED,
+    **WRONG_LETHAL,
     **WRONG_LEVELS,
     **WRONG_LOOPS,
     **WRONG_REACH,

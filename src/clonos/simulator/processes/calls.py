@@ -9,6 +9,8 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import outcome_of
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import CallsOver
+from clonos.simulator.jobs.lethal import is_lethal
+from clonos.simulator.world.service import LethalCall
 
 if TYPE_CHECKING:
     from clonos.simulator.processes.slot import Slot
@@ -45,6 +47,10 @@ class SlotCalls:
     ) -> None:
         cluster = self._slot.cluster
         if not self._slot.alive or life in self._over:
+            return
+        if is_lethal(cluster.job, task, request):
+            cluster.service.lethal.append(LethalCall(task, incarnation, request.digest))
+            cluster.kill(self._slot, "lethal call")
             return
         random = cluster.call_random
         ok, encoded = outcome_of(lambda: cluster.service.answer(task, incarnation, call, request))

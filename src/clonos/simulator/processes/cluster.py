@@ -20,6 +20,7 @@ from clonos.core.watch import DEATHS, LIVES
 from clonos.errors import ClonosError, JournalBroken, StoreAway, UnreadableJournal
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.checks.invariants import few_are_burnt
+from clonos.simulator.checks.lethal import few_die_of_a_call
 from clonos.simulator.checks.levels import in_store
 from clonos.simulator.checks.litter import Litter
 from clonos.simulator.checks.recorder import Recorder
@@ -328,6 +329,9 @@ class Cluster:
         proof = LIVES if self.trials.misfortune else DEATHS
         each = proof * max(self.job.deadly_records(), 1)
         few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, each)
+        lethal = self.service.lethal
+        calls = len({(call.task, call.digest) for call in lethal})
+        few_die_of_a_call(self.deaths, len(lethal), calls, self.driver.coordinator.term)
         slot.alive = False
         self.slots.remove(slot)
         self.network.host_died(slot, is_silent=is_silent)

@@ -23,6 +23,7 @@ from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
+from clonos.simulator.jobs.lethal import lethal_row, with_lethal_call
 from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_dials, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
@@ -196,6 +197,13 @@ def _with_calls(job: Job, seed: int, *, always: bool = False) -> Job:
     return with_effects(job, Random(f"effects {seed}")) if seed % 2 and job.plan.causal_log else job
 
 
+def _with_lethal_call(job: Job, seed: int) -> Job:
+    """In a fifth of the jobs that have calls one of them kills; drawn separately, too."""
+    random = Random(f"lethal {seed}")
+    is_so = job.plan.causal_log and random.random() < 0.2
+    return with_lethal_call(job, random) if is_so else job
+
+
 def _has_markers(seed: int) -> bool:
     return seed % 5 not in (1, 3)
 
@@ -210,7 +218,7 @@ def _with_promises(job: Job, seed: int, random: Random, kind: Kind) -> Job:
     """Draw cells, calls and, if there are logs, the sharing depth."""
     if kind.gaps:
         job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
-    job = _with_calls(_in_cells(job, seed), seed, always=kind.calls)
+    job = _with_lethal_call(_with_calls(_in_cells(job, seed), seed, always=kind.calls), seed)
     if kind.harsh:
         job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
     return job
@@ -267,14 +275,15 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
         job = _in_its_way(_with_promises(job, seed, random, kind), seed)
     options = random_options(random, job, size)
     has_order = isinstance(job, ArrowJob) and job.has_order
-    if is_poisoned or harsh or loops or has_order:
+    is_lethal = any(lethal_row(job, task.id) is not None for task in job.plan.tasks)
+    if is_poisoned or is_lethal or harsh or loops or has_order:
         options.availability = False
     if harsh:
         options.latency_ms = 1.0
         options.epoch_ms = random.choice((10.0, size.epochs_ms[-1]))
         options.commit_ms, options.rows_ms = 5.0, 0.5
         options.slots += 3
-    if kind.availability is not None and not is_poisoned and not has_order:
+    if kind.availability is not None and not (is_poisoned or is_lethal or has_order):
         options.availability = kind.availability
     options.long_jobs, options.wired = _long_jobs(seed), kind.wire
     if kind.spill:

@@ -37,6 +37,14 @@ class Effect(NamedTuple):
     answer: int
 
 
+class LethalCall(NamedTuple):
+    """One call that has ended the process of the life that made it."""
+
+    task: int
+    incarnation: Incarnation
+    digest: int
+
+
 class Service:
     """Answers calls, and checks the invariants of its answers.
 
@@ -49,6 +57,7 @@ class Service:
     def __init__(self, random: Random) -> None:
         self._random, self._slow_random = random, Random(0)
         self.answer_bits = 48
+        self.lethal: list[LethalCall] = []
         self.journal: list[Asked] = []
         self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
         self.effects: dict[tuple[int, str], Effect] = {}
