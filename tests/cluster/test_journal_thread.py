@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from clonos.cluster.journal_thread import JournalThread, Watchdog
+from clonos.errors import UnusableStore
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.storage.disk_thread import QUICK_S, DiskThread
 from clonos.transport.inbox import Inbox
@@ -151,3 +152,17 @@ def test_closing_waits_for_what_is_being_written(inbox):
     file.gate.set()
     closing_thread.join(WAIT_S)
     assert file.written == [[b"head"]]
+
+
+def test_a_store_that_cannot_be_used_is_told_as_such(inbox):
+    error = UnusableStore("a table of the journal is gone")
+
+    def gone(records):
+        raise error
+
+    file = GatedJournal()
+    journal = JournalThread(file, inbox, DiskThread("disk", clock=lambda: 0.0))
+    file.rotate = gone  # type: ignore[method-assign]
+    assert not journal.rotate([b"head"])
+    assert come(inbox) == [OutsideFailed(error)]
+    journal.close()

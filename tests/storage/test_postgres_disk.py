@@ -100,6 +100,19 @@ def test_a_server_that_is_away_for_a_while(postgres_server, driver, root):
         assert list(journal.replay()) == [b"one", b"two"]
 
 
+@pytest.mark.parametrize("table", ["clonos_files", "clonos_locks"])
+def test_a_table_that_is_dropped_is_no_outage(postgres, driver, root, table):
+    import psycopg
+
+    with Journal(root, disk=driver(is_frozen=True)) as journal:
+        with psycopg.connect(postgres, autocommit=True) as admin:
+            admin.execute(f"drop table {table}")
+        journal.append([b"one"])
+        with pytest.raises(UnusableStore, match=f"postgresql://.*{table}. does not.*restore"):
+            journal.commit()
+    driver()  # makes the tables again, for the tests that come after this one
+
+
 def test_contents_larger_than_a_part(driver, root, monkeypatch):
     monkeypatch.setattr("clonos.storage.postgres_disk.PART_BYTES", 10)
     disk = driver()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clonos.errors import JournalBroken
+from clonos.errors import JournalBroken, UnusableStore
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.nodes.ports import Journal
 from clonos.storage.disk_thread import DiskThread
@@ -99,6 +99,9 @@ class JournalThread:
                 self._watchdog.begin()
             try:
                 return write()
+            except UnusableStore as error:  # it says what to do
+                self._inbox.put(OutsideFailed(error))
+                return False
             except Exception as error:  # noqa: BLE001 - a thread could not raise it
                 what = f"the journal cannot be written: {type(error).__name__}: {error}"
                 self._inbox.put(OutsideFailed(JournalBroken(what)))

@@ -188,6 +188,13 @@ class PostgresDisk:
                     self._connection = self.connect()
                 with self._connection.cursor(binary=True) as cursor:
                     yield cursor
+            except self._psycopg.errors.UndefinedTable as error:  # no outage: it never comes back
+                raise UnusableStore(
+                    f"a table of the journal is gone: {self._told(error)}",
+                    where=self.place,
+                    remedy="restore clonos_files and clonos_locks from a copy of the database, or "
+                    "start the job afresh in another checkpoint_dir",
+                ) from None
             except self._psycopg.Error as error:
                 if isinstance(error, self._psycopg.OperationalError):
                     self._drop()
@@ -408,7 +415,7 @@ class PostgresDisk:
 
     def free(self, held: _Held) -> None:
         """Give a lock up at once, if we still have it."""
-        with suppress(OSError), self._asking() as cursor:
+        with suppress(OSError, UnusableStore), self._asking() as cursor:
             cursor.execute(
                 "update clonos_locks set is_free = true where path = %s and fence = %s", held.key
             )
