@@ -85,9 +85,9 @@ def test_a_task_at_work_seals_soon(chosen):
 
 
 def test_a_task_with_little_to_do_seals_when_it_is_worth_it(chosen):
-    chosen.work = 0.02
+    chosen.work = 0.04
     chosen.passes(5)
-    assert min(chosen.pauses()) == pytest.approx(0.5)  # 10 ms of work
+    assert min(chosen.pauses()) == pytest.approx(0.5)  # 20 ms of work
     chosen.work = 0.001
     chosen.passes(30)
     assert chosen.pauses()[-1] == pytest.approx(1.01)
@@ -95,7 +95,12 @@ def test_a_task_with_little_to_do_seals_when_it_is_worth_it(chosen):
 
 @pytest.mark.parametrize(
     ("work", "cpu_s", "wall_s", "pause"),
-    [(1.0, 0.01, 0.01, 0.5), (0.1, 0.01, 0.01, 0.11), (0.5, 0.001, 0.1, 0.4), (1.0, 0.2, 0.2, 1.0)],
+    [
+        (1.0, 0.005, 0.005, 0.5),
+        (0.25, 0.01, 0.01, 0.13),
+        (0.5, 0.001, 0.1, 0.4),
+        (1.0, 0.2, 0.2, 1.0),
+    ],
     ids=["much to do", "little to do", "slow store", "at the latest after the interval"],
 )
 def test_layers_may_take_only_a_part_of_the_time(chosen, work, cpu_s, wall_s, pause):

@@ -15,9 +15,9 @@ from typing import Final
 
 LONGEST_S: Final = 1.0
 """News are in a layer after this time, however little they are."""
-WORK_S: Final = 0.01
+WORK_S: Final = 0.02
 """A layer comes sooner only if it saves at least this much work."""
-BUSY_SHARE: Final = 0.02
+BUSY_SHARE: Final = 0.01
 IDLE_SHARE: Final = 0.1
 """The parts of its time at work, and of its other time, that a task gives to layers that come
 sooner ..."""
@@ -59,7 +59,7 @@ def as_soon_as_cheap(tasks: int) -> SealSettings:
     Examples
     --------
     >>> as_soon_as_cheap(8), as_soon_as_cheap(100).soonest_s
-    (SealSettings(longest_s=1.0, soonest_s=0.04, work_s=0.01), 0.5)
+    (SealSettings(longest_s=1.0, soonest_s=0.04, work_s=0.02), 0.5)
     """
     return SealSettings(LONGEST_S, max(SOONEST_S, TASK_S * tasks))
 
@@ -75,7 +75,7 @@ class SealTimes:
     6.0
     >>> times.sealed(6.0, busy_s=0.001)
     >>> times.look(6.0, has_news=True)
-    >>> times.due_s(6.0, busy_s=0.02, beyond_floor=1)
+    >>> times.due_s(6.0, busy_s=0.05, beyond_floor=1)
     6.04
     """
 
