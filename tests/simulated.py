@@ -44,5 +44,5 @@ def with_history(job: ArrowJob, seed: int, random: Random, **how: Any) -> Cluste
     for name, value in how.items():
         setattr(options, name, value)
     result, cluster = simulate_job(seed, job, options, random)
-    assert not result.failure
+    assert not result.failure, result.failure
     return cluster

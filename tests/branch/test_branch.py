@@ -147,7 +147,7 @@ def without_the_deadly():
         return enrich(row, ctx)
 
     job = mine(Deadly(), deadly, on_bad_record="keep")
-    cluster = simulated(job, 5, slots=3, standbys=0)
+    cluster = simulated(job, 1, slots=3, standbys=0)
     assert cluster.poisonings
     return job, cluster
 
