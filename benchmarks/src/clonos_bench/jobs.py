@@ -216,7 +216,7 @@ def stateful(
     parallelism: int = 2,
     standbys: int = 1,
     protected: bool = True,
-    checkpoint_ms: int | None = 0,
+    checkpoint_ms: int | None = 500,
     checkpoints: Any = "auto",
     is_apart: bool = False,
     persistence: Any = "store",

@@ -185,7 +185,7 @@ def state_arguments(parser: argparse.ArgumentParser, *, state_mb: float) -> None
     add = parser.add_argument
     add("--state-mb", type=float, default=state_mb, help="keyed state, all tasks together")
     add("--value-bytes", type=int, default=1000, help="state per key")
-    add("--checkpoint-ms", type=int, default=0, help="time between checkpoints; 0: auto")
+    add("--checkpoint-ms", type=int, default=200, help="time between checkpoints; 0: auto")
     add("--linger-ms", type=float, default=10.0, help="how long a source collects a batch")
 
 

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--state-memory", default="64 MiB", help="memory for it, per slot")
     add("--rate", type=float, default=1000.0, help="rows per second, when the state is there")
     add("--kills", type=int, default=5, help="of each case")
-    add("--checkpoint-ms", type=int, default=0, help="time between checkpoints; 0: auto")
+    add("--checkpoint-ms", type=int, default=500, help="time between checkpoints; 0: auto")
     add("--pause", type=float, default=3.0, help="seconds of normal work before each kill")
 
 
