@@ -363,8 +363,8 @@ def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> 
             is_over = int(pin[2]) <= now_s
         elif (segment := _SEGMENT.fullmatch(path)) is not None and path not in used:
             number, maker = int(segment[1]), int(segment[2])
-            is_over = maker < term or (maker == term and number < first)
-            is_over = is_over or segment_path(number, maker) in used  # a later attempt is there
+            is_stored = segment_path(number, maker) in used  # by a later attempt
+            is_over = is_stored or maker < term or (maker == term and number < first)
         else:
             continue
         if is_over:

@@ -565,9 +565,9 @@ def released_is_delivered(key: tuple[int, int, int], outputs: Mapping[Any, Any])
 
 
 def few_are_burnt(poisonings: int, deaths: int, terms: int, each: int) -> None:
-    """A poison record kills `each` slots in a row and few more, whatever else dies."""
+    """A poison record kills `each` slots in a row at most, whatever else dies."""
     others = deaths - poisonings
-    require(poisonings <= 2 * each * terms + others, "poison", f"{poisonings} slots were burnt")
+    require(poisonings <= each * terms + others, "poison", f"{poisonings} slots were burnt")
 
 
 def only_poison_is_blamed(poison: int | None, verdict: str) -> None:

@@ -411,8 +411,8 @@ class Job:
 
     def deadly_records(self) -> int:
         """How often the row that kills comes to the stage that it kills, at most."""
-        found = [n for n, stage in enumerate(self.stages) if stage.behaviour.poison_id >= 0]
-        return max((max(self._ways(())[n].values()) for n in found), default=0)
+        ways = zip(self.stages, self._ways(()).values(), strict=True)
+        return max((max(w.values()) for s, w in ways if s.behaviour.poison_id >= 0), default=0)
 
     def _ways(self, without: Collection[int]) -> dict[int, dict[int, int]]:
         result: dict[int, dict[int, int]] = {}

@@ -326,8 +326,8 @@ class Cluster:
         self.poisonings += why == "poisoned"
         # The same record may come by several ways; if it is left out, the next one kills, too.
         # Where trials fail, too, deaths prove nothing until there are very many.
-        proof = LIVES if self.trials.misfortune else DEATHS
-        each = proof * max(self.job.deadly_records(), 1)
+        most = LIVES + 2 if self.trials.misfortune else 2 * DEATHS
+        each = most * max(self.job.deadly_records(), 1)
         few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, each)
         lethal = self.service.lethal
         calls = len({(call.task, call.digest) for call in lethal})
