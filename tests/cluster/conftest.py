@@ -236,10 +236,11 @@ class Kit:
             time.sleep(0.01)
 
     def is_quiet(self, job: RunningJob) -> bool:
-        """All tasks are live and all standbys are there."""
+        """All tasks are live and have all their standbys, or have finished."""
         kept = [name for slot in job.slots() for name in slot.keeps]
         return all(
-            task.phase == "live" and kept.count(task.name) >= job.options.standbys
+            task.phase == "finished"
+            or (task.phase == "live" and kept.count(task.name) >= job.options.standbys)
             for task in job.tasks()
         )
 
