@@ -132,6 +132,16 @@ def test_rates_and_counts_when_a_task_starts_over(job):
     assert rates == (0.0, 200.0, 100.0, 0.0, 0.0, 50.0, 100.0)
 
 
+def test_who_cannot_be_reached_is_warned_of(job):
+    channel = job.plan.tasks[0].outputs[0]
+    note = co.Note("unreachable", 0, Incarnation(1, 0), channel, why="10.0.0.1 is silent")
+    warning = job.chronicle.warning(note)
+    names = [job.plan.tasks[t].name for t in (0, job.plan.channels[channel].receiver)]
+    assert warning is not None
+    assert warning.startswith(f"{names[0]} does not reach {names[1]}: 10.0.0.1 is silent. ")
+    assert job.chronicle.warning(replace(note, why="")) is None, "it was told before"
+
+
 def test_a_recovery_is_told_when_it_is_over(job):
     life = Incarnation(1, 1)
     seen = job.chronicle

@@ -95,7 +95,8 @@ class Note:
     """Something worth showing: a recovery's progress, a floor, a warning.
 
     ``of``: the whole of which `value` is a part, if it is one. ``level``, ``why``: the level of the
-    next layers. ``why``: why it is not the strongest, or why a cell has stayed.
+    next layers. ``why``: why it is not the strongest, why a cell has stayed, or why a channel (the
+    `value`) cannot be connected: once for each pair of executors.
     """
 
     what: Literal[

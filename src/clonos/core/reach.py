@@ -72,6 +72,7 @@ class Reach:
         self._apart: dict[frozenset[str], int] = {}  # pairs of executors, and since when
         self._outages: dict[int, Outage] = {}  # by channel
         self._reached: set[int] = set()  # channels that were ever connected
+        self._told: set[frozenset[str]] = set()  # pairs of executors
 
     def complained(self, slot: int, report: msg.Unreachable) -> None:
         """A task cannot connect to a receiver of its output."""
@@ -82,13 +83,16 @@ class Reach:
         if not self._is_there(report.channel, report.peer):
             return  # the receiver was given up meanwhile
         far = self._far(report.channel)
+        pair = self._pair(slot, far)
         if far is not None:
-            self._apart[self._pair(slot, far)] = roster.now_ms
+            self._apart[pair] = roster.now_ms
         if not self._complaints:
             self._since_ms = roster.now_ms
         self._outages.setdefault(report.channel, Outage(roster.now_ms))
         self._complaints.append(Complaint(slot, far, report.why, report.channel))
-        roster.do(Note("unreachable", task.id, task.incarnation, report.channel))
+        why = "" if pair in self._told else report.why
+        self._told.add(pair)
+        roster.do(Note("unreachable", task.id, task.incarnation, report.channel, why=why))
 
     def reached(self, slot: int, report: msg.Reached) -> None:
         """A task has connected to receivers of its output."""
@@ -116,9 +120,9 @@ class Reach:
         receiver = self._roster.plan.channels[channel].receiver
         return None if receiver == HOUSE_KEEPER else self._roster.tasks[receiver].slot
 
-    def _pair(self, near: int, far: int) -> frozenset[str]:
-        slots = self._roster.slots
-        return frozenset((slots[near].group, slots[far].group))
+    def _pair(self, near: int, far: int | None) -> frozenset[str]:
+        """The executors of two slots, or of one and the driver."""
+        return frozenset(self._roster.slots[s].group for s in (near, far) if s is not None)
 
     def due(self) -> list[int]:
         """The slots to give up now."""

@@ -357,6 +357,11 @@ class PeerUnreachable(ClonosError):
 class CannotConnect(PeerUnreachable):
     """No reply comes from that address: the peer, or something in between, drops packets."""
 
+    usual_remedy = (
+        "let the machines of the job's executors and driver connect to one another on any port "
+        "above 1023 (net.ipv4.ip_local_port_range): see docs/deploy.md"
+    )
+
 
 class AsideFailed(ClonosError):
     """A process beside the driver has ended before it was done."""

@@ -173,11 +173,10 @@ class Links:
         if tried_s > limit * self._unreachable_s:
             trial.since = now
             incarnation, address = trial.peer
-            self._complain(
-                channel,
-                incarnation,
-                f"{self._network.address} cannot connect to {address}: {error.what}",
-            )
+            near, why = self._network.address, error.what
+            if near not in why or address not in why:
+                why = f"{near} cannot connect to {address}: {why}"
+            self._complain(channel, incarnation, why)
 
     def _answered(self, channel: int) -> None:
         trial = self._trials.pop(channel, None)

@@ -16,7 +16,7 @@ from typing import Final
 from clonos.core.coordinator import Coordinator, Note, TaskPhase
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import AUTO, LOCAL, STORE
-from clonos.core.plan import Cell
+from clonos.core.plan import HOUSE_KEEPER, Cell
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (
     STAGES,
@@ -184,8 +184,7 @@ class Chronicle:
         self._began_s = now_s
 
     def warning(self, note: Note) -> str | None:
-        """The warning for a note of the coordinator, if any; only the first one about a task's
-        level."""
+        """The warning for a note of the coordinator, if any."""
         if note.what == "generation":
             return f"job {self._name!r}: {self._loss()}; it goes on in generation {note.value}"
         if note.what == "back":
@@ -203,13 +202,25 @@ class Chronicle:
                 "calls that are open are made one at a time for now. The executor's log says how "
                 "it has ended"
             )
+        if note.what == "unreachable" and note.why:
+            return self._parting(note)
         if note.what != "level" or not note.why or note.task in self._weaker:
             return None
-        self._weaker.add(note.task)
+        self._weaker.add(note.task)  # only the first one about a task's level
         return (
             f"{self._names[note.task]}: {note.why}; its state is kept at {note.level!r}, too, "
             "until the directory keeps up again. No row is lost, but logs grow, and input is kept. "
             "Is the directory full, slow or away? A longer checkpoint_interval writes less"
+        )
+
+    def _parting(self, note: Note) -> str:
+        """Of a channel that cannot be connected."""
+        receiver = self._coordinator.plan.channels[note.value].receiver
+        far = "the driver" if receiver == HOUSE_KEEPER else self._names[receiver]
+        return (
+            f"{self._names[note.task]} does not reach {far}: {note.why}. While that lasts, tasks "
+            "move to where they reach each other, and some executors may have none. Is there a "
+            "firewall between them? docs/deploy.md says which ports it must let through"
         )
 
     def _loss(self) -> str:

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 from clonos.core.codec import Codec
 from clonos.core.plan import Incarnation
 from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PlaintextRefused
-from clonos.transport.errors import OPEN_PORTS
 from clonos.transport.events import ClientClosed
 from clonos.transport.secret import Greeting, JobSecret, Purpose
 from clonos.transport.states import State
@@ -216,7 +215,6 @@ class Client:
         if stream.state is State.OPENING and not stream.is_connected:
             return CannotConnect(
                 f"cannot connect to {self.address}: nothing comes back within {self._reply_s:g} s",
-                remedy=OPEN_PORTS,
             )
         return PeerUnreachable(f"no reply within {self._reply_s:g} s from {self.address}")
 

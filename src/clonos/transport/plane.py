@@ -32,7 +32,6 @@ from clonos.errors import (
     PeerUnreachable,
     PlaintextRefused,
 )
-from clonos.transport.errors import OPEN_PORTS
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -273,7 +272,6 @@ class Plane:
             self._things += stream.end(
                 CannotConnect(
                     f"{self.address} and {stream.peer} do not reach each other any more",
-                    remedy=OPEN_PORTS,
                 )
             )
 
@@ -290,7 +288,6 @@ class Plane:
                     CannotConnect(
                         f"{self.address} cannot connect to {stream.peer}: nothing comes back "
                         f"within {CONNECT_S:g} s",
-                        remedy=OPEN_PORTS,
                     )
                 )
             elif now - since > OPEN_S:
