@@ -8,10 +8,11 @@ from contextlib import closing
 
 import pytest
 
-from clonos.cluster.journal_thread import JournalThread, Watchdog
+from clonos.cluster.journal_thread import JournalThread
 from clonos.errors import UnusableStore
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.storage.disk_thread import QUICK_S, DiskThread
+from clonos.storage.watchdog import Watchdog
 from clonos.transport.inbox import Inbox
 
 WAIT_S = 30.0

@@ -20,10 +20,9 @@ from clonos.storage.postgres_disk import PostgresDisk
 def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):
     waits, is_away = threading.Event(), threading.Event()
 
-    class Disk(PostgresDisk):
-        def _told(self, error: BaseException) -> str:
-            is_away.set()
-            return super()._told(error)
+    def told(error: BaseException) -> str:
+        is_away.set()
+        return str(error)
 
     def look(_: Any) -> bool:
         waits.set()
@@ -33,7 +32,8 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
     holder = PostgresDisk(postgres)
     holder.make_folder(root)
     journal = Journal(root, disk=holder)
-    disk = Disk(postgres)
+    disk = PostgresDisk(postgres)
+    monkeypatch.setattr(disk._line, "_told", told)
     directory = SimpleNamespace(journal_root=root, disk=disk, read=lambda: None)
     standby: Any = SimpleNamespace(
         compiled=SimpleNamespace(name="job"),

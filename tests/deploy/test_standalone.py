@@ -100,7 +100,8 @@ def test_executors_on_demand(kit, session, tmp_path):
         spark_dynamicAllocation_executorIdleTimeout=f"{idle_s}s",
         spark_executor_cores="4",
     )
-    job = kit.build(kit.gated(tmp_path, 4_000), checkpoint_dir=str(tmp_path / "job"))
+    settings = {"checkpoint_dir": str(tmp_path / "job"), "checkpoints": "marked"}
+    job = kit.build(kit.gated(tmp_path, 4_000), **settings)
     running = job.start(spark, tls=True)
     kit.wait_quiet(running)
     kit.wait_for(lambda: len(running.slots()) == running.pool.size)

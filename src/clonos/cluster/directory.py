@@ -120,6 +120,11 @@ class JobDirectory:
         if self._temporary is not None and (found := self._temporary.detach()) is not None:
             atexit.register(found[1])
 
+    def hurry(self) -> None:
+        """Do not wait long for the database any more, if the journal is in one."""
+        if isinstance(self.disk, PostgresDisk):
+            self.disk.hurry()
+
     def close(self) -> None:
         """Close the connection to the database, if the journal is in one."""
         if isinstance(self.disk, PostgresDisk):

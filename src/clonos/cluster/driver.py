@@ -237,6 +237,8 @@ class RunningJob(RunningPast):
         with self._succeeding:
             setup, loop, self._is_to_end = self._setup, self._loop, True
             setup.inbox.put(StopAsked(settle_s))
+        if settle_s is None:
+            setup.directory.hurry()
         wait_s = STOP_S + (settle_s or 0.0)
         if loop.over.wait(wait_s):
             setup.audience.join(LISTENERS_S)

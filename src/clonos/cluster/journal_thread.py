@@ -3,8 +3,6 @@ wait."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -12,50 +10,13 @@ from clonos.errors import JournalBroken, UnusableStore
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.nodes.ports import Journal
 from clonos.storage.disk_thread import DiskThread
+from clonos.storage.watchdog import Watchdog
 from clonos.transport.inbox import Inbox
 
 CLOSE_S: Final = 30.0
 """Grace period for a disk that hangs while the journal is closed."""
 HANGS_S: Final = 10.0
-"""After so long without an end, a write is warned of."""
-
-
-class Watchdog:
-    """Warns of a write that does not end: the driver's loop may be what waits for it.
-
-    Parameters
-    ----------
-    warn
-        Called once for each such write, in a thread of the watchdog's own.
-    """
-
-    def __init__(self, warn: Callable[[], object], hangs_s: float = HANGS_S) -> None:
-        self._warn, self._hangs_s = warn, hangs_s
-        self._began_s: float | None = None
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clonos-watchdog", daemon=True)
-        self._thread.start()
-
-    def begin(self) -> None:
-        """A write begins."""
-        self._began_s = time.monotonic()
-
-    def end(self) -> None:
-        """It has ended."""
-        self._began_s = None
-
-    def close(self) -> None:
-        """Warn of nothing more."""
-        self._is_closed.set()
-
-    def _run(self) -> None:
-        told_s: float | None = None
-        while not self._is_closed.wait(self._hangs_s / 10):
-            began_s = self._began_s
-            if began_s in (None, told_s) or time.monotonic() < began_s + self._hangs_s:
-                continue
-            told_s = began_s
-            self._warn()
+"""A write that takes longer than this is warned of."""
 
 
 class JournalThread:

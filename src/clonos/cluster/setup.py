@@ -21,7 +21,7 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.followers import Followers
-from clonos.cluster.journal_thread import HANGS_S, JournalThread, Watchdog
+from clonos.cluster.journal_thread import HANGS_S, JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
@@ -63,6 +63,7 @@ from clonos.sinks.writers import Claims
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
+from clonos.storage.watchdog import Watchdog
 from clonos.transport.certificates import Authority
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
@@ -338,7 +339,8 @@ class DriverSetup:
             lambda: self.warn(
                 f"{file.where}: the journal has had no answer for {HANGS_S:g} s. Nothing is lost, "
                 "and the job waits. To do: see what keeps its disk or server"
-            )
+            ),
+            HANGS_S,
         )
         thread = JournalThread(file, self.inbox, watchdog=watchdog)
         journal: Journal = undo.enter_context(closing(thread))

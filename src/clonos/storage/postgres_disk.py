@@ -30,9 +30,9 @@ import pyarrow as pa
 
 from clonos.core.content import Content, content_of, pieces_of
 from clonos.errors import UnusableStore
-from clonos.extras import imported
 from clonos.storage.files import Info, Lock, Locked, Tail
 from clonos.storage.lease import Stopwatch
+from clonos.storage.postgres_line import ANSWER_S, NO_PLACE, Line
 from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")
@@ -48,9 +48,8 @@ WATCH_S: Final = 0.1
 """Time from one look at the count to the next."""
 STEP_S: Final = 0.5
 """What counts of this time, at most, if the server is slow to answer."""
-CONNECT_S: Final = 5
-SILENCE_MS: Final = 5_000
-"""Either side gives the other up after this long without an answer from its kernel."""
+BYE_S: Final = 1.0
+"""How long the last beat is waited for, if the server does not answer."""
 PART_BYTES: Final = 64 << 20
 """Larger contents are cut into parts: a value must fit into the server's memory several times."""
 
@@ -64,18 +63,6 @@ create table if not exists clonos_locks (
     path text collate "C" primary key, holder text not null, is_free boolean not null,
     fence bigint not null, beats bigint not null, session int not null, unique (path, fence))
 """
-_TIMEOUTS: Final = [
-    f"{what}_timeout"
-    for what in ("idle_session", "idle_in_transaction_session", "lock", "statement", "transaction")
-]
-"""Administrators set these to end forgotten sessions; but a journal may be idle for long."""
-_OWN_SETTINGS: Final = (
-    "select set_config(name, '0', false) from pg_settings where name = any(%s) "
-    "union all select set_config('default_transaction_isolation', 'read committed', false)"
-)
-"""Not every version knows all of these timeouts. Read committed: a check of our fence must see the
-newest row."""
-_NO_PLACE: Final = "a database whose URI cannot be understood"
 _FOLDER: Final = -1
 """The part number of a folder, which has one row."""
 
@@ -87,8 +74,9 @@ class PostgresDisk:
     ----------
     dsn
         Such as ``postgresql://user@host:5432/database``. Its tables are made in the user's schema.
-    lease_s, beat_s
-        See :data:`LEASE_S` and :data:`BEAT_S`.
+    lease_s, beat_s, answer_s
+        See :data:`LEASE_S`, :data:`BEAT_S` and
+        :data:`~clonos.storage.postgres_line.ANSWER_S`.
 
     Raises
     ------
@@ -107,13 +95,19 @@ class PostgresDisk:
     is_local = False
     refuses = True
 
-    def __init__(self, dsn: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
-        self._psycopg = imported("psycopg", extra="postgres", where="a journal in PostgreSQL")
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        lease_s: float = LEASE_S,
+        beat_s: float = BEAT_S,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._line = Line(dsn, answer_s)
         self._dsn, self._lease_s, self._beat_s = dsn, lease_s, beat_s
         self._mutex = threading.RLock()
-        self._connection: Any = None
         self._held: _Held | None = None
-        if self.place == _NO_PLACE:
+        if self.place == NO_PLACE:
             raise UnusableStore(
                 "the database cannot be used: its URI cannot be understood",
                 where="a journal in PostgreSQL",
@@ -140,102 +134,49 @@ class PostgresDisk:
     @property
     def place(self) -> str:
         """The server, without the password."""
-        try:
-            known = self._psycopg.conninfo.conninfo_to_dict(self._dsn)
-        except self._psycopg.Error:
-            return _NO_PLACE
-        host = known.get("host") or known.get("hostaddr") or "local"
-        return f"postgresql://{host}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
+        return self._line.place
 
-    # --- connections -----------------------------------------------------------------------------
-
-    def connect(self) -> Any:
-        """A new connection, on which each statement is durable when it returns."""
-        found = self._psycopg.connect(
-            self._dsn,
-            autocommit=True,
-            application_name="clonos journal",
-            connect_timeout=CONNECT_S,
-            tcp_user_timeout=SILENCE_MS,
-            keepalives_idle=SILENCE_MS // 1000,
-        )
-        try:
-            self._require_direct(found)
-            found.execute("set synchronous_commit = on; set client_min_messages = warning")
-            found.execute(_OWN_SETTINGS, (_TIMEOUTS,))
-        except BaseException:
-            found.close()
-            raise
-        return found
-
-    def _require_direct(self, connection: Any) -> None:
-        """Our settings decide what is durable, so they must apply to each of our statements. A pool
-        may give us another session for each transaction, with the settings of others."""
-        (pid,) = connection.execute("select pg_backend_pid()").fetchone()
-        if pid != connection.info.backend_pid:  # the greeting came from another process
-            raise UnusableStore(
-                "there is a connection pool, such as PgBouncer, before the database",
-                where=self.place,
-                remedy="give the address of the server itself: a job needs two connections",
-            )
+    def line(self) -> Line:
+        """Another connection."""
+        return Line(self._dsn)
 
     @contextmanager
-    def _asking(self) -> Iterator[Any]:
-        """A cursor. An error of the server becomes an `OSError`; the next use connects again."""
-        with self._mutex:
-            try:
-                if self._connection is None or self._connection.closed:
-                    self._connection = self.connect()
-                with self._connection.cursor(binary=True) as cursor:
-                    yield cursor
-            except self._psycopg.errors.UndefinedTable as error:  # no outage: it never comes back
-                raise UnusableStore(
-                    f"a table of the journal is gone: {self._told(error)}",
-                    where=self.place,
-                    remedy="restore clonos_files and clonos_locks from a copy of the database, or "
-                    "start the job afresh in another checkpoint_dir",
-                ) from None
-            except self._psycopg.Error as error:
-                if isinstance(error, self._psycopg.OperationalError):
-                    self._drop()
-                raise OSError(errno.EIO, f"PostgreSQL: {self._told(error)}") from None
+    def _asking(self, nbytes: int | None = 0) -> Iterator[Any]:
+        """A cursor; see :meth:`Line.ask`."""
+        with (
+            self._mutex,
+            self._line.ask(nbytes) as connection,
+            connection.cursor(binary=True) as cursor,
+        ):
+            yield cursor
 
     @contextmanager
-    def _change(self) -> Iterator[Any]:
+    def _change(self, nbytes: int = 0) -> Iterator[Any]:
         """A cursor in a transaction that fails if this disk had a lock and has lost it."""
-        with self._asking() as cursor, self._connection.transaction():
+        with self._asking(nbytes) as cursor, cursor.connection.transaction():
             if self._held is not None:
                 cursor.execute(f"select 1 {_OURS} for key share", self._held.key)
                 self.require_ours(cursor.rowcount)
             yield cursor
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(self._psycopg.Error):
-                connection.close()
-
-    def _told(self, error: BaseException) -> str:
-        text = " ".join(str(error).split()) or type(error).__name__
-        with suppress(self._psycopg.Error):
-            secret = self._psycopg.conninfo.conninfo_to_dict(self._dsn).get("password")
-            return text.replace(secret, "***") if secret else text
-        return type(error).__name__
 
     def require_ours(self, rows: int) -> None:
         """Raise :class:`Superseded` if a statement that checks our fence has found no row."""
         if not rows:
             raise taken_over(self.place)
 
+    def hurry(self) -> None:
+        """Do not wait long for the server any more: the job is to end."""
+        self._line.hurry()
+
     def close(self) -> None:
         """Close the connection. A lock is given up by closing it."""
         with self._mutex:
-            self._drop()
+            self._line.close()
 
     # --- files -----------------------------------------------------------------------------------
 
     def read(self, path: str) -> pa.Buffer:
-        with self._asking() as cursor:
+        with self._asking(None) as cursor:
             cursor.execute(
                 "select content from clonos_files where path = %s and part >= 0 order by part",
                 (path,),
@@ -251,7 +192,7 @@ class PostgresDisk:
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         view = memoryview(b"".join(pieces_of(content))).cast("B")
         parts = [view[at : at + PART_BYTES] for at in range(0, max(len(view), 1), PART_BYTES)]
-        with self._change() as cursor:
+        with self._change(len(view)) as cursor:
             self._require_folder(cursor, path.rpartition("/")[0])
             if self._kind(cursor, path) == _FOLDER:
                 raise IsADirectoryError(errno.EISDIR, "a folder has that name", path)
@@ -304,7 +245,7 @@ class PostgresDisk:
                 "where path = %s and part >= 0",
                 (new, path),
             )
-        except self._psycopg.errors.UniqueViolation:
+        except self._line.driver.errors.UniqueViolation:
             raise FileExistsError(errno.EEXIST, "the name is taken", new) from None
         if not cursor.rowcount:
             raise _missing(path)
@@ -368,7 +309,7 @@ class PostgresDisk:
     def add(self, path: str, part: int, data: bytes) -> None:
         """Append to a file, in one statement."""
         held = self._held
-        with self._asking() as cursor:
+        with self._asking(len(data)) as cursor:
             if held is None:
                 cursor.execute(_INSERT, (path, part, data))
             else:
@@ -414,11 +355,14 @@ class PostgresDisk:
             time.sleep(WATCH_S)
 
     def free(self, held: _Held) -> None:
-        """Give a lock up at once, if we still have it."""
-        with suppress(OSError, UnusableStore), self._asking() as cursor:
-            cursor.execute(
-                "update clonos_locks set is_free = true where path = %s and fence = %s", held.key
-            )
+        """Give a lock up, if we still have it: at once, unless the server is away. Then others may
+        take it :data:`GONE_S` after it has come back."""
+        if not self._line.is_away:
+            with suppress(OSError, UnusableStore), self._asking() as cursor:
+                cursor.execute(
+                    "update clonos_locks set is_free = true where path = %s and fence = %s",
+                    held.key,
+                )
         if self._held is held:
             self._held = None
             self.close()
@@ -479,31 +423,27 @@ class _Held:
 
     def __init__(self, disk: PostgresDisk, path: str, fence: int, pause_s: float) -> None:
         self.key: Final = (path, fence)
-        self._disk, self._pause_s = disk, pause_s
+        self._disk, self._pause_s, self._line = disk, pause_s, disk.line()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clonos-lease", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        connection: Any = None
         while not self._over.wait(self._pause_s):
             try:
-                if connection is None or connection.closed:
-                    connection = self._disk.connect()
-                found = connection.execute(_BEAT, self.key)
+                with self._line.ask() as connection:
+                    found = connection.execute(_BEAT, self.key)
                 if not found.rowcount:
                     _LOG.warning("another driver has taken the lock of %s", self.key[0])
                     break  # the next change fails, and tells
             except Exception as error:  # noqa: BLE001 - the server is away: the next write tells
-                _LOG.debug("no beat of the lock of %s: %s", self.key[0], type(error).__name__)
-                if connection is not None:
-                    connection.close()
-        if connection is not None:
-            connection.close()
+                _LOG.debug("no beat of the lock of %s: %s", self.key[0], error)
+        self._line.close()
 
     def close(self) -> None:
         if self._over.is_set():
             return
         self._over.set()
-        self._thread.join()
+        self._thread.join(BYE_S)
+        self._line.cut()
         self._disk.free(self)
