@@ -17,7 +17,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.errors import ClonosError, OperatorError, SinkFailed, TaskFailed
 from clonos.nodes import events
-from clonos.nodes.driver import LEAVE_S, RATES_S, DriverNode, Phase
+from clonos.nodes.driver import CLOSE_S, LEAVE_S, RATES_S, STOP_S, DriverNode, Phase
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.pulses import HUSH, LOOK_MAX_S
@@ -380,6 +380,25 @@ def test_a_stop_sends_the_slots_home_and_puts_the_journal_in_order(world):
     assert world.heard[-2].tasks[0].rows_in == 7
     assert world.heard[-1] == JobTerminated("etl", "etl-1", is_complete=False, error=None)
     assert world.node.view.status.message == "ended"
+
+
+@pytest.mark.parametrize(("settle_s", "grace_s"), [(None, STOP_S), (0.0, CLOSE_S)])
+def test_a_disk_that_fails_does_not_hold_up_the_end_for_long(world, settle_s, grace_s):
+    """Least if somebody stops the job: the next start begins with what the disk has."""
+    world.begin()
+    world.in_the_way = ClonosError("no space")
+    world.turn(events.StopAsked(settle_s))
+    world.turn()
+    world.turn(ControlLost(0, 1))
+    for place, attempt in world.launched:
+        world.turn(events.Ended(place, attempt))
+    world.turn()
+    assert world.node.phase is Phase.CLOSING
+    world.passes(grace_s - 1)
+    assert not world.node.is_over
+    world.passes(2)
+    assert world.node.is_over
+    assert world.node.error is world.in_the_way
 
 
 def throttled(link: Link) -> bool:

@@ -49,10 +49,11 @@ TICK_S: Final = 0.02
 SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 LEAVE_S: Final = 5.0
-"""Grace period for slots to exit; then Spark is told to end them, and has the same time to do
-so."""
+"""Grace period for slots to exit; then Spark has the same time to end them."""
 CLOSE_S: Final = 30.0
-"""How long a failing disk may hold up the end of a job."""
+"""How long a failing disk may hold up the end of a job ..."""
+STOP_S: Final = 5.0
+"""... and of one that is stopped. Its next start begins with what the disk has."""
 VIEW_S: Final = 0.02
 """Interval at which changes are published ..."""
 RATES_S: Final = 0.25
@@ -103,8 +104,7 @@ class DriverNode:
     Attributes
     ----------
     view
-        The view, which is all that other threads may read: replaced by one assignment, never
-        changed.
+        All that other threads may read: replaced by one assignment, never changed.
     failed
         Why the coordinator says that the job cannot go on, if it does.
     error
@@ -159,7 +159,7 @@ class DriverNode:
         self._pulses = Pulses(settings.silence_s)
         self._looked_s = ports.clock.ticks_s()
         self._clock_s = waiting.now_s if waiting else 0.0  # how long the driver has listened
-        self._next_epoch_s = self._until_s = 0.0
+        self._next_epoch_s, self._until_s, self._close_s = 0.0, 0.0, CLOSE_S
         self.settling = Settling(self.coordinator)
         self._is_told_broken = self._has_cancelled = self._is_concluded = False
         self._has_news, self._has_rates, self._viewed_s = False, False, 0.0
@@ -401,8 +401,7 @@ class DriverNode:
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
         lives = {task.id: task.incarnation for task in self.coordinator.tasks.values()}
-        awaited = self.coordinator.holdings.expected
-        paths = [path for path in event.paths if path not in awaited]
+        paths = [p for p in event.paths if p not in self.coordinator.holdings.expected]
         found = left_behind(paths, self.keeper.layers, lives)
         self._pending.append(self._history.unused(Unused(tuple(found))))
         self._pending.append(self._history.surveyed(event, self._ports.clock.wall_s()))
@@ -539,6 +538,7 @@ class DriverNode:
 
     def _on_stop_asked(self, event: events.StopAsked) -> None:
         if event.settle_s is None:
+            self._close_s = STOP_S
             self._leave()
         elif self.settling.ask(event, self._clock_s):
             self._next_epoch_s = 0.0
@@ -572,7 +572,7 @@ class DriverNode:
         is_awaited = self.settling.is_for_another and not self.places.seats
         if self.places.is_empty or is_awaited or now_s >= self._until_s:
             self._enter(Step.ENDED)
-            self._until_s = now_s + CLOSE_S
+            self._until_s = now_s + self._close_s
 
     def _close(self, now_s: float) -> None:
         """Put delivered output where it is read from, unless the job itself has failed: then it

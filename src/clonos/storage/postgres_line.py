@@ -63,6 +63,7 @@ class Line:
         self._dsn = dsn
         self._connection: Any = None
         self._connect_s = CONNECT_S
+        self._is_cut = False
         self._watchdog = Watchdog(self.cut, answer_s)
 
     @property
@@ -114,6 +115,7 @@ class Line:
             self._watchdog.end()
 
     def _connect(self, more_s: float) -> None:
+        self._is_cut = False
         self._connection = self.driver.connect(
             self._dsn,
             autocommit=True,
@@ -145,6 +147,8 @@ class Line:
             )
 
     def _told(self, error: BaseException) -> str:
+        if self._is_cut:
+            return f"no answer within {self._watchdog.hangs_s:g} s"
         text = " ".join(str(error).split()) or type(error).__name__
         with suppress(self.driver.Error):
             secret = self.driver.conninfo.conninfo_to_dict(self._dsn).get("password")
@@ -165,6 +169,7 @@ class Line:
             suppress(OSError, self.driver.Error),  # it has just ended by itself
             socket.socket(fileno=os.dup(connection.fileno())) as ours,
         ):
+            self._is_cut = True
             ours.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
