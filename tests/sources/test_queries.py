@@ -95,7 +95,7 @@ class Played:
         return not self.stopped
 
     def awaitTermination(self):
-        self.over.wait(5)
+        self.over.wait(60)
         if self.error is not None:
             raise self.error
 
@@ -303,7 +303,7 @@ def test_a_batch_fails_for_being_stopped_when_spark_knows_of_it(spool, monkeypat
     """Spark logs an error, and says that the query has failed, if it comes before."""
     fed = Fed(spool)
     stop, may_stop = fed.spark.stop, threading.Event()
-    monkeypatch.setattr(fed.spark, "stop", lambda: may_stop.wait(5) and stop())
+    monkeypatch.setattr(fed.spark, "stop", lambda: may_stop.wait(60) and stop())
     fed.query.start()
     fed.query.leave()
     with ThreadPoolExecutor(1) as pool:

@@ -13,8 +13,13 @@ from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.postgres_line import Line
 
-ANSWER_S = 0.3
+FOR_EVER = 1e6
 Freeze = Callable[[], None]
+
+
+def limit(disk: PostgresDisk, answer_s: float) -> None:
+    """From now on; what comes before depends on no limit, however slow the machine is."""
+    disk._line._watchdog.hangs_s = answer_s
 
 
 @pytest.fixture
@@ -47,13 +52,16 @@ def test_a_write_is_broken_off_and_what_comes_of_it_later_counts_once(postgres, 
     stop, go_on = freeze
     root = str(tmp_path)
     PostgresDisk(postgres).make_folder(root)
-    with Journal(root, disk=PostgresDisk(postgres, answer_s=ANSWER_S)) as journal:
+    disk = PostgresDisk(postgres, answer_s=FOR_EVER)
+    with Journal(root, disk=disk) as journal:
         journal.append([b"one"])
         journal.commit()
         stop()
+        limit(disk, 0.1)
         journal.append([b"two"])
         with pytest.raises(JournalBroken, match="PostgreSQL: no answer within"):
             journal.commit()
+        limit(disk, FOR_EVER)
         journal.rotate([b"one", b"two"])  # on a new connection
         go_on()  # what the session has read of the statement may now be done
         journal.append([b"three"])
@@ -63,9 +71,10 @@ def test_a_write_is_broken_off_and_what_comes_of_it_later_counts_once(postgres, 
 
 
 def test_a_large_write_has_longer(postgres, tmp_path):
-    disk = PostgresDisk(postgres, answer_s=0.05)
+    disk = PostgresDisk(postgres, answer_s=FOR_EVER)
     disk.make_folder(str(tmp_path))
-    content = os.urandom(60_000_000)  # takes longer than that, and less than a minute more
+    content = os.urandom(60_000_000)
+    limit(disk, 0.001)  # and a minute more for so much
     disk.write(f"{tmp_path}/large", content)
     assert disk.read(f"{tmp_path}/large").to_pybytes() == content
     disk.close()
@@ -73,10 +82,11 @@ def test_a_large_write_has_longer(postgres, tmp_path):
 
 def test_a_lock_is_given_up_without_an_answer(postgres, tmp_path, freeze):
     stop, go_on = freeze
-    disk = PostgresDisk(postgres, answer_s=ANSWER_S)
+    disk = PostgresDisk(postgres, answer_s=FOR_EVER)
     disk.make_folder(str(tmp_path))
     held = disk.lock(f"{tmp_path}/lock", "me")
     stop()
+    limit(disk, 0.1)
     held.close()  # returns
     go_on()
     successor = PostgresDisk(postgres)
@@ -86,7 +96,7 @@ def test_a_lock_is_given_up_without_an_answer(postgres, tmp_path, freeze):
 
 def test_who_hurries_breaks_off_sooner(postgres, freeze):
     stop, _ = freeze
-    line = Line(postgres, answer_s=1e6)
+    line = Line(postgres, answer_s=FOR_EVER)
     with line.ask() as connection:
         connection.execute("select 1")
     stop()
