@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.cluster.pool import executor_lost, slot_broken, wrong_environment
-from clonos.errors import JobCancelled, OtherVersion, SlotBroken
+from clonos.cluster.pool import executor_lost, slot_broken, unusable_store, wrong_environment
+from clonos.errors import JobCancelled, OtherVersion, SlotBroken, UnusableStore
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
@@ -135,3 +135,18 @@ def test_a_bug_in_the_loop_is_told_from_a_death():
     assert broken.where == "job: slot 1"
     for other in (None, SlotFailed("Python worker exited unexpectedly")):
         assert slot_broken(other) is None
+
+
+def test_a_machine_that_cannot_keep_state_is_told_from_a_death():
+    raised = UnusableStore("the folder /mnt: cannot be used: full", where="node7", remedy="give it")
+    worker = (
+        "Job aborted due to stage failure: Traceback (most recent call last):\n"
+        '  File "slot.py", line 40, in run\n'
+        f"clonos.errors.UnusableStore: {raised}\n"
+        "\n\tat org.apache.spark"
+    )
+    found = unusable_store(_slot_failed("job: slot 1", JavaError("", worker)))
+    assert isinstance(found, UnusableStore)
+    assert str(found) == str(raised)
+    for other in (None, SlotFailed("Python worker exited unexpectedly")):
+        assert unusable_store(other) is None

@@ -8,7 +8,7 @@ import pytest
 
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost
+from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost, UnusableStore
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.places import (
@@ -32,6 +32,9 @@ from tests.link import Link
 DIED = ClonosError("it has died")
 BROKEN = SlotBroken("KeyError: 3 (resident.py:10)", where="slot 0")
 LOST = ExecutorLost("its executor has ended")
+FOLDER = "the folder /mnt/a for state on the local disk cannot be used: Permission denied"
+UNUSABLE = UnusableStore(FOLDER, where="node7", remedy="give clonos.Job(local_dir=...)")
+UNUSABLE_TOO = UnusableStore(FOLDER, where="node8", remedy="give clonos.Job(local_dir=...)")
 
 
 class Cancelled(ClonosError):
@@ -158,6 +161,48 @@ def test_a_bug_in_a_slot_s_loop_ends_the_job_when_it_comes_again_and_again(world
     assert "6 times" in error.what
     assert "KeyError: 3 (resident.py:10)" in error.what
     assert "bug in clonos" in error.remedy
+
+
+def test_where_no_machine_can_keep_state_the_job_ends_at_once(world):
+    assert world.ends(0, 1.0, UNUSABLE) is None
+    assert world.ends(1, 1.0, UNUSABLE_TOO) is None
+    error = world.ends(2, 1.0, UNUSABLE)
+    assert isinstance(error, UnusableStore)
+    assert str(error) == f"node7, node8: {FOLDER}. To do: give clonos.Job(local_dir=...)"
+
+
+def test_where_one_machine_cannot_keep_state_the_job_goes_on_elsewhere(world):
+    """Said once for each machine; places are tried again for as long as no task needs them."""
+    world.registers(2, 30)
+    now_s = 1.0
+    for _ in range(3 * RELAUNCH_MAX):
+        assert world.ends(0, now_s, UNUSABLE) is None
+        assert world.ends(1, now_s, UNUSABLE) is None
+        warnings = world.places.tick(now_s)
+        if now_s == 1.0:
+            (warning,) = warnings
+            assert f"no slot can begin on node7: {FOLDER}. Slots go on elsewhere" in warning
+            assert warning.endswith("To do: give clonos.Job(local_dir=...)")
+        else:
+            assert warnings == []
+        now_s = world.places.places[0].due_s
+        world.places.tick(now_s)
+    world.places.check()
+    world.registers(0, 31)  # on another machine
+    world.places.lost(30, now_s)
+    world.places.lost(31, now_s)
+    assert world.ends(1, now_s, UNUSABLE) is None  # slots 0 and 2 may come again
+
+
+def test_a_task_waits_a_while_for_a_machine_that_can_keep_state(world):
+    world.registers(2, 30)
+    now_s, error = 0.0, None
+    while error is None:
+        world.places.tick(now_s, waiting=[0])
+        now_s += 1.0
+        error = world.ends(0, now_s, UNUSABLE)
+    assert now_s >= RELAUNCH_FOR_S
+    assert error.where == "node7"
 
 
 def test_executors_that_are_lost_again_and_again_are_no_fault_of_the_slot(world):

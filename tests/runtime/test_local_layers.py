@@ -35,9 +35,18 @@ def test_all_processes_have_the_same_folder_and_disk(temporary):
 
 def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UnusableStore, match=r"cannot be used: .*Not a directory") as caught:
-        disk_of(local_folder(URI, str(tmp_path / "file" / "mine")))
+    folder = tmp_path / "file" / "mine"
+    said = f"the folder {folder}/3f for state on the local disk cannot be used: Not a directory"
+    with pytest.raises(UnusableStore, match=said) as caught:
+        disk_of(local_folder(URI, str(folder)))
     assert "local_dir=" in caught.value.remedy
+
+
+def test_temporary_files_that_cannot_be_written_are_said(temporary, monkeypatch):
+    (temporary / "file").touch()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(temporary / "file"))
+    with pytest.raises(UnusableStore, match="cannot be used: Not a directory"):
+        local_folder(URI, None)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

@@ -8,7 +8,14 @@ from typing import Any, Final
 from clonos.cluster.feeds import query_cores
 from clonos.cluster.pickling import require_picklable
 from clonos.columns.schema import RENAME, alike
-from clonos.errors import ClonosError, OtherVersion, SlotBroken, SourceError, SparkStopped
+from clonos.errors import (
+    ClonosError,
+    OtherVersion,
+    SlotBroken,
+    SourceError,
+    SparkStopped,
+    UnusableStore,
+)
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended, OutsideFailed
@@ -138,7 +145,12 @@ class SlotPool:
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
-        known = wrong_environment(error) or executor_lost(error) or slot_broken(error)
+        known = (
+            wrong_environment(error)
+            or executor_lost(error)
+            or slot_broken(error)
+            or unusable_store(error)
+        )
         self._inbox.put(Ended(place, self._attempts[place], self._stopped() or known or error))
 
     def _stopped(self) -> SparkStopped | None:
@@ -191,9 +203,23 @@ def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
 
 def slot_broken(error: ClonosError | None) -> SlotBroken | None:
     """The error of a slot's loop, if that is how the slot ended."""
-    if error is None or (at := error.what.find(f"{SlotBroken.__name__}: ")) < 0:
+    text = _raised(SlotBroken, error)
+    return SlotBroken(text, where=error.where) if error is not None and text else None
+
+
+def unusable_store(error: ClonosError | None) -> UnusableStore | None:
+    """The error of a slot that could not begin because its machine cannot keep state, if so; its
+    place is that machine."""
+    if not (text := _raised(UnusableStore, error)):
         return None
-    return SlotBroken(error.what[at:].partition(": ")[2], where=error.where)
+    said, _, remedy = text.partition(" To do: ")
+    where, _, what = said.partition(": ")
+    return UnusableStore(what.removesuffix("."), where=where, remedy=remedy)
+
+
+def _raised(kind: type[ClonosError], error: ClonosError | None) -> str:
+    """What an error of this kind says that a slot has raised; empty if it has raised none."""
+    return error.what.partition(f"{kind.__name__}: ")[2] if error is not None else ""
 
 
 def warm_up(spark: Any, slots: int, profile: Any = None) -> None:

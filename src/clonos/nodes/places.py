@@ -22,7 +22,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import SlotReady
 from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost
+from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost, UnusableStore
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
@@ -42,7 +42,8 @@ have been killed.)"""
 RELAUNCH_MAX: Final = 6
 """The job fails if a place ends more often than this in a row without ever registering ..."""
 RELAUNCH_FOR_S: Final = 15.0
-"""... for at least this long. Executors that are lost do not count."""
+"""... for at least this long. Executors that are lost do not count; nor do places that no task has
+waited for this long, on machines that cannot keep state."""
 LEFT_S: Final = 5.0
 """A task waits no longer than this for Spark to notice that a process is gone; then the slot is
 requested anew. Spark notices the loss of a machine only after minutes."""
@@ -112,7 +113,8 @@ class Place:
     """A slot that the job wants. ``task``: the only one it can run; ``attempt``: the newest.
 
     ``due_s``: when to do the next thing: launch, warn or cancel; ``urgent_s``: the same if a task
-    waits for the place. ``failures``: how many in a row, since ``failing_s``.
+    waits for the place. ``failures``: how many in a row, since ``failing_s``; ``unusable``: why the
+    machine that Spark has chosen last cannot keep state.
     """
 
     number: int
@@ -121,6 +123,7 @@ class Place:
     attempt: int = 0
     failures: int = 0
     failing_s: float = 0.0
+    unusable: UnusableStore | None = None
     due_s: float | None = None
     urgent_s: float | None = None
     slot: int | None = None
@@ -176,6 +179,8 @@ class Places:
         self._is_closing = False
         self._broken: deque[float] = deque(maxlen=BROKEN_MAX + 1)
         self._failed: list[str] = []  # warnings
+        self._told: set[str] = set()  # machines that cannot keep state
+        self._waiting_s: float | None = None  # since when tasks wait for slots
         self.places = [
             Place(number, task, PLACE.machine(f"place {number}"))
             for number, task in enumerate(tasks)
@@ -223,12 +228,14 @@ class Places:
         pause_s = self._pace.relaunch_s * 2.0 ** (place.failures - 2)
         return min(pause_s, RELAUNCH_MOST_S), min(pause_s, self._pace.relaunch_s)
 
-    def _fail(self, place: Place, event: Ended, now_s: float) -> SlotsLost | None:
+    def _fail(self, place: Place, event: Ended, now_s: float) -> ClonosError | None:
         """A slot has ended by itself. Return an error if that was too often before it
         registered."""
         if not place.failures:
             place.failing_s = now_s
         place.failures += 1
+        if isinstance(event.error, UnusableStore):
+            return self._avoid(place, event.error, now_s)
         why = event.error.what if event.error else "it left without an error"
         others = any(p.failures >= FAILURES_TOLD for p in self.places if p is not place)
         if place.failures == FAILURES_TOLD and not others:  # one warning for all
@@ -236,14 +243,37 @@ class Places:
                 f"job {self._job!r}: slot {place.number} has ended {place.failures} times in a row "
                 f"before it registered: {why}. It is started again, and the job waits for it"
             )
-        is_patient = now_s - place.failing_s < RELAUNCH_FOR_S
-        if place.failures <= self._pace.relaunch_max or is_patient:
+        if not self._is_hopeless(place, now_s):
             return None
         return SlotsLost(
             f"the slot has ended {place.failures} times in a row before it registered: {why}",
             where=f"{self._job}: slot {place.number}",
             remedy="see the executors' logs, and whether they reach the driver's address",
         )
+
+    def _is_hopeless(self, place: Place, now_s: float) -> bool:
+        is_patient = now_s - place.failing_s < RELAUNCH_FOR_S
+        return place.failures > self._pace.relaunch_max and not is_patient
+
+    def _avoid(self, place: Place, error: UnusableStore, now_s: float) -> UnusableStore | None:
+        """Spark has chosen a machine that cannot keep state. Return an error if it has no other
+        one: none has a slot, or tasks have waited for long."""
+        place.unusable = error
+        found = [each.unusable for each in self.places if each.unusable is not None]
+        is_everywhere = not self.seats and len(found) == len(self.places)
+        waits_since_s = now_s if self._waiting_s is None else self._waiting_s
+        is_needed = now_s - waits_since_s >= RELAUNCH_FOR_S
+        if is_everywhere or (is_needed and self._is_hopeless(place, now_s)):
+            where = ", ".join(sorted({each.where for each in found}))
+            return UnusableStore(error.what, where=where, remedy=error.remedy)
+        is_worth_it = bool(self.seats) or place.failures >= FAILURES_TOLD
+        if is_worth_it and error.where not in self._told:
+            self._told.add(error.where)
+            self._failed.append(
+                f"job {self._job!r}: no slot can begin on {error.where}: {error.sentence} Slots go "
+                f"on elsewhere, and it is tried again. To do: {error.remedy}"
+            )
+        return None
 
     def _break(self, error: SlotBroken, now_s: float) -> SlotBroken | None:
         """Count that the loop of a slot has raised; fail the job if that happens too often."""
@@ -271,6 +301,10 @@ class Places:
         list[str]
             Warnings: slots that do not register, or end before they do.
         """
+        if not waiting:
+            self._waiting_s = None
+        elif self._waiting_s is None:
+            self._waiting_s = now_s
         for place in self._urgent(waiting) if waiting else ():
             if place.urgent_s is not None and now_s >= place.urgent_s:
                 place.urgent_s = None
@@ -354,7 +388,7 @@ class Places:
         if place.state is not State.EMPTY:  # else Spark has told of its end first
             place.machine.on(Change.REGISTER)
             place.due_s = place.urgent_s = None
-        place.failures, place.slot = 0, event.conn_id
+        place.failures, place.unusable, place.slot = 0, None, event.conn_id
         self.seats[event.conn_id] = Seat(
             place.number, register.pid, register.executor, register.jvm_pid, event.incoming
         )

@@ -52,14 +52,19 @@ def local_folder(uri: str, local_dir: str | None) -> Path:
     Raises
     ------
     UnusableStore
-        Another user owns that folder among the temporary files, where everybody may write.
+        There is no folder for temporary files, or another user owns that folder there, where
+        everybody may write.
     """
     name = Path(uri.rstrip("/")).name
     if local_dir is not None:
         return Path(local_dir) / name
-    base = Path(tempfile.gettempdir()) / f"clonos-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    found = base.lstat()
+    base = Path(f"clonos-{os.getuid()}")
+    try:
+        base = tempfile.gettempdir() / base
+        base.mkdir(mode=0o700, exist_ok=True)
+        found = base.lstat()
+    except OSError as error:
+        raise _unusable(base, error) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UnusableStore(
             f"{base} belongs to somebody else, who could read and replace the state of the job",
@@ -86,10 +91,15 @@ def disk_of(folder: Path) -> str:
             own.unlink()
         return path.read_text("utf-8")
     except OSError as error:
-        raise UnusableStore(
-            f"the folder for state on the local disk cannot be used: {error}",
-            remedy="give clonos.Job(local_dir=...), a folder that executors may make and write",
-        ) from None
+        raise _unusable(folder, error) from None
+
+
+def _unusable(folder: Path, error: OSError) -> UnusableStore:
+    return UnusableStore(
+        f"the folder {folder} for state on the local disk cannot be used: "
+        f"{error.strerror or error}",
+        remedy="give clonos.Job(local_dir=...), a folder that executors may make and write",
+    )
 
 
 class Layers:

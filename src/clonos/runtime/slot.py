@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from clonos.errors import UnusableStore
 from clonos.runtime.interpreter import low_latency
 from clonos.runtime.loop import SlotLoop
 from clonos.runtime.shipment import Shipment
@@ -33,7 +34,10 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
     """The function that a slot's Spark task runs."""
 
     def run(info: Where, batches: Iterator[pa.RecordBatch] | None) -> None:
-        loop = SlotLoop(shipment, info.slot, info.host, batches)
+        try:
+            loop = SlotLoop(shipment, info.slot, info.host, batches)
+        except UnusableStore as error:  # Spark tells the driver
+            raise UnusableStore(error.what, where=info.node, remedy=error.remedy) from None
         register = Register(
             slot=info.slot,
             attempt=info.attempt,
