@@ -41,6 +41,10 @@ def panic() -> None:
     raise Panic
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("do", "outcome"),
     [
@@ -49,6 +53,7 @@ def panic() -> None:
         (fail, Trial.UNKNOWN),
         (panic, Trial.UNKNOWN),
         (lambda: sys.exit(0), Trial.DIED),
+        (interrupt, Trial.DIED),
         (lambda: os._exit(0), Trial.DIED),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), Trial.DIED),
     ],

@@ -82,7 +82,7 @@ def _be_the_copy(do: Callable[[], None], tell: int, limit_s: float) -> None:
         gc.disable()  # objects finalized here are in use there
         try:
             do()
-        except SystemExit:
+        except (SystemExit, KeyboardInterrupt):  # they end the slot
             raise
         except BaseException:  # noqa: BLE001 - an exception of any kind, a panic of Rust's among them
             os.write(tell, b"?")
