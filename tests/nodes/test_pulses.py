@@ -6,8 +6,19 @@ from collections.abc import Collection, Hashable, Iterable
 
 import pytest
 
-from clonos.nodes.pulses import CALM_S, FORGIVE_S, HUSH, LIMIT_MAX_S, LOOK_MAX_S, REMEMBER_S, Pulses
+from clonos.nodes.places import Seat
+from clonos.nodes.pulses import (
+    CALM_S,
+    FORGIVE_S,
+    HUSH,
+    LIMIT_MAX_S,
+    LOOK_MAX_S,
+    REMEMBER_S,
+    Pulses,
+    frozen,
+)
 from clonos.transport.events import Heartbeat
+from tests.link import Link
 
 SILENCE_S = 1.5
 BEAT = Heartbeat("nonce", 0)
@@ -51,6 +62,26 @@ def test_a_silent_slot_is_given_up_and_sooner_if_it_owes_an_answer() -> None:
     ward.asked = {2}
     assert ward.passes(HUSH * SILENCE_S - 0.1, 3) == []
     assert ward.passes(0.3, 3) == [2]
+
+
+def test_processes_that_fall_silent_one_after_the_other_are_told_once() -> None:
+    ward = Ward([1, 2, 3])
+    told = []
+    for life in range(4, 8):
+        (silent,) = ward.passes(2 * LIMIT_MAX_S, 2, 3)
+        told.append(ward.pulses.is_silent_again([ward.places[silent]]))
+        ward.places[life] = 1
+        ward.pulses.began(life)
+    assert told == [False, True, False, False]
+
+
+def test_the_warning_says_what_may_be_the_matter() -> None:
+    seat = Seat(3, 4711, "2", 4700, Link(1))
+    said = frozen(["slot 3", "count[0]", "out[0]"], seat)
+    assert said.startswith("slot 3, which runs count[0], out[0], was given up again")
+    assert "process 4711 (executor 2) is silent" in said
+    assert "silence_s=" in said
+    assert frozen(["slot 3"], seat).startswith("slot 3 was given up again")
 
 
 @pytest.mark.parametrize("every_s", [0.2, 0.5])

@@ -25,10 +25,9 @@ from clonos.nodes import commits, events
 from clonos.nodes.errors import failure_of
 from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
 from clonos.nodes.layers import LayerCare, Unused
-from clonos.nodes.places import Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
-from clonos.nodes.pulses import Pulses, stuck
+from clonos.nodes.pulses import Pulses, frozen, stuck
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.settling import Settling
 from clonos.nodes.tenure import Term, TermSeen
@@ -147,7 +146,7 @@ class DriverNode:
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
         self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
         named = (settings.name, settings.run_id, settings.operators)
-        self._chronicle = Chronicle(*named, self.coordinator, self._seat, self._delivered)
+        self._chronicle = Chronicle(*named, self.coordinator, self.places.seat, self._delivered)
         self._machine = DRIVER.machine(settings.name)
         self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
         self._withheld: list[commits.Group] = []  # durable, but another driver may have taken over
@@ -186,9 +185,6 @@ class DriverNode:
     def may_delete(self) -> bool:
         """Whether it is certain that no other driver runs this job."""
         return self._term.may_delete
-
-    def _seat(self, slot: int | None) -> Seat | None:
-        return self.places.seats.get(slot) if slot is not None else None
 
     def _hearing(self) -> dict[type[Any], Callable[[Any], None]]:
         """What to do about each kind of event."""
@@ -278,6 +274,8 @@ class DriverNode:
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
         for slot in self._pulses.silent(lambda: self.coordinator.asked, self._known_by):
+            if self._pulses.is_silent_again(names := self._known_by(slot)):
+                self._warn(frozen(names, self.places.seats[slot]))
             self._give_up(slot)
         if self.settling.is_over(now_s):
             self._leave()
@@ -294,9 +292,11 @@ class DriverNode:
                 self._chronicle.epoch_began(self._looked_s)
             self._pending += actions
 
-    def _known_by(self, slot: int) -> list[tuple[str, int]]:
-        tasks = [("task", t.id) for t in self.coordinator.tasks.values() if t.slot == slot]
-        return [("place", self.places.seats[slot].place), *tasks]
+    def _known_by(self, slot: int) -> list[str]:
+        """The names of a slot's place and tasks."""
+        tasks = [t.id for t in self.coordinator.tasks.values() if t.slot == slot]
+        place = f"slot {self.places.seats[slot].place}"
+        return [place, *(self.plan.tasks[task].name for task in tasks)]
 
     def _give_up(self, slot: int) -> None:
         self._expel(slot)

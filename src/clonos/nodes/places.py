@@ -432,6 +432,10 @@ class Places:
                         place.due_s, place.urgent_s = due_s, urgent_s
         return seat
 
+    def seat(self, slot: int | None) -> Seat | None:
+        """Of a slot that is registered."""
+        return self.seats.get(slot) if slot is not None else None
+
     def command(self, slot: int, command: msg.Command) -> None:
         seat = self.seats.get(slot)
         if seat is not None:
@@ -439,7 +443,7 @@ class Places:
 
     def show(self, task: str, incarnation: Incarnation, slot: int | None) -> None:
         """Show in Spark's UI what a slot runs now."""
-        seat = self.seats.get(slot) if slot is not None else None
+        seat = self.seat(slot)
         if seat is not None:
             life = f"incarnation {incarnation.term}.{incarnation.n}"
             self._launcher.describe(task, f"{life}, runs in slot {seat.place}")

@@ -9,7 +9,7 @@ two limits: a slot that owes a recovery an answer is given up sooner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, KeysView
+from collections.abc import Callable, Collection, Hashable, Iterable, KeysView, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
@@ -37,6 +37,9 @@ CALM_S: Final = 60.0
 """But a time that was doubled more than once is halved again after each of these. Code that keeps
 all threads from running does so again soon after the recovery, when its step is repeated, and must
 succeed in the end. A process that is frozen once a minute must not get ever more time."""
+
+SILENT_TOLD: Final = 2
+"""If a slot and its successors were given up this often, there is a warning."""
 
 
 class _Gaps:
@@ -155,12 +158,29 @@ class Pulses:
                 self._doubts[name] = self._doubts_about(name) + 1, self._now_s
         return given_up
 
+    def is_silent_again(self, names: Iterable[Hashable]) -> bool:
+        """Whether a slot that was just given up is worth a warning: as its predecessor was, too."""
+        return max(map(self._doubts_about, names)) == SILENT_TOLD
+
     def _doubts_about(self, name: Hashable) -> int:
         doubts, since_s = self._doubts.get(name, (0, self._now_s))
         passed_s = self._now_s - since_s
         if passed_s >= FORGIVE_S:
             return 0
         return max(doubts - int(passed_s / CALM_S), min(doubts, 1))
+
+
+def frozen(names: Sequence[str], seat: Seat) -> str:
+    """The warning about processes that are given up one after the other."""
+    place, *tasks = names
+    runs = f", which runs {', '.join(tasks)}," if tasks else ""
+    return (
+        f"{place}{runs} was given up again, because its process {seat.pid} (executor "
+        f"{seat.executor}) is silent. Its successor goes on with the same step. A process is "
+        "silent while it is frozen (stopped, swapped out), or while code in it keeps all other "
+        "threads from running, as a regular expression does that comes to no end. Code that needs "
+        "that long can have the time with job.start(silence_s=...)"
+    )
 
 
 def stuck(beat: Heartbeat, seat: Seat) -> str:
