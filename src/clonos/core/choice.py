@@ -37,7 +37,8 @@ class Task(Protocol):
 def choose(task: Task, *, is_full: bool) -> tuple[Determinant | None, list[Item]]:
     """The determinant that the step's record begins with, and the items to take.
 
-    ``is_full``: calls must be answered before it takes more input.
+    ``is_full``: calls must be answered before it takes more input. Timers come before input, but
+    not twice in a row: one that is due again at once would let no row in.
     """
     spec, inbounds = task.spec, task.inbounds
     if task.injected > task.epoch and (spec.is_source or inbounds.forward_have_ended):
@@ -46,14 +47,24 @@ def choose(task: Task, *, is_full: bool) -> tuple[Determinant | None, list[Item]
         return Outcomes(task.calls.choose(1 if task.watch else OUTCOMES_MAX)), []
     if task.outbounds.blocked():
         return None, []
-    due = task.wake_ms if not task.ended else None
-    if due is not None and due <= (now_ms := task.time.now_ms()):
-        return Timer(now_ms), []
-    if is_full:
-        return None, []
-    if spec.is_source:
+    timer = None
+    if task.wake_ms is not None and not task.ended:
+        now_ms = task.time.now_ms()
+        timer = Timer(now_ms) if task.wake_ms <= now_ms else None
+    if timer is not None and not task.time.has_fired:
+        task.time.has_fired = True
+        return timer, []
+    task.time.has_fired = False
+    if not is_full and (found := _input(task))[0] is not None:
+        return found
+    return timer, []
+
+
+def _input(task: Task) -> tuple[Determinant | None, list[Item]]:
+    """What it takes next of its input."""
+    inbounds, rounds = task.inbounds, task.rounds
+    if task.spec.is_source:
         return task.intake.choose(), []
-    rounds = task.rounds
     if rounds is not None and task.injected <= task.epoch and rounds.is_full:
         return inbounds.choose(rounds.outside)
     return inbounds.choose()

@@ -128,8 +128,10 @@ class TaskTime:
     """Processing time of a task while it is live: it never goes back, and never stands still.
 
     It follows the wall clock. If that is set back by an hour, timers and windows still come in
-    time: ``max(wall, last + ticks since)``.
+    time: ``max(wall, last + ticks since)``. ``has_fired``: whether timers were the last choice.
     """
+
+    has_fired = False
 
     def __init__(self, world: World) -> None:
         self._world = world
