@@ -8,6 +8,7 @@ import gc
 import threading
 import time
 import weakref
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -323,9 +324,26 @@ def test_a_service_that_is_down_for_a_while_costs_attempts_and_no_row(slot):
 
 
 class OfUrllib(Exception):
+    name = "Retry-After"
+
     def __init__(self, said):
         super().__init__("429 Too Many Requests")
-        self.headers = {"Retry-After": said}
+        self.headers = {self.name: said}
+
+
+class OfADict(OfUrllib):
+    """Headers that a user has put into a dict, as HTTP/2 spells them."""
+
+    name = "retry-after"
+
+
+class OfADate(OfUrllib):
+    """It says until when, in a name of any case: in at least so many seconds."""
+
+    name = "RETRY-AFTER"
+
+    def __init__(self, said):
+        super().__init__(formatdate(time.time() + 1 + float(said), usegmt=True))
 
 
 class OfRequests(Exception):
@@ -342,7 +360,13 @@ class OfAPackage(Exception):
 
 @pytest.mark.parametrize(
     ("kind", "said", "is_async"),
-    [(OfUrllib, "1", True), (OfRequests, "1", False), (OfAPackage, "0.3", True)],
+    [
+        (OfUrllib, "1", True),
+        (OfADict, "0.3", False),
+        (OfADate, "1", True),
+        (OfRequests, "1", False),
+        (OfAPackage, "0.3", True),
+    ],
 )
 def test_a_service_that_says_when_is_left_alone_until_then(slot, kind, said, is_async):
     refused: list[float] = []

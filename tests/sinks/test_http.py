@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -228,6 +229,18 @@ def test_a_pause_is_as_long_as_the_service_asks_for():
     assert Retry("rows", waited.append, print)(attempt) == "done"
     assert waited == [42.0, 0.2]
     assert 0 < retry_after_s(formatdate(4102444800, usegmt=True)) <= 300
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "UTC"])
+def test_a_date_without_a_zone_is_meant_for_greenwich(monkeypatch, zone):
+    """The form of C's asctime, which old servers send; and whoever hears it may be anywhere."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert 50 < retry_after_s(time.asctime(time.gmtime(time.time() + 60))) <= 60
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_connection_that_the_server_has_closed_is_no_outage(service):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 RETRY_AFTER_MAX_S: Final = 300.0
 """A longer wait than this is cut short."""
+_NUMBER: Final = re.compile(r"\d+(\.\d*)?", re.ASCII)
+"""HTTP has whole seconds only; some services are more exact."""
 
 
 def retry_after_s(said: str | None) -> float:
@@ -17,17 +21,18 @@ def retry_after_s(said: str | None) -> float:
     --------
     >>> retry_after_s("3"), retry_after_s(None), retry_after_s("soon"), retry_after_s("1" * 20)
     (3.0, 0.0, 0.0, 300.0)
-    >>> retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT")
-    0.0
+    >>> retry_after_s("1.5"), retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT")
+    (1.5, 0.0)
     """
     said = (said or "").strip()
-    if said.isascii() and said.isdigit():
+    if _NUMBER.fullmatch(said):
         return min(float(said), RETRY_AFTER_MAX_S)
     try:
-        wait_s = parsedate_to_datetime(said).timestamp() - time.time()
+        at = parsedate_to_datetime(said)
     except (ValueError, TypeError):
         return 0.0
-    return min(max(wait_s, 0.0), RETRY_AFTER_MAX_S)
+    at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)  # the form of asctime
+    return min(max(at.timestamp() - time.time(), 0.0), RETRY_AFTER_MAX_S)
 
 
 def asked_to_wait_s(error: BaseException) -> float:
