@@ -10,8 +10,10 @@ import pytest
 
 from clonos.core import messages as msg
 from clonos.core.blame import (
+    HOLD_MS,
     OUTSIDE_MANY,
     SUSPECTS_MAX,
+    TOGETHER_MANY,
     TOGETHER_MS,
     WATCHED_STEPS,
     WITHIN_MANY,
@@ -43,7 +45,7 @@ class Deaths:
             task: TaskState(task, LIFE, machine(f"task {task}", TaskPhase.LIVE), slot=5 + task)
             for task in (0, 1)
         }
-        plan = SimpleNamespace(leaves_gaps=False)
+        plan = SimpleNamespace(leaves_gaps=False, cell_of={0: (0,), 1: (1,)})
         self.told: list[Any] = []
         roster: Any = SimpleNamespace(tasks=tasks, now_ms=0, plan=plan, do=self.told.append)
         self.roster, self.blame = roster, Blame(roster)
@@ -104,15 +106,109 @@ def test_deaths_within_a_call_count_against_it(deaths):
         deaths.survives()
         if n == 2:
             deaths.announces(ROWS, is_cleared=True)
-        known = (Suspect(call, n, n), ONE_BY_ONE)
-        assert deaths.dies(at_ms=100_000 + 5000 * n) == (WATCHED_STEPS, known)
-    deaths.loses(6, at_ms=115_500)
-    assert deaths.blame.next_life(0)[1] == (Suspect(call, 2, 3), ONE_BY_ONE), "the executor died"
+        deaths.loses(5, at_ms=5000 * OUTSIDE_MANY + 200 * n)
+        steps, (suspect, search) = deaths.blame.next_life(0)
+        assert (steps, suspect, search.rows) == (
+            WATCHED_STEPS,
+            Suspect(call, n, n),
+            ONE_BY_ONE.rows,
+        )
+        assert search.hold_ms >= HOLD_MS
     deaths.announces(call)
     deaths.announces(call, is_cleared=True)
     assert deaths.blame.next_life(0) == (WATCHED_STEPS, (ONE_BY_ONE,))
     deaths.survives(left=0)
     assert deaths.blame.next_life(0) == (0, ())
+
+
+CALL, OTHER = Rows(MADE - 2, 50, 50), Rows(MADE, 70, 70)
+
+
+class Executor(Deaths):
+    """Has died so often that the calls of both tasks are made one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_ms = 0
+        for _ in range(1 + TOGETHER_MANY):
+            self.dies_together()
+
+    def dies_together(self, *, after_ms: int = 0) -> None:
+        """With both its slots; a while later both tasks live again."""
+        self.at_ms += after_ms
+        for slot in (5, 6):
+            self.loses(slot, at_ms=self.at_ms)
+        self.roster.now_ms = self.at_ms = self.at_ms + 10_000
+        self.lives = [self.blame.next_life(task) for task in (0, 1)]
+
+    def calls(self, task: int, rows: Rows) -> None:
+        said = msg.Announced(task, LIFE, rows, is_cleared=False, shown=f"ask{task}(7)")
+        self.blame.announced(5 + task, said)
+
+    @property
+    def suspects(self) -> list[tuple[Any, ...]]:
+        return [tuple(life[1][:-1]) for life in self.lives]
+
+    @property
+    def holds_ms(self) -> list[int]:
+        return [life[1][-1].hold_ms for life in self.lives]
+
+
+def test_an_executor_that_dies_again_and_again_is_told_and_calls_are_made_one_at_a_time():
+    executor = Executor()
+    assert executor.lives == [(WATCHED_STEPS, (ONE_BY_ONE,))] * 2
+    assert [(note.what, note.value) for note in executor.told] == [("together", TOGETHER_MANY)]
+
+
+def test_an_executor_that_dies_while_one_call_is_made_is_a_proof_and_told():
+    executor = Executor()
+    for n in range(1, LIVES + 1):
+        executor.calls(0, CALL)
+        executor.dies_together(after_ms=700)
+        assert executor.suspects == [(Suspect(CALL, 0, n),), ()]
+        assert executor.holds_ms == [2 * 700, 4 * 700], "the other one waits until it has died"
+    told = [(n.what, n.task, n.value, n.of, n.why) for n in executor.told[1:]]
+    assert told == [("call", 0, n, True, "ask0(7)") for n in range(1, LIVES + 1)]
+
+
+def test_of_several_calls_that_are_made_when_an_executor_dies_none_is_to_blame():
+    executor, firsts = Executor(), set()
+    for _ in range(2 * LIVES):
+        executor.calls(0, CALL)
+        executor.calls(1, OTHER)
+        executor.dies_together(after_ms=700)
+        assert executor.suspects == [(Suspect(CALL, 0, 0),), (Suspect(OTHER, 0, 0),)]
+        assert sorted(executor.holds_ms) == [1400, 2800]
+        firsts.add(executor.holds_ms.index(1400))
+    assert firsts == {0, 1}, "they take turns"
+
+
+@pytest.mark.parametrize("how", ["nothing is asked", "a neighbour asks", "a step", "not yet live"])
+def test_who_dies_while_calls_are_held_back_did_not_die_of_them(how):
+    executor = Executor()
+    executor.calls(0, CALL)
+    executor.dies_together(after_ms=700)
+    if how == "a neighbour asks":
+        executor.calls(1, OTHER)
+    if how == "a step":
+        executor.announces(ROWS)
+    if how == "not yet live":
+        (task, _) = executor.roster.tasks.values()
+        task.machine = RECOVERY.machine("task 0", TaskPhase.RESTORING)
+    executor.dies_together()
+    assert (Suspect(CALL, 0, 1) in executor.suspects[0]) == (how != "nothing is asked")
+    assert (executor.holds_ms == [0, 0]) == (how == "nothing is asked")
+
+
+def test_a_process_that_dies_while_calls_are_held_back_did_not_die_of_them(deaths):
+    for n in range(OUTSIDE_MANY):
+        deaths.dies(at_ms=5000 * n)
+    for n in range(2, 2 * DEATHS):
+        deaths.announces(CALL)
+        assert deaths.dies(at_ms=20_000 * n)[1][0] == Suspect(CALL, 1, 1)
+        deaths.dies(at_ms=20_000 * n + 5000)
+        deaths.roster.now_ms += 2 * TOGETHER_MS
+        assert deaths.blame.next_life(0) == (WATCHED_STEPS, (ONE_BY_ONE,))
 
 
 def test_who_dies_within_a_step_while_a_call_is_made_may_have_died_of_the_step(deaths):
@@ -129,7 +225,7 @@ def test_deaths_that_have_another_reason_are_not_told(deaths, spoil):
         if spoil == "executor":
             deaths.loses(6, at_ms=5000 * n)
         deaths.dies(at_ms=5000 * n, is_death=spoil != "given up")
-    assert not deaths.told
+    assert not [note for note in deaths.told if note.what == "outside"]
 
 
 def test_a_death_within_an_announced_step_makes_its_rows_suspect(deaths):
@@ -431,4 +527,5 @@ def test_a_call_that_has_ended_enough_lives_is_not_made_again(key, count):
     watch.calls(*due[1])
     watch.calls(*due[1], is_over=True)
     rows = Rows(MADE - 2, 102, 102)
-    assert said == [msg.Announced(0, LIFE, rows, cleared) for cleared in (False, True)]
+    begun = msg.Announced(0, LIFE, rows, is_cleared=False, shown="()")
+    assert said == [begun, msg.Announced(0, LIFE, rows, is_cleared=True)]

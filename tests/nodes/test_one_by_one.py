@@ -15,11 +15,19 @@ def asked(*numbers: int) -> list[tuple[CallId, Request]]:
     return [(CallId(0, n), Request(None, (), n)) for n in numbers]
 
 
-def machine_of(name: str, events: list[Any], *, finds_calls: bool) -> Any:
+def machine_of(
+    name: str, events: list[Any], *, finds_calls: bool, hold_ms: int = 0, suspect: int = 0
+) -> Any:
     def calls(call: CallId, request: Request, *, is_over: bool = False) -> None:
         events.append((name, "over" if is_over else "announced", call.number))
 
-    return SimpleNamespace(watch=SimpleNamespace(finds_calls=finds_calls, calls=calls))
+    def suspects(call: CallId, request: Request) -> bool:
+        return call.number == suspect
+
+    watch = SimpleNamespace(
+        finds_calls=finds_calls, calls=calls, hold_ms=hold_ms, suspects=suspects
+    )
+    return SimpleNamespace(watch=watch)
 
 
 class Slot:
@@ -27,13 +35,17 @@ class Slot:
 
     def __init__(self) -> None:
         self.events: list[Any] = []
-        self.calls = OneByOne(self)
+        self.now_s = 100.0
+        self.calls = OneByOne(self, self)
         self.searching = machine_of("1", self.events, finds_calls=True)
         self.other = machine_of("2", self.events, finds_calls=False)
         self.other.watch = None
 
     def make(self, life: int, calls: Any) -> None:
         self.events += [(life, call.number) for call, _ in calls]
+
+    def ticks_s(self) -> float:
+        return self.now_s
 
     def withdraw(self, life: int) -> None:
         self.events.append(("withdrawn", life))
@@ -99,3 +111,28 @@ def test_calls_of_a_life_that_is_over_are_not_made(slot, life):
     slot.over(1, 1)
     again = [] if life == 1 else [("1", "over", 1), ("1", "announced", 2), (1, 2)]
     assert slot.news() == again
+
+
+def test_where_a_call_is_suspect_none_is_made_for_a_while_and_then_this_one(slot):
+    held = machine_of("1", slot.events, finds_calls=True, hold_ms=2000, suspect=2)
+    slot.calls.make(1, held, asked(1, 2))
+    slot.calls.make(2, slot.other, asked(7))
+    assert not slot.news(), "another one would have killed, too"
+    slot.now_s += 1.5
+    assert slot.calls.wait_s == 0.5
+    assert not slot.news()
+    slot.now_s += 0.5
+    assert slot.news() == [("1", "announced", 2), (1, 2)]
+    slot.over(1, 2)
+    slot.calls.make(1, held, asked(3))
+    assert slot.news() == [("1", "over", 2), ("1", "announced", 1), (1, 1)], "it waits once"
+    assert slot.calls.wait_s == 0
+
+
+def test_a_life_that_ends_holds_nobody_up(slot):
+    held = machine_of("1", slot.events, finds_calls=True, hold_ms=2000)
+    slot.calls.make(1, held, asked(1))
+    slot.calls.make(2, slot.other, asked(7))
+    slot.calls.withdraw(1)
+    assert slot.calls.wait_s == 0
+    assert slot.news() == [("withdrawn", 1), (2, 7)]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clonos.core.blame import Suspicion
+from clonos.core import blame
+from clonos.core.blame import TOGETHER_MANY, Suspicion
 from clonos.core.canonical import decode_error
 from clonos.core.determinants import LeftOut, Order, Outcomes, decode_record
 from clonos.core.events import Trial
@@ -23,6 +24,12 @@ SEEDS = range(4)
 POISON = 20
 WORK = 1
 """The task that may meet poison, and is killed."""
+
+
+@pytest.fixture(autouse=True)
+def shorter_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is faster here."""
+    monkeypatch.setattr(blame, "HOLD_MS", 100)
 
 
 def cluster_of(
@@ -162,3 +169,53 @@ def test_a_call_that_kills_is_found_and_gets_an_error(seed, has_effects, cells):
     assert [[type(e) for e in each] for each in errors] == [[kind], [kind]]
     deaths = len(play.cluster.service.lethal)
     assert deaths < 2 * LIVES, "some count little: executors die, announcements are lost"
+
+
+@pytest.mark.parametrize(("seed", "has_effects"), [(0, False), (1, True)])
+def test_a_call_that_ends_its_executor_is_found_and_no_other(monkeypatch, seed, has_effects):
+    """Although the executor has other slots, in which calls are open whenever it dies."""
+    monkeypatch.setattr(blame, "TOGETHER_MS", 50)
+    lethal = Behaviour(in_flight=4, has_effects=has_effects, lethal_id=POISON, kills_executor=True)
+    others = Behaviour(in_flight=4, has_effects=has_effects)
+    stages = (source(), stage("first", 0, behaviour=others),
+              stage("ask", 1, behaviour=lethal), sink(2))  # fmt: skip
+    play = Play(stages, seed, rows=60, slots=12, groups=2)
+    play.cluster.heals_at = play.cluster.scheduler.now
+    outcome = play.cluster.run(play.cluster.scheduler.now + 600_000)
+    assert outcome.state == "done", outcome
+    play.cluster.recorder.check_end(play.cluster.service)
+    deaths = len(play.cluster.service.lethal)
+    assert 1 + TOGETHER_MANY + LIVES <= deaths <= 4 * LIVES
+    assert play.noted("together", 2)
+    told = play.noted("call", 2)
+    assert told[-1].value in {LIVES, LIVES + 1}
+    assert all(f", {POISON}, " in note.why for note in told)
+
+
+@pytest.mark.parametrize(("seed", "together"), [(0, False), (1, True)])
+def test_a_call_that_takes_long_is_not_put_down_by_kills(monkeypatch, seed, together):
+    """Each life is killed from outside, soon after it has begun; and nearly always within it."""
+    monkeypatch.setattr(blame, "TOGETHER_MS", 50)
+    slow = Behaviour(in_flight=4)
+    stages = (source(), stage("ask", 0, behaviour=slow), sink(1))
+    play = Play(stages, seed, rows=60, slots=12, groups=2, hanging_calls=1.0)
+    cluster = play.cluster
+
+    def lives() -> bool:
+        machine = play.machine(1)
+        return machine is not None and machine.is_live and len(machine.calls) > 0
+
+    for _ in range(LIVES):
+        play.until(lives)
+        at = cluster.scheduler.now + 180
+        cluster.scheduler.at(at, lambda: None)  # so that time goes on
+        play.until(lambda at=at: cluster.scheduler.now >= at)
+        victim = play.slot(1)
+        assert victim is not None
+        for slot in [s for s in cluster.alive() if s is victim or together]:
+            if slot.group == victim.group:
+                cluster.kill(slot, "script")
+    play.finish()
+    records = (decode_record(one)[0] for one in cluster.recorder.history(1))
+    said = [o for one in records if isinstance(one, Outcomes) for o in one.outcomes if not o.ok]
+    assert not [o for o in said if isinstance(decode_error(o.answer), PoisonRecord)]

@@ -14,7 +14,14 @@ A process may also die outside of its steps: in a call that it makes for a row, 
 an effect, so nobody tries it in another process. If that happens again and again, it is told, and
 from then on calls are made one at a time, each of them announced, until those that earlier lives
 have left open are over. Deaths within the same call count as deaths within the same rows do where a
-trial is inconclusive. Calls are known by what they ask.
+trial is inconclusive. Calls are known by what they ask. But processes are also killed from outside,
+and most such kills hit a call that takes long. So once a call is suspect, each life makes no call
+at first, for longer than one has ever taken to kill. Who dies meanwhile was killed by something
+else, and no call is suspect any more.
+
+If whole executors die, many calls are open each time, in all of their slots. So such a death counts
+against a call only if no other was made there. The tasks that are suspect take turns in being the
+first to make a call.
 
 If a trial is inconclusive (it hangs), deaths are counted after all, but only those within a step
 that takes the same rows, and not those of a whole executor. A trial may also be wrong: a record may
@@ -25,14 +32,15 @@ very many deaths.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Note
 from clonos.core.machine import Machine, Table
 from clonos.core.placement import Slot
-from clonos.core.roster import ACTIVE, Roster, TaskState
+from clonos.core.roster import ACTIVE, Roster, TaskPhase, TaskState
 from clonos.core.suspects import ALL, ONE_BY_ONE, Rows, Suspect
 
 WATCHED_STEPS: Final = 64
@@ -45,6 +53,10 @@ WITHIN_MANY: Final = 4
 OUTSIDE_MANY: Final = 2
 """If so many watched lives in a row die outside of their steps, it is told, and calls are made one
 at a time."""
+TOGETHER_MANY: Final = 4
+"""The same, if they die with their executors, which happens for other reasons more often."""
+HOLD_MS: Final = 1000
+"""Where a call is suspect, none is made for at least so long at first."""
 TOGETHER_MS: Final = 1000
 """If slots of one executor die within this time of each other, the executor has died."""
 
@@ -82,25 +94,53 @@ BLAME: Final = Table(
 
 
 class _Case:
-    """What is known about one task. ``within``: the announced step that is under way; ``deaths``,
-    ``outside``: how many deaths within announced steps, and outside of them, have counted since
-    the task was last clear. ``calling``: the only call that the slot makes."""
+    """What is known about one task.
+
+    ``within``: the announced step that is under way; ``calling``: the only call that the slot
+    makes, since ``since_ms``; ``takes_ms``: after how long lives have died within a call, at most.
+    ``deaths``, ``outside``, ``together``: how many deaths within announced
+    steps, outside of them, and outside of them with the executor, have counted since the task was
+    last clear. ``is_held``: its life was told to make no calls at first.
+    """
 
     def __init__(self, task: TaskState) -> None:
         self.machine: Machine[Suspicion, Clue] = BLAME.machine(task.machine.of)
         self.within: msg.Announced | None = None
         self.calling: msg.Announced | None = None
         self.suspects: list[Suspect] = []
-        self.deaths = self.outside = 0
+        self.deaths = self.outside = self.together = self.since_ms = self.takes_ms = 0
+        self.is_held = False
+
+    @property
+    def calls(self) -> list[Suspect]:
+        """The calls that are suspect."""
+        return [suspect for suspect in self.suspects if suspect.rows.is_call]
+
+    def clear(self) -> None:
+        """Nothing is suspect."""
+        self.suspects.clear()
+        self.calling = None
+        self.deaths = self.outside = self.together = self.takes_ms = 0
 
 
-class _Death(NamedTuple):
-    """The last death in an executor: when, of which tasks, and against which rows or which call it
-    counts, by task; None: it was outside of steps."""
+@dataclass(slots=True)
+class _Death:
+    """Deaths in an executor, together: when the last one was, of which tasks, and against which
+    rows or which call it counts, by task; None: it was outside of steps.
+
+    Of all of them: ``is_executor``: there were several; ``calls``: what was made; ``held``: whose
+    calls were held back; ``is_within``: one was within a step;
+    ``is_told``: users know.
+    """
 
     at_ms: int
-    tasks: frozenset[int]
-    counted: dict[int, Rows | None]
+    tasks: frozenset[int] = frozenset()
+    counted: dict[int, Rows | None] = field(default_factory=dict)
+    is_executor: bool = False
+    calls: dict[int, msg.Announced] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    is_within: bool = False
+    is_told: bool = False
 
 
 class Blame:
@@ -110,6 +150,7 @@ class Blame:
         self._roster = roster
         self._cases = {task.id: _Case(task) for task in roster.tasks.values()}
         self._deaths: dict[str, _Death] = {}  # the latest, by executor
+        self._turn = 0
 
     def machines(self) -> Iterable[Machine[Suspicion, Clue]]:
         """Its state machines, for reports of errors."""
@@ -125,7 +166,7 @@ class Blame:
         if not report.rows.is_call:
             case.within = report
         elif not report.is_cleared:
-            case.calling = report
+            case.calling, case.since_ms, case.is_held = report, self._roster.now_ms, False
         else:
             case.calling = None
             self._suspect(case, [s for s in case.suspects if s.rows != report.rows])
@@ -141,9 +182,7 @@ class Blame:
             self._suspect(case, [s._replace(rows=rows) for s, rows in rest if rows is not None])
         if not report.left:
             case.machine.on(Clue.ENOUGH)
-            case.suspects.clear()
-            case.calling = None
-            case.deaths = case.outside = 0
+            case.clear()
 
     def _suspect(self, case: _Case, suspects: list[Suspect]) -> None:
         """These rows and calls are still suspect."""
@@ -157,66 +196,121 @@ class Blame:
 
     def lost(self, slot: Slot, *, is_death: bool) -> None:
         """A slot is gone. `is_death`: it has not been given up by us, or cancelled."""
-        now_ms = self._roster.now_ms
-        self._deaths = {g: d for g, d in self._deaths.items() if now_ms - d.at_ms <= TOGETHER_MS}
+        self._weigh()
         tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
-        is_executor = is_death and self._has_died_with_others(slot, tasks)
-        counted: dict[int, Rows | None] = {}
+        death = self._death(slot, tasks) if is_death else _Death(0)
         for task in sorted(tasks):
             case = self._cases[task]
             within, case.within = case.within, None
             calling, case.calling = case.calling, None
+            is_held, case.is_held = case.is_held, False
             if not is_death or self._roster.tasks[task].phase not in ACTIVE:
                 continue
-            if calling is not None and (within is None or within.is_cleared):
-                case.machine.on(Clue.DIED_WITHIN)
-                case.suspects = _with(case.suspects, calling.rows, int(not is_executor))
-                if not is_executor:
-                    counted[task] = calling.rows
-                continue
-            if within is None:
-                is_watched = case.machine.state is not Suspicion.CLEAR
-                case.machine.on(Clue.DIED)
-                if is_watched and not is_executor:
-                    self._died_outside(task, case)
-                    counted[task] = None
-                continue
-            case.machine.on(Clue.DIED_WITHIN)
-            counts = not (is_executor or within.is_cleared)
-            case.suspects = _with(case.suspects, within.rows, int(counts))
-            case.deaths += counts
-            if counts:
-                counted[task] = within.rows
-        if is_death:
-            self._deaths[slot.group] = _Death(now_ms, tasks, counted)
+            if within is not None and (calling is None or not within.is_cleared):
+                self._died_within(task, within, death)
+            elif calling is not None:
+                self._died_calling(task, calling, death)
+            else:
+                self._died_outside(task, death)
+                if is_held and self._roster.tasks[task].phase is TaskPhase.LIVE:
+                    death.held.add(task)  # else its slot may have been dead when it was chosen
 
-    def _died_outside(self, task: int, case: _Case) -> None:
+    def _died_within(self, task: int, within: msg.Announced, death: _Death) -> None:
+        case = self._cases[task]
+        case.machine.on(Clue.DIED_WITHIN)
+        counts = not (death.is_executor or within.is_cleared)
+        case.suspects = _with(case.suspects, within.rows, int(counts))
+        case.deaths += counts
+        death.is_within = True
+        if counts:
+            death.counted[task] = within.rows
+
+    def _died_calling(self, task: int, calling: msg.Announced, death: _Death) -> None:
+        case, counts = self._cases[task], not death.is_executor
+        case.machine.on(Clue.DIED_WITHIN)
+        case.suspects = _with(case.suspects, calling.rows, int(counts), lives=int(counts))
+        death.calls[task] = calling
+        takes_ms = self._roster.now_ms - case.since_ms
+        case.takes_ms = max(case.takes_ms, takes_ms, HOLD_MS // 2)
+        if counts:
+            death.counted[task] = calling.rows
+
+    def _died_outside(self, task: int, death: _Death) -> None:
+        case = self._cases[task]
+        is_watched = case.machine.state is not Suspicion.CLEAR
+        case.machine.on(Clue.DIED)
+        if not is_watched:
+            return
+        if death.is_executor:
+            self._died_together(task, death)
+            return
+        death.counted[task] = None
         case.outside += 1
-        if case.outside == OUTSIDE_MANY:
+        if case.outside == OUTSIDE_MANY and not death.is_told:
+            death.is_told = True
             self._roster.do(Note("outside", task, value=case.outside))
 
-    def _has_died_with_others(self, slot: Slot, tasks: frozenset[int]) -> bool:
-        """Whether the slot's executor has died. If so, the death of its first slot no longer
-        counts.
+    def _died_together(self, task: int, death: _Death) -> None:
+        case = self._cases[task]
+        case.together += 1
+        if case.together == TOGETHER_MANY and not death.is_told:
+            death.is_told = True
+            self._roster.do(Note("together", task, value=case.together))
+
+    def _death(self, slot: Slot, tasks: frozenset[int]) -> _Death:
+        """A death in the slot's executor. If the executor has died, the death of its first slot no
+        longer counts.
 
         Two lives of the same task died one after the other, not together.
         """
-        last = self._deaths.get(slot.group)
-        if not slot.group or last is None or (tasks and tasks == last.tasks):
-            return False
+        now_ms, last = self._roster.now_ms, self._deaths.get(slot.group)
+        if not slot.group or last is None or tasks & last.tasks:
+            if last is not None:
+                self._weigh_one(last)
+            self._deaths[slot.group] = _Death(now_ms, tasks)
+            return self._deaths[slot.group]
         for task, rows in last.counted.items():
             case = self._cases[task]
             if rows is None:
                 case.outside -= 1
+                self._died_together(task, last)
                 continue
-            case.suspects = _with(case.suspects, rows, -1, lives=0)
-            case.deaths -= not rows.is_call
-        return True
+            is_call = rows.is_call
+            case.suspects = _with(case.suspects, rows, -1, lives=-int(is_call))
+            case.deaths -= not is_call
+        self._turn += not last.is_executor
+        last.at_ms, last.tasks, last.counted = now_ms, last.tasks | tasks, {}
+        last.is_executor = True
+        return last
+
+    def _weigh(self) -> None:
+        """Executors that have died: who else was in them is known by now."""
+        now_ms = self._roster.now_ms
+        over = {g: d for g, d in self._deaths.items() if now_ms - d.at_ms > TOGETHER_MS}
+        for group, death in over.items():
+            del self._deaths[group]
+            self._weigh_one(death)
+
+    def _weigh_one(self, death: _Death) -> None:
+        if death.is_within:
+            return
+        for task, calling in death.calls.items() if death.is_executor else ():
+            case, is_alone = self._cases[task], len(death.calls) == 1
+            if is_alone:
+                case.suspects = _with(case.suspects, calling.rows, 0)
+            lives = max((s.lives for s in case.calls if s.rows == calling.rows), default=0)
+            self._roster.do(Note("call", task, value=lives, of=int(is_alone), why=calling.shown))
+        if not death.calls:  # whatever it was, these calls were held back
+            for task in death.held:
+                case = self._cases[task]
+                case.takes_ms = 0
+                self._suspect(case, [s for s in case.suspects if not s.rows.is_call])
 
     # --- what follows ---------------------------------------------------------------------------
 
     def next_life(self, task: int) -> tuple[int, tuple[Suspect, ...]]:
         """How many steps the next life of a task announces, and what it has to try first."""
+        self._weigh()
         plan = self._roster.plan
         if plan.leaves_gaps and plan.tasks[task].inputs:  # no life meets the same rows again
             return 0, ()
@@ -224,8 +318,24 @@ class Blame:
         case.within = case.calling = None  # left by a life that was fenced in its slot
         steps = 0 if case.machine.state is Suspicion.CLEAR else WATCHED_STEPS
         everything = (ALL,) if steps and case.deaths >= WITHIN_MANY else ()
-        calls = (ONE_BY_ONE,) if steps and case.outside >= OUTSIDE_MANY else ()
+        is_search = case.outside >= OUTSIDE_MANY or case.together >= TOGETHER_MANY
+        hold_ms = self._hold_ms(task)
+        calls = (ONE_BY_ONE._replace(hold_ms=hold_ms),) if steps and is_search else ()
+        case.is_held = bool(calls) and hold_ms > 0
         return steps, (*case.suspects, *everything, *calls)
+
+    def _hold_ms(self, task: int) -> int:
+        """How long the next life of a task makes no calls, so that those of another task can be
+        seen to kill without it; 0: no executor has died of calls."""
+        takes_ms = max((c.takes_ms for c in self._cases.values() if c.calls), default=0)
+        if takes_ms == 0:
+            return 0
+        cell_of = self._roster.plan.cell_of  # tasks of one slot make one call at a time anyway
+        suspect = list(dict.fromkeys(cell_of[n] for n, case in self._cases.items() if case.calls))
+        first, cell = self._turn % len(suspect), cell_of[task]
+        order = [*suspect[first:], *suspect[:first]]
+        place = order.index(cell) if cell in order else len(order)
+        return 2 * takes_ms * (1 + place)
 
 
 def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> list[Suspect]:

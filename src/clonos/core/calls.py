@@ -26,6 +26,8 @@ OUTCOMES_MAX: Final = 4096
 """Outcomes that one step takes, at most: it must not hold up fences."""
 OUTCOMES_BYTES_MAX: Final = 4 << 20
 """The same in bytes of answers."""
+SHOWN_MAX: Final = 300
+"""How many characters of a question are shown."""
 
 
 class CallId(NamedTuple):
@@ -37,7 +39,7 @@ class CallId(NamedTuple):
 
 class Request(NamedTuple):
     """What is asked. The core looks only at `digest` (of the arguments) and at whether there is a
-    `key`, the name of an effect.
+    `key`, the name of an effect; the rest it can show.
 
     ``in_doubt``: this effect may have been made before: by an earlier life (set when it is handed
     out), or in a past that the job has rewound (set by the program).
@@ -48,6 +50,12 @@ class Request(NamedTuple):
     digest: int
     key: str = ""
     in_doubt: bool = False
+
+    @property
+    def shown(self) -> str:
+        """What is asked, for people, not too long."""
+        asked = f"{getattr(self.service, 'name', '')}{self.arguments}"
+        return asked if len(asked) <= SHOWN_MAX else f"{asked[:SHOWN_MAX]}..."
 
 
 class Outcome(NamedTuple):

@@ -95,14 +95,15 @@ class Note:
     """Something worth showing: a recovery's progress, a floor, a warning.
 
     ``of``: the whole of which `value` is a part, if it is one. ``level``, ``why``: the level of the
-    next layers. ``why``: why it is not the strongest, why a cell has stayed, or why a channel (the
-    `value`) cannot be connected: once for each pair of executors.
+    next layers. ``why``: why it is not the strongest, why a cell has stayed, why a channel (the
+    `value`) cannot be connected (once for each pair of executors), or which call was made when an
+    executor died (``of``: whether it was the only one).
     """
 
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
         "generation", "standby", "unreachable", "unreadable", "moving", "moved", "stayed",
-        "rival", "hard", "back", "level", "outside",
+        "rival", "hard", "back", "level", "outside", "together", "call",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY

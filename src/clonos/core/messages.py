@@ -378,15 +378,15 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A watched task is about to take a step with these rows.
-
-    ``is_cleared``: they were suspect, and a trial in a process of its own has survived them.
-    """
+    """A watched task is about to take a step with these rows, or to make a call (``shown``: for
+    people). ``is_cleared``: they were suspect, and a trial in a process of its own, or the call
+    itself, has survived them."""
 
     task: int
     incarnation: Incarnation
     rows: Rows
     is_cleared: bool
+    shown: str = ""
 
 
 @dataclass(frozen=True, slots=True)

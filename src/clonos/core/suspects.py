@@ -58,11 +58,14 @@ class Suspect(NamedTuple):
 
     ``deaths``: how many of these deaths count when a trial is inconclusive; ``lives``: how many
     there were in all, including those with a whole executor and those after a trial had survived.
+    Of those with a whole executor while a call was made, only proofs count: nothing else was made
+    there. ``hold_ms``: of :data:`ONE_BY_ONE`, how long the life makes no call at first.
     """
 
     rows: Rows
     deaths: int
     lives: int
+    hold_ms: int = 0
 
 
 ONE_BY_ONE: Final = Suspect(Rows(MADE + 1, 0, 0), 0, 0)

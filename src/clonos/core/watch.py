@@ -152,6 +152,8 @@ class Watch:
         The cause of the step that was not begun, because it would kill the process.
     finds_calls
         Whether calls must be made one at a time, and announced.
+    hold_ms
+        How long no call is made at first.
     """
 
     def __init__(
@@ -166,7 +168,9 @@ class Watch:
         self._world, self._announce = world, announce
         self._floors_left = FLOORS if spec.is_implied else 0
         self.condemned: Determinant | None = None
-        self.finds_calls = ONE_BY_ONE in self._suspects
+        search = [suspect for suspect in self._suspects if suspect.rows == ONE_BY_ONE.rows]
+        self.finds_calls = bool(search)
+        self.hold_ms = max((suspect.hold_ms for suspect in search), default=0)
         self._open: set[CallId] = set()
 
     @classmethod
@@ -251,9 +255,14 @@ class Watch:
         is_guilty = any(s.deaths >= DEATHS or s.lives >= LIVES for s in met)
         return max(s.lives for s in met) if is_guilty else 0
 
+    def suspects(self, call: CallId, request: Request) -> bool:
+        """Whether earlier lives have ended while this call was made."""
+        return any(suspect.rows == _made(call, request) for suspect in self._suspects)
+
     def calls(self, call: CallId, request: Request, *, is_over: bool = False) -> None:
         """The slot is about to make this call, and no other; or it is over."""
-        self._announce(msg.Announced(*self._life, _made(call, request), is_cleared=is_over))
+        rows, shown = _made(call, request), "" if is_over else request.shown
+        self._announce(msg.Announced(*self._life, rows, is_cleared=is_over, shown=shown))
 
     def _convict(self, rows: Rows, guilty: Sequence[Batch]) -> NoReturn:
         raise PoisonRecord(

@@ -1,7 +1,8 @@
 """Calls of a slot. While one of its lives looks for a call that kills, one is made at a time.
 
 Not only the calls of that life: another task's call would kill the process just the same, and the
-death would be put down to the wrong one.
+death would be put down to the wrong one. If earlier lives have ended within calls, these come
+first, but none is made for a while: who dies meanwhile did not die of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.watch import Watch
-from clonos.nodes.ports import Calls
+from clonos.nodes.ports import Calls, Clock
 
 
 class Machine(Protocol):
@@ -35,22 +36,31 @@ class OneByOne:
     ----------
     calls
         Makes them.
+    clock
+        Says for how long none was made.
     """
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, calls: Calls, clock: Clock) -> None:
+        self._calls, self._clock = calls, clock
+        self._held_until_s = 0.0
         self._searching: dict[int, Machine] = {}  # by life
         self._waiting: deque[_Call] = deque()
         self._under_way: _Call | None = None
 
     def make(self, life: int, machine: Machine, calls: Sequence[tuple[CallId, Request]]) -> None:
         """Have these calls made."""
-        if machine.watch is not None and machine.watch.finds_calls:
+        watch = machine.watch
+        if watch is not None and watch.finds_calls and life not in self._searching:
             self._searching[life] = machine
+            held_until_s = self._clock.ticks_s() + watch.hold_ms / 1000
+            self._held_until_s = max(self._held_until_s, held_until_s)
         if not self._searching:
             self._calls.make(life, calls)
             return
-        self._waiting.extend(_Call(life, machine, *asked) for asked in calls)
+        for asked in calls:
+            is_suspect = watch is not None and watch.suspects(*asked)
+            add = self._waiting.appendleft if is_suspect else self._waiting.append
+            add(_Call(life, machine, *asked))
 
     def over(self, life: int, outcomes: Iterable[Outcome]) -> None:
         """These calls have come to an end."""
@@ -71,11 +81,20 @@ class OneByOne:
         if self._under_way is not None and self._under_way.life == life:
             self._under_way = None
 
+    @property
+    def wait_s(self) -> float:
+        """How long no call is made yet."""
+        if not self._waiting or not self._searching:
+            return 0.0
+        return max(self._held_until_s - self._clock.ticks_s(), 0.0)
+
     def go_on(self) -> None:
         """No step is under way: a death that follows at once is that of the next call."""
         if not self._waiting:
             return
         self._searching = {n: m for n, m in self._searching.items() if m.watch is not None}
+        if self.wait_s > 0:
+            return
         while self._waiting and (self._under_way is None or not self._searching):
             following = self._waiting.popleft()
             if self._searching:

@@ -17,6 +17,7 @@ from clonos.core.coordinator import Coordinator, Note, TaskPhase
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import AUTO, LOCAL, STORE
 from clonos.core.plan import HOUSE_KEEPER, Cell
+from clonos.core.watch import LIVES
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (
     STAGES,
@@ -204,6 +205,8 @@ class Chronicle:
             )
         if note.what == "unreachable" and note.why:
             return self._parting(note)
+        if note.what in ("together", "call"):
+            return self._of_executor(note)
         if note.what != "level" or not note.why or note.task in self._weaker:
             return None
         self._weaker.add(note.task)  # only the first one about a task's level
@@ -222,6 +225,24 @@ class Chronicle:
             "move to where they reach each other, and some executors may have none. Is there a "
             "firewall between them? docs/deploy.md says which ports it must let through"
         )
+
+    def _of_executor(self, note: Note) -> str:
+        """Of an executor that dies again and again, perhaps of a call."""
+        name = self._names[note.task]
+        if note.what == "together":
+            return (
+                f"{name}: its executor has died {note.value + 1} times in a row, soon after the "
+                "task was started. If nobody kills it, it may be a call that ends it (by too much "
+                "memory, or in native code). To find it, the calls that are open are made one at a "
+                "time for now. The executor's log says how it has ended"
+            )
+        proof = "other calls were under way, too, so this proves nothing"
+        if note.of:
+            proof = (
+                f"nothing else was asked there. This is proof {note.value} of {LIVES} that the "
+                "call ends it; then the call has an error, and is not made again"
+            )
+        return f"{name}: its executor has died while this call was made: {note.why}; {proof}"
 
     def _loss(self) -> str:
         """What a failure means for the rows of a job that goes on in another generation."""

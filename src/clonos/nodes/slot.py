@@ -112,7 +112,7 @@ class SlotNode:
         self._links = Links(ports.network, unreachable_s, self._complain, local)
         growth = log_bytes // TOLD_SHARE
         makes = dials, machines, self._send, self._has_room
-        self._calls = OneByOne(ports.calls)
+        self._calls = OneByOne(ports.calls, ports.clock)
         self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
@@ -204,6 +204,8 @@ class SlotNode:
             return 0.0
         waits = [resident.wait_s() for resident in self._residents.values()]
         if (wait_s := self._keeping.wait_s) is not None:
+            waits.append(wait_s)
+        if (wait_s := self._calls.wait_s) > 0:
             waits.append(wait_s)
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clonos.core.blame import OUTSIDE_MANY
 from clonos.core.calls import Request
 from clonos.core.canonical import decode_error
 from clonos.core.determinants import Outcomes
 from clonos.core.plan import TaskSpec
-from clonos.core.watch import LIVES
+from clonos.core.watch import DEATHS
 from clonos.errors import EffectUnknown, PoisonRecord
 from clonos.simulator.checks.violations import require
 from clonos.simulator.jobs.lethal import is_lethal, lethal_row
@@ -44,7 +45,9 @@ def lethal_calls_end(task: TaskSpec, job: AnyJob, entries: Entries, made: list[L
 
 
 def few_die_of_a_call(deaths: int, lethal: int, calls: int, terms: int) -> None:
-    """A call kills at most :data:`LIVES` processes for each term, and few more, whatever else
-    dies."""
-    most = 2 * LIVES * max(calls, 1) * terms + deaths - lethal
+    """A call kills as many processes as is promised, for each term: one, :data:`OUTSIDE_MANY` until
+    calls are made one at a time, and :data:`DEATHS` more. Whatever else dies may take back what
+    counted against a call, and so may one that is given up alive."""
+    promised = 1 + OUTSIDE_MANY + DEATHS
+    most = promised * max(calls, 1) * terms + DEATHS * (1 + deaths - lethal)
     require(lethal <= most, "poison", f"{lethal} slots have died of {calls} calls")

@@ -30,6 +30,11 @@ def lethal_row(job: AnyJob, task: int) -> int | None:
     return row_id if row_id >= 0 else None
 
 
+def kills_executor(job: AnyJob, task: int) -> bool:
+    """Whether such a call takes along the executor."""
+    return isinstance(job, Job) and job.stages[job.stage_of[task]].behaviour.kills_executor
+
+
 def is_lethal(job: AnyJob, task: int, request: Request) -> bool:
     """Whether the process ends that makes this call."""
     row_id = lethal_row(job, task)

@@ -39,7 +39,8 @@ class Behaviour:
     leaves_out: bool = False
     """It goes on without the row that kills it."""
     lethal_id: int = -1
-    """The row about which no call is survived."""
+    kills_executor: bool = False
+    """No call about this row is survived: by the process, or by its executor."""
     in_flight: int = 0
     """If not 0, each row waits for a call of its own; so many calls are open at most."""
     ordered: bool = False
@@ -54,10 +55,8 @@ class Waiting:
     ----------
     came, asked
         Number of rows so far; number of these that have asked.
-    rows, answers
-        Rows by number, from 1; the answers that have come.
-    marks
-        Watermarks, by the number of the row before them.
+    rows, answers, marks
+        Rows by number, from 1; the answers that have come; watermarks, by the row before them.
     """
 
     def __init__(self, task: int, behaviour: Behaviour) -> None:

@@ -9,7 +9,7 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import outcome_of
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import CallsOver
-from clonos.simulator.jobs.lethal import is_lethal
+from clonos.simulator.jobs.lethal import is_lethal, kills_executor
 from clonos.simulator.world.service import LethalCall
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ class SlotCalls:
         if is_lethal(cluster.job, task, request):
             cluster.service.lethal.append(LethalCall(task, incarnation, request.digest))
             cluster.kill(self._slot, "lethal call")
+            for neighbour in cluster.alive() if kills_executor(cluster.job, task) else ():
+                if neighbour.group == self._slot.group:
+                    cluster.kill(neighbour, "lethal call of another slot")
             return
         random = cluster.call_random
         ok, encoded = outcome_of(lambda: cluster.service.answer(task, incarnation, call, request))
