@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -172,6 +173,8 @@ def test_map_batches():
         lambda s: s.filter(lambda r: 10 // r.n, name="bad"),
         lambda s: s.map(lambda r: r.n or r.nothing, "n long", name="bad"),
         lambda s: s.map(lambda r: r.n or 2**70, "n long", name="bad"),
+        lambda s: s.map(lambda r: r.n or 12.99, "n long", name="bad"),
+        lambda s: s.with_column("m int", lambda n: n or Decimal("12.99"), "n", name="bad"),
     ],
 )
 def test_bad_records(build):
@@ -185,6 +188,11 @@ def test_bad_records(build):
     restored = program_of(build, "n long", on_bad_record="drop")
     restored.apply(bytes(program.delta()))
     assert restored.statistics == program.statistics
+
+
+def test_a_number_without_a_fraction_is_a_whole_one():
+    made = run(lambda s: s.map(lambda r: r.n * 2.0, "n long"), [(1,), (2,)], "n long")
+    assert made == [(2,), (4,)]
 
 
 def test_error_tells_operator_task_and_row():

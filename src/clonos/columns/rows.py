@@ -22,6 +22,8 @@ _LAST_US: Final = 253_402_300_799_999_999
 
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The exceptions that Arrow raises for a value that does not fit its column's type."""
+_WHOLE: Final = frozenset({int, type(None)})
+"""Types of which no value has a fraction."""
 
 
 class Row(tuple[Any, ...]):
@@ -134,10 +136,21 @@ def values_of(column: pa.Array) -> list[Any]:
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
+def _require_whole(numbers: Sequence[Any]) -> None:
+    """Arrow cuts off what follows the point: 12.99 would become 12."""
+    if set(map(type, numbers)) <= _WHOLE:
+        return
+    for number in numbers:
+        if number is not None and number != int(number):
+            raise ValueError(f"{number!r} is no whole number")
+
+
 def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     """A column of Python values. Raises `ValueError` if one does not fit."""
     try:
         column = pa.array(values, field.type)
+        if pa.types.is_integer(field.type):
+            _require_whole(values)
     except UNFIT as error:
         raise ValueError(f"column {field.name!r} ({field.type}): {error}") from error
     if not field.nullable and column.null_count:
