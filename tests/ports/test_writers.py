@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -35,12 +36,16 @@ class Store:
 
     def __init__(self) -> None:
         self.written: list[int] = []
-        self.fails_at = 0
+        self.fails_at = self.hangs_at = 0
+        self.hangs, self.goes_on = Event(), Event()
 
     def write(self, outputs: Any) -> None:
         for output in outputs:
             if output.key.seq == self.fails_at:
                 raise ValueError("the store does not take this one")
+            if output.key.seq == self.hangs_at:
+                self.hangs.set()
+                self.goes_on.wait()
             self.written.append(output.key.seq)
 
     def close(self) -> None:
@@ -92,6 +97,20 @@ def test_an_answer_never_comes_before_the_effect(world):
         world.port.write(LIFE, release(seq))
         world.until(lambda seq=seq: world.heard and world.heard[-1].seq == seq)
         assert world.store.written[-1] == seq
+
+
+def test_a_store_that_says_nothing_is_away_too():
+    """A database that is frozen, say: nothing fails, and nothing is written."""
+    with closing(ByThread()) as world:
+        assert world.port.away_s == 0
+        world.store.hangs_at = 2
+        for seq in (1, 2):
+            world.port.write(LIFE, release(seq))
+        world.store.hangs.wait()
+        assert world.port.away_s > 0
+        world.store.goes_on.set()
+        world.until(lambda: world.heard and world.heard[-1].seq == 2)
+        assert world.port.away_s == 0
 
 
 def test_after_a_failure_nothing_more_is_written():

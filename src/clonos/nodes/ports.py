@@ -208,7 +208,7 @@ class Writer(Protocol):
 
     @property
     def away_s(self) -> float:
-        """For how long the store has refused everything; 0 if it does not."""
+        """For how long the store has taken nothing of what it was given."""
 
     def write(self, life: int, output: Release) -> None:
         """Let an output take effect. Answered by ``Wrote``, which also answers for all earlier

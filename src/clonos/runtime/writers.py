@@ -76,10 +76,11 @@ class TaskWriter:
         self._retry = Retry(what, self._is_over.wait)
         self._waiting: deque[ev.Release] = deque()  # filled by the loop, emptied by the thread
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
+        self._since_s: float | None = None  # when the group under way was first tried
 
     @property
     def away_s(self) -> float:
-        since_s = self._retry.away_since_s
+        since_s = self._since_s  # a store that is frozen says nothing
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def write(self, life: int, output: ev.Release) -> None:
@@ -96,6 +97,7 @@ class TaskWriter:
         if self._is_over.is_set() or not self._waiting:
             return  # earlier groups have taken the output for which this was called
         channel, outputs = self._take()
+        self._since_s = time.monotonic()
         try:
             self._retry(lambda: self._writer.write(outputs))
         except BaseException as error:  # noqa: BLE001 - the node decides what it means
@@ -104,6 +106,7 @@ class TaskWriter:
                 error = SinkFailed(in_short(error), trace=users_traceback(error))
             self._inbox.put(WorkFailed(life, error))
         else:
+            self._since_s = None
             self._inbox.put(Wrote(life, channel, outputs[-1].key.seq))
 
     def _take(self) -> tuple[int, list[Output]]:

@@ -68,11 +68,6 @@ class Retry:
     [0.1, 0.2, 0.4]
     >>> said
     ['layers: the disk is full. It is tried again until it works.', 'layers: it works again']
-
-    Attributes
-    ----------
-    away_since_s
-        When the outage began, by :func:`time.monotonic`; None if there is none.
     """
 
     def __init__(
@@ -82,7 +77,6 @@ class Retry:
         warn: Callable[[str], object] = _LOG.warning,
     ) -> None:
         self._what, self._wait, self._warn = what, wait, warn
-        self.away_since_s: float | None = None
 
     def __call__(self, attempt: Callable[[], _T]) -> _T:
         """What `attempt` returns in the end."""
@@ -92,13 +86,11 @@ class Retry:
                 result = attempt()
             except StoreAway as error:
                 if not pause_s:
-                    self.away_since_s = time.monotonic()
                     self._warn(f"{self._what}: {error.sentence} It is tried again until it works.")
                 pause_s = min(2 * pause_s, PAUSE_MAX_S) if pause_s else FIRST_PAUSE_S
                 if self._wait(max(pause_s, error.after_s)):
                     raise
             else:
                 if pause_s:
-                    self.away_since_s = None
                     self._warn(f"{self._what}: it works again")
                 return result
