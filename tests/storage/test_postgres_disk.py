@@ -40,13 +40,13 @@ def root(tmp_path) -> str:
 
 @pytest.fixture
 def driver(postgres, root) -> Iterator[Drivers]:
-    """Makes processes with the database. Frozen, they do not beat; all else is as in production."""
+    """Makes processes with the database. Frozen, they do not beat, and break nothing off; all else
+    is as in production."""
     made = []
 
     def make(*, is_frozen: bool = False) -> PostgresDisk:
-        made.append(
-            PostgresDisk(postgres, lease_s=LEASE_S, beat_s=NEVER_S if is_frozen else BEAT_S)
-        )
+        how = {"beat_s": NEVER_S, "answer_s": NEVER_S} if is_frozen else {"beat_s": BEAT_S}
+        made.append(PostgresDisk(postgres, lease_s=LEASE_S, **how))
         return made[-1]
 
     make().make_folder(root)
@@ -254,3 +254,27 @@ def test_a_connection_pool_is_refused(pool):
     with pytest.raises(UnusableStore, match="connection pool") as caught:
         PostgresDisk(pool)
     assert "the server itself" in caught.value.remedy
+
+
+def test_a_driver_that_is_frozen_within_a_change_holds_up_nobody(driver, root):
+    """Its session, which has locked the row of its fence, lives as long as it is frozen."""
+    frozen = driver(is_frozen=True)
+    old = Journal(root, disk=frozen)
+
+    def change(successor: Callable[[], None]) -> None:
+        with frozen._change() as cursor:
+            successor()
+            cursor.execute("select 1")  # it goes on
+
+    def take_over() -> None:
+        with Journal(root, disk=driver()) as new:
+            new.rotate([b"head"])
+
+    with pytest.raises(OSError, match="PostgreSQL: terminating connection"):
+        change(take_over)
+    old.append([b"late"])
+    with pytest.raises(Superseded):
+        old.commit()
+    old.close()
+    with Journal(root, disk=driver()) as last:
+        assert list(last.replay()) == [b"head"]

@@ -32,7 +32,7 @@ def freeze(postgres) -> Iterator[tuple[Freeze, Freeze]]:
     def stop() -> None:
         with ours.ask() as connection:
             found = connection.execute(
-                "select pid from pg_stat_activity where application_name = 'clonos journal' "
+                "select pid from pg_stat_activity where application_name like 'clonos journal%' "
                 "and pid <> pg_backend_pid()"
             )
             stopped.extend(pid for (pid,) in found)

@@ -13,12 +13,15 @@ holder may be busy or frozen (:data:`LEASE_S`).
 Taking the lock changes the row's *fence*, and each change that a holder makes checks, in the same
 transaction, that the fence is still its own. So a driver that was frozen or cut off writes nothing
 after another one took over, however late its statements arrive. A change locks the row only against
-a new fence (``for key share``): beats and changes do not wait for each other.
+a new fence (``for key share``): beats and changes do not wait for each other. A holder may be
+frozen within a change, and keep the row locked. So whoever wants it then has the server end the
+sessions of its holder, which are named by lock and fence.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import threading
 import time
@@ -32,7 +35,7 @@ from clonos.core.content import Content, content_of, pieces_of
 from clonos.errors import UnusableStore
 from clonos.storage.files import Info, Lock, Locked, Tail
 from clonos.storage.lease import Stopwatch
-from clonos.storage.postgres_line import ANSWER_S, NO_PLACE, Line
+from clonos.storage.postgres_line import ANSWER_S, NAME, NO_PLACE, Line
 from clonos.storage.terms import taken_over
 
 _LOG: Final = logging.getLogger("clonos")
@@ -46,6 +49,8 @@ BEAT_S: Final = 0.3
 """Time from one beat to the next."""
 WATCH_S: Final = 0.1
 """Time from one look at the count to the next."""
+TAKE_S: Final = 1.0
+"""How long a change under way may hold up who takes the lock, before its session is ended."""
 STEP_S: Final = 0.5
 """What counts of this time, at most, if the server is slow to answer."""
 BYE_S: Final = 1.0
@@ -331,7 +336,14 @@ class PostgresDisk:
             held = _Held(self, path, self._take(path, holder), self._beat_s)
             if self._held is None:
                 self._held = held
+                self._be_called(_named(*held.key))
             return held
+
+    def _be_called(self, name: str) -> None:
+        """The server calls this session so from now on, and those that follow it."""
+        self._line.name = name
+        with suppress(OSError), self._asking() as cursor:  # if it fails, another session follows
+            cursor.execute("select set_config('application_name', %s, false)", (name,))
 
     def _take(self, path: str, holder: str) -> int:
         """Watch the lock until it can be taken; return our fence."""
@@ -348,11 +360,24 @@ class PostgresDisk:
                 silent_s += passed_s
                 gone_s = 0.0 if has_session else gone_s + passed_s
                 if is_free or gone_s > GONE_S or silent_s > self._lease_s:
-                    cursor.execute(_TAKE, (holder, path, fence, beats))
-                    if cursor.rowcount:
-                        (ours,) = cursor.fetchone()
-                        return int(ours)
+                    ours = self._take_over(cursor, holder, path, fence, beats)
+                    if ours is not None:
+                        return ours
             time.sleep(WATCH_S)
+
+    def _take_over(self, cursor: Any, holder: str, path: str, fence: int, beats: int) -> int | None:
+        """Take the lock if fence and beats are still these, and return our fence; None: not yet."""
+        errors = self._line.driver.errors
+        try:
+            with cursor.connection.transaction():
+                cursor.execute(_WAIT)
+                cursor.execute(_TAKE, (holder, path, fence, beats))
+                found = cursor.fetchone()
+        except errors.LockNotAvailable:  # the holder is frozen within a change
+            with suppress(errors.InsufficientPrivilege):  # it is another user's session
+                cursor.execute(_END, (_named(path, fence),))
+            return None
+        return None if found is None else int(found[0])
 
     def free(self, held: _Held) -> None:
         """Give a lock up, if we still have it: at once, unless the server is away. Then others may
@@ -365,6 +390,7 @@ class PostgresDisk:
                 )
         if self._held is held:
             self._held = None
+            self._line.name = NAME
             self.close()
 
 
@@ -377,6 +403,11 @@ _TAKE: Final = (
     "update clonos_locks set is_free = false, fence = fence + 1, beats = 0, "
     "session = pg_backend_pid(), holder = %s where path = %s and fence = %s and beats = %s "
     "returning fence"
+)
+_WAIT: Final = f"set local lock_timeout = {int(TAKE_S * 1000)}"
+_END: Final = (
+    "select pg_terminate_backend(pid) from pg_stat_activity "
+    "where application_name = %s and pid <> pg_backend_pid()"
 )
 _BEAT: Final = (
     "update clonos_locks set beats = beats + 1, session = pg_backend_pid() "
@@ -394,6 +425,12 @@ _BELOW: Final = "from clonos_files where path >= %s and path < %s"
 def _below(folder: str) -> tuple[str, str]:
     """The parameters of :data:`_BELOW`. In the order of bytes "0" comes after "/"."""
     return f"{folder}/", f"{folder}0"
+
+
+def _named(path: str, fence: int) -> str:
+    """The name of the sessions in which the holder of a lock makes changes. (The server cuts names
+    off after 63 bytes.)"""
+    return f"{NAME} {hashlib.sha256(path.encode()).hexdigest()[:24]} {fence}"
 
 
 def _missing(path: str) -> FileNotFoundError:

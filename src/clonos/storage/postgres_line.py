@@ -23,18 +23,26 @@ MB_PER_S: Final = 1.0
 """... or later, if it is large: a network is expected to be this fast."""
 HURRY_S: Final = 3.0
 """The same for both when the job is to end."""
+IDLE_MS: Final = 10_000
+"""The server ends a transaction whose client says nothing for so long: it is frozen, or gone, and
+others may wait for what it has locked."""
 
 _TIMEOUTS: Final = [
-    f"{what}_timeout"
-    for what in ("idle_session", "idle_in_transaction_session", "lock", "statement", "transaction")
+    f"{what}_timeout" for what in ("idle_session", "lock", "statement", "transaction")
 ]
 """Administrators set these to end forgotten sessions; but a journal may be idle for long."""
 _OWN_SETTINGS: Final = (
     "select set_config(name, '0', false) from pg_settings where name = any(%s) "
     "union all select set_config('default_transaction_isolation', 'read committed', false)"
 )
+_GIVE_UP: Final = (
+    f"set idle_in_transaction_session_timeout = {IDLE_MS}; "
+    f"set tcp_user_timeout = {SILENCE_MS}; set tcp_keepalives_idle = {SILENCE_MS // 1000}"
+)
 """Not every version knows all of these timeouts. Read committed: a check of our fence must see the
 newest row."""
+NAME: Final = "clonos journal"
+"""What the server calls our sessions."""
 NO_PLACE: Final = "a database whose URI cannot be understood"
 
 
@@ -53,12 +61,15 @@ class Line:
     ----------
     driver
         The module psycopg.
+    name
+        What the server calls our next sessions.
     is_away
         Whether the server did not answer when it was last asked.
     """
 
     def __init__(self, dsn: str, answer_s: float = ANSWER_S) -> None:
         self.driver = imported("psycopg", extra="postgres", where="a journal in PostgreSQL")
+        self.name = NAME
         self.is_away = False
         self._dsn = dsn
         self._connection: Any = None
@@ -119,7 +130,7 @@ class Line:
         self._connection = self.driver.connect(
             self._dsn,
             autocommit=True,
-            application_name="clonos journal",
+            application_name=self.name,
             connect_timeout=self._connect_s,
             tcp_user_timeout=SILENCE_MS,
             keepalives_idle=SILENCE_MS // 1000,
@@ -128,7 +139,7 @@ class Line:
         try:
             self._require_direct(self._connection)
             self._connection.execute(
-                "set synchronous_commit = on; set client_min_messages = warning"
+                f"set synchronous_commit = on; set client_min_messages = warning; {_GIVE_UP}"
             )
             self._connection.execute(_OWN_SETTINGS, (_TIMEOUTS,))
         except BaseException:
