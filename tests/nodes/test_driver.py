@@ -12,7 +12,7 @@ from clonos.core import messages as msg
 from clonos.core.determinants import Timer, encode_record
 from clonos.core.history import Chains, Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import layer_path
+from clonos.core.layer import layer_path, merged_path
 from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.errors import ClonosError, OperatorError, SinkFailed, TaskFailed
@@ -272,6 +272,46 @@ def test_what_nobody_will_read_goes_when_its_grace_is_over(world):
         again.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
     floor()
     assert again.surveys == 2, "now and then"
+
+
+def test_no_layer_goes_before_it_is_durable_that_it_counts_no_more(world):
+    """A survey has taken a merged layer for litter, and its grace is over as soon as it is merged
+    itself."""
+    link, life = world.begin(), Incarnation(1, 0)
+    world.may_delete = True
+
+    def layer(epoch: int, path: str = "") -> LayerRef:
+        return LayerRef(0, epoch, life, epoch, path or layer_path(0, epoch, life), 1, 0)
+
+    def seal(epoch: int) -> LayerRef:
+        assert world.epoch(link) == epoch
+        world.turn((1, msg.LayerAck(0, life, layer(epoch), {}, {}, {})))
+        world.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
+        return layer(epoch)
+
+    def merge(*refs: LayerRef) -> LayerRef:
+        merged = layer(refs[-1].epoch, merged_path(refs, 1))
+        world.turn(events.Merged(merged, refs))
+        return merged
+
+    both = (seal(1), seal(2))
+    world.turn(events.Surveyed((merged_path(both, 1),)))
+    first = merge(*both)
+    third = seal(3)
+    world.passes(GARBAGE_S - 3.0, 1)
+    world.is_broken = True
+    merge(first, third)
+    world.turn(events.JournalFailed(ClonosError("no space")))
+    for _ in range(int(GARBAGE_S)):
+        world.turn((1, Heartbeat("nonce", 0)), after_s=0.5)
+        world.turn(events.JournalFailed(ClonosError("no space")), after_s=0.5)
+    referred = {ref.path for ref in World(world.records).keeper.layers[0]}
+    assert referred == {first.path, third.path}
+    assert referred.isdisjoint(world.deleted)
+    world.is_broken = False
+    world.turn(events.JournalFailed(ClonosError("no space")))
+    world.passes(GARBAGE_S + 3.0, 1)
+    assert referred <= set(world.deleted)
 
 
 def test_nobody_hears_of_what_is_not_durable(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from clonos.core.layer import merged_path
@@ -33,16 +34,33 @@ def care_of(store: Any) -> LayerCare:
     return LayerCare(store, grace_s=10.0)
 
 
+def clean(care: LayerCare, now_s: float, used: Collection[str], *, may_delete: bool = True) -> None:
+    """In a group that is durable at once."""
+    for act in care.clean(now_s, used):
+        care.act(act, now_s, used, may_delete=may_delete)
+
+
 def test_what_a_survey_took_for_litter_stays_if_it_counts_by_now():
     store = Store()
     care = care_of(store)
     merged = merged_path([ref(1), ref(2)], 1)
     care.unused(Unused((merged, "0/old")), 0.0)  # the merge had just put it there
-    care.clean(11.0, {merged})
+    clean(care, 11.0, {merged})
     assert store.deleted == ["0/old"]
-    care.clean(20.0, {merged})
-    care.clean(22.0, ())
+    clean(care, 20.0, {merged})
+    clean(care, 22.0, ())
     assert store.deleted == ["0/old", merged], "some time after it was needed for the last time"
+
+
+def test_what_is_still_to_go_stays_if_it_counts_by_then_or_another_driver_may_run():
+    store = Store()
+    care = care_of(store)
+    care.unused(Unused(("0/late", "0/old")), 0.0)
+    clean(care, 11.0, (), may_delete=False)
+    assert store.deleted == []
+    (going,) = care.clean(22.0, ())
+    care.act(going, 40.0, {"0/late"}, may_delete=True)
+    assert store.deleted == ["0/old"]
 
 
 def test_a_merge_that_came_too_late_does_not_have_the_name_of_one_that_counts():
@@ -54,6 +72,6 @@ def test_a_merge_that_came_too_late_does_not_have_the_name_of_one_that_counts():
     care.unused(care.merged(Merged(late, (ref(2), ref(3))), [first, ref(3)]), 0.0)
     both = ref(3, merged_path([first, ref(3)], 1))
     care.unused(care.merged(Merged(both, (first, ref(3))), [both]), 1.0)
-    care.clean(20.0, ())
+    clean(care, 20.0, ())
     assert late.path in store.deleted
     assert both.path not in store.deleted

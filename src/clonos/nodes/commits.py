@@ -22,7 +22,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.machine import Table
 from clonos.errors import ClonosError
 from clonos.nodes.history import HistoryAct
-from clonos.nodes.layers import Unused
+from clonos.nodes.layers import Delete, Unused
 from clonos.nodes.ports import Journal, Outputs
 
 ROTATE_BYTES: Final = 64 << 20
@@ -38,7 +38,7 @@ AGAIN_S: Final = 1.0
 """Time between two attempts to rewrite a broken journal, or to write files of outputs."""
 
 
-Act = Action | Unused | HistoryAct
+Act = Action | Unused | Delete | HistoryAct
 """What the driver does once the decision is durable."""
 
 

@@ -24,7 +24,7 @@ from clonos.core.messages import Kind
 from clonos.nodes import commits, events
 from clonos.nodes.errors import failure_of
 from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
-from clonos.nodes.layers import LayerCare, Unused
+from clonos.nodes.layers import Delete, LayerCare, Unused
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
 from clonos.nodes.pulses import Pulses, frozen, stuck
@@ -280,7 +280,7 @@ class DriverNode:
         if self.settling.is_over(now_s):
             self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
-            self._layers.clean(now_s, self._history.used)  # not while a task may read any of them
+            self._pending += self._layers.clean(now_s, self._history.used)  # no task reads any
         self._pending += self._history.tick(now_s, self._wall_ms(), may_delete=self.may_delete)
         for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)
@@ -402,9 +402,8 @@ class DriverNode:
     def _on_surveyed(self, event: events.Surveyed) -> None:
         lives = {task.id: task.incarnation for task in self.coordinator.tasks.values()}
         paths = [p for p in event.paths if p not in self.coordinator.holdings.expected]
-        found = left_behind(paths, self.keeper.layers, lives)
-        self._pending.append(self._history.unused(Unused(tuple(found))))
-        self._pending.append(self._history.surveyed(event, self._ports.clock.wall_s()))
+        found = self._history.unused(Unused(tuple(left_behind(paths, self.keeper.layers, lives))))
+        self._pending += [found, self._history.surveyed(event, self._ports.clock.wall_s())]
 
     def _on_archive_failed(self, event: events.ArchiveFailed) -> None:
         if (warning := self._history.failed(event, self._clock_s)) is not None:
@@ -478,8 +477,9 @@ class DriverNode:
                 self.fail(failure_of(action, self.plan.tasks[action.task].name))
             case co.Done():
                 self._leave()
-            case Unused():
-                self._layers.unused(action, self._clock_s)
+            case Unused() | Delete():
+                used, may_delete = self._history.used, self.may_delete
+                self._layers.act(action, self._clock_s, used, may_delete=may_delete)
             case Forgotten():
                 self._history.act(action)
                 self._layers.unused(Unused(action.paths), self._clock_s)

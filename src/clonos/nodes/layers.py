@@ -31,6 +31,14 @@ class Unused:
     paths: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Layers whose grace period is over, to be deleted once this group is durable: the journal may
+    yet refer to them."""
+
+    paths: tuple[str, ...]
+
+
 class LayerCare:
     """Keeps every task's chain of layers short, and the store free of files that nobody reads.
 
@@ -53,18 +61,27 @@ class LayerCare:
         oldest_s = self._garbage[0][0] if self._garbage else now_s
         return now_s >= self._survey_s or oldest_s < now_s - self._grace_s
 
-    def clean(self, now_s: float, used: Collection[str]) -> None:
-        """Delete what can go, and look for more."""
+    def clean(self, now_s: float, used: Collection[str]) -> list[Delete]:
+        """Return what can go, and look for more."""
         old = [path for since, path in self._garbage if since < now_s - self._grace_s]
-        if old:
-            self._garbage = [(since, path) for since, path in self._garbage if path not in old]
-            # A survey may have seen what a merge had just written, before that counted; and a hard
-            # floor may still be behind the floor that needs a layer no more.
-            self._garbage += [(now_s, path) for path in old if path in used]
-            self._merger.delete([path for path in old if path not in used])
+        self._garbage = [(since, path) for since, path in self._garbage if path not in old]
+        # A survey may have seen what a merge had just written, before that counted; and a hard
+        # floor may still be behind the floor that needs a layer no more.
+        self._garbage += [(now_s, path) for path in old if path in used]
         if now_s >= self._survey_s:
             self._survey_s = now_s + SURVEY_GRACES * self._grace_s
             self._merger.survey()
+        going = tuple(path for path in old if path not in used)
+        return [Delete(going)] if going else []
+
+    def act(
+        self, action: Unused | Delete, now_s: float, used: Collection[str], *, may_delete: bool
+    ) -> None:
+        """A decision is durable: act on it."""
+        if isinstance(action, Unused) or not may_delete:
+            self.unused(Unused(action.paths), now_s)
+        else:
+            self._merger.delete([path for path in action.paths if path not in used])
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
         """A floor is complete with these layers: look for merges."""
