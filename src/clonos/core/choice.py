@@ -55,16 +55,14 @@ def choose(task: Task, *, is_full: bool) -> tuple[Determinant | None, list[Item]
         task.time.has_fired = True
         return timer, []
     task.time.has_fired = False
-    if not is_full and (found := _input(task))[0] is not None:
-        return found
-    return timer, []
-
-
-def _input(task: Task) -> tuple[Determinant | None, list[Item]]:
-    """What it takes next of its input."""
-    inbounds, rounds = task.inbounds, task.rounds
-    if task.spec.is_source:
-        return task.intake.choose(), []
-    if rounds is not None and task.injected <= task.epoch and rounds.is_full:
-        return inbounds.choose(rounds.outside)
-    return inbounds.choose()
+    if is_full:
+        return timer, []
+    chosen: tuple[Determinant | None, list[Item]]
+    rounds = task.rounds
+    if spec.is_source:
+        chosen = task.intake.choose(), []
+    elif rounds is not None and task.injected <= task.epoch and rounds.is_full:
+        chosen = inbounds.choose(rounds.outside)
+    else:
+        chosen = inbounds.choose()
+    return (timer, []) if chosen[0] is None else chosen
