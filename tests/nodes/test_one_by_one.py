@@ -136,3 +136,16 @@ def test_a_life_that_ends_holds_nobody_up(slot):
     slot.calls.withdraw(1)
     assert slot.calls.wait_s == 0
     assert slot.news() == [("withdrawn", 1), (2, 7)]
+
+
+def test_a_call_of_a_life_that_is_over_holds_up_nobody_who_looks_later(slot):
+    slot.calls.make(1, slot.searching, asked(1))
+    slot.calls.make(2, slot.other, asked(7))
+    slot.news()
+    slot.over(1, 1)
+    slot.news()  # call 7 of life 2 is under way
+    slot.calls.withdraw(1)
+    slot.calls.withdraw(2)
+    slot.news()
+    slot.calls.make(3, machine_of("3", slot.events, finds_calls=True), asked(1))
+    assert slot.news() == [("3", "announced", 1), (3, 1)]

@@ -74,8 +74,6 @@ class OneByOne:
     def withdraw(self, life: int) -> None:
         """A life is over."""
         self._calls.withdraw(life)
-        if not self._searching:
-            return
         self._searching.pop(life, None)
         self._waiting = deque(one for one in self._waiting if one.life != life)
         if self._under_way is not None and self._under_way.life == life:
