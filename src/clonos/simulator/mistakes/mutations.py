@@ -298,7 +298,11 @@ MUTATIONS: dict[str, Mutation] = {
         "durable", (DeliveredOutputs, "flush", constant(None)), kind=DISK
     ),
     "a layer is deleted while it is referred to": mutation(
-        "durable", (LayerCare, "merged", wrong.delete_what_is_used), kind=DISK
+        "durable",
+        (LayerCare, "merged", wrong.delete_what_is_used),
+        (LayerCare, "clean", wrong.whatever_is_used),
+        (LayerCare, "act", wrong.whatever_is_used),
+        kind=DISK,
     ),
     "the next term is not looked for": mutation(
         "one driver", (Lookout, "see", constant([TermSeen(Sight.OURS)])), kind=DISK
@@ -310,7 +314,11 @@ MUTATIONS: dict[str, Mutation] = {
         "no litter", (driver_module, "left_behind", constant([])), kind=DISK
     ),
     "a layer goes that a point needs": mutation(
-        "kept past", (HistoryCare, "unused", past.as_it_is), kind=HISTORY
+        "kept past",
+        (HistoryCare, "unused", past.as_it_is),
+        (LayerCare, "clean", wrong.whatever_is_used),
+        (LayerCare, "act", wrong.whatever_is_used),
+        kind=HISTORY,
     ),
     "a floor does not wait for the log below it": mutation(
         "kept past", (HouseKeeper, "may_pass", constant(True)), kind=HISTORY

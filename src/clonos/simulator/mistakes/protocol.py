@@ -517,6 +517,10 @@ def never_lost(_: Any) -> Any:
     return property(lambda _: False)
 
 
+def whatever_is_used(original: Any) -> Any:
+    return lambda self, *args, **named: original(self, *args[:-1], (), **named)
+
+
 def delete_what_is_used(original: Any) -> Any:
     def merged(self: LayerCare, event: Any, chain: Any) -> Unused:
         unused: Unused = original(self, event, chain)
