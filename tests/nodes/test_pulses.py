@@ -16,6 +16,7 @@ from clonos.nodes.pulses import (
     REMEMBER_S,
     Pulses,
     frozen,
+    stuck,
 )
 from clonos.transport.events import Heartbeat
 from tests.link import Link
@@ -77,11 +78,18 @@ def test_processes_that_fall_silent_one_after_the_other_are_told_once() -> None:
 
 def test_the_warning_says_what_may_be_the_matter() -> None:
     seat = Seat(3, 4711, "2", 4700, Link(1))
-    said = frozen(["slot 3", "count[0]", "out[0]"], seat)
-    assert said.startswith("slot 3, which runs count[0], out[0], was given up again")
+    said = frozen(["slot 3", "count[0]", "out[0]", "b[0]"], seat)
+    assert said.startswith("slot 3, which runs count[0] and 2 more tasks, was given up again")
     assert "process 4711 (executor 2) is silent" in said
     assert "silence_s=" in said
-    assert frozen(["slot 3"], seat).startswith("slot 3 was given up again")
+    assert "which runs count[0], was" in frozen(["slot 3", "count[0]"], seat)
+    assert frozen(["slot 3"], seat).startswith("slot 3, which runs no task, was given up again")
+    beat = Heartbeat("nonce", 0, 31_000, "", "model.py:3, in open")
+    assert stuck(beat, seat) == (
+        "slot 3 has been making what its tasks run, or restoring their state, for 31 s (process "
+        "4711, executor 2); everything behind it waits, in these lines of your code:\n"
+        "model.py:3, in open"
+    )
 
 
 @pytest.mark.parametrize("every_s", [0.2, 0.5])

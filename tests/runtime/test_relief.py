@@ -17,7 +17,7 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.seal_times import SealSettings
 from clonos.nodes.slot import SlotNode
-from clonos.runtime.loop import Ticks
+from clonos.runtime.loop import SlotLoop, Ticks
 from clonos.runtime.relief import LOOK_S, MainTrack, Relief, serve
 from clonos.runtime.world import RealWorld
 from clonos.simulator.jobs.programs import Stage, build_job
@@ -245,6 +245,33 @@ def test_what_a_turn_of_the_relief_raises_ends_the_loop():
     assert hung_up.is_set()
     relief.stop()
     assert isinstance(relief.error, ValueError)
+
+
+def test_a_turn_that_takes_long_is_known_though_it_is_no_step(monkeypatch):
+    """It makes what a task runs, say, and the user's `open` does not return."""
+    track, told = MainTrack(lambda: None), []
+
+    class Node:
+        is_over = False
+        progress = 7
+
+        def turn(self, heard: Any) -> float:
+            assert track.turns_since_s is not None
+            now_s = track.turns_since_s + 31.0
+            monkeypatch.setattr("clonos.runtime.loop.time.monotonic", lambda: now_s)
+            slot: Any = SimpleNamespace(_track=track, _node=self, _thread=0)
+            told.append(SlotLoop._progress(slot))
+            monkeypatch.undo()
+            told.append(SlotLoop._progress(slot))
+            self.is_over = True
+            return 0.0
+
+        def close(self) -> None: ...
+
+    node: Any = Node()
+    serve(node, lambda wait_s: [], track, lambda: None)
+    assert told == [(7, 31_000, "", ""), (7, 0, "", "")]
+    assert track.turns_since_s is None
 
 
 class Looks(threading.Event):

@@ -236,7 +236,7 @@ class Places:
         place.failures += 1
         if isinstance(event.error, UnusableStore):
             return self._avoid(place, event.error, now_s)
-        why = event.error.what if event.error else "it left without an error"
+        why = event.error.what.rstrip(".") if event.error else "it left without an error"
         others = any(p.failures >= FAILURES_TOLD for p in self.places if p is not place)
         if place.failures == FAILURES_TOLD and not others:  # one warning for all
             self._failed.append(

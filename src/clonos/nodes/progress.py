@@ -199,9 +199,9 @@ class Chronicle:
             return (
                 f"{self._names[note.task]}: its process has died {note.value + 1} times in a row, "
                 "outside of its steps and soon after it was started. If nobody kills it, it may be "
-                "a call that ends the process (in native code, or by os._exit). To find it, the "
-                "calls that are open are made one at a time for now. The executor's log says how "
-                "it has ended"
+                "the open() of a function, or a call, that ends the process (in native code, or by "
+                "os._exit). To find a call, those that are open are made one at a time for now. "
+                "The executor's log says how the process has ended"
             )
         if note.what == "unreachable" and note.why:
             return self._parting(note)

@@ -173,20 +173,26 @@ class Pulses:
 def frozen(names: Sequence[str], seat: Seat) -> str:
     """The warning about processes that are given up one after the other."""
     place, *tasks = names
-    runs = f", which runs {', '.join(tasks)}," if tasks else ""
+    said = f"its process {seat.pid} (executor {seat.executor}) is silent"
+    if not tasks:
+        return f"{place}, which runs no task, was given up again, because {said}: it is frozen"
+    runs = tasks[0] if len(tasks) == 1 else f"{tasks[0]} and {len(tasks) - 1} more tasks"
     return (
-        f"{place}{runs} was given up again, because its process {seat.pid} (executor "
-        f"{seat.executor}) is silent. Its successor goes on with the same step. A process is "
-        "silent while it is frozen (stopped, swapped out), or while code in it keeps all other "
-        "threads from running, as a regular expression does that comes to no end. Code that needs "
-        "that long can have the time with job.start(silence_s=...)"
+        f"{place}, which runs {runs}, was given up again, because {said}. Its successor goes on "
+        "with the same step. A process is silent while it is frozen (stopped, swapped out), or "
+        "while code in it keeps all other threads from running, as a regular expression does that "
+        "comes to no end. Code that needs that long can have the time with "
+        "job.start(silence_s=...)"
     )
 
 
 def stuck(beat: Heartbeat, seat: Seat) -> str:
     """The warning about a step that does not end."""
     lines = f", in these lines of your code:\n{beat.lines}" if beat.lines else ""
+    does = f"{beat.task} has been in one step"
+    if not beat.task:
+        does = f"slot {seat.place} has been making what its tasks run, or restoring their state,"
     return (
-        f"{beat.task} has been in one step for {beat.long_ms // 1000} s (process {seat.pid}, "
-        f"executor {seat.executor}); everything behind it waits{lines}"
+        f"{does} for {beat.long_ms // 1000} s (process {seat.pid}, executor {seat.executor}); "
+        f"everything behind it waits{lines}"
     )

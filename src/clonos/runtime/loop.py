@@ -191,9 +191,13 @@ class SlotLoop:
             raise node.lost
 
     def _progress(self) -> tuple[int, int, str, str]:
-        if (long := self._track.long) is None:
+        track, life = self._track, None
+        since_s = track.turns_since_s
+        if (long := track.long) is not None:
+            life, since_s = long
+        long_ms = 0 if since_s is None else int((time.monotonic() - since_s) * 1000)
+        if life is None and long_ms < STUCK_MS:
             return self._node.progress, 0, "", ""
-        life, since_s = long
-        long_ms = int((time.monotonic() - since_s) * 1000)
         lines = users_lines(self._thread) if long_ms >= STUCK_MS else ""
-        return self._node.progress, long_ms, self._node.name_of(life), lines
+        name = "" if life is None else self._node.name_of(life)
+        return self._node.progress, long_ms, name, lines

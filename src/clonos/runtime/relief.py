@@ -48,6 +48,8 @@ class MainTrack:
     long
         The life whose job takes long, and when the relief first saw that, by the monotonic clock;
         any thread may ask.
+    turns_since_s
+        When the turn under way began; None between two turns.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -57,6 +59,7 @@ class MainTrack:
         self.jobs = 0
         self.is_used = threading.Event()
         self.long: tuple[int, float] | None = None
+        self.turns_since_s: float | None = None
         self._life = 0
         self._ring = ring
 
@@ -114,7 +117,10 @@ def serve(
     """
 
     def turn(wait_s: float) -> float:
-        until_s = node.turn(poll(wait_s))
+        heard = poll(wait_s)
+        track.turns_since_s = time.monotonic()
+        until_s = node.turn(heard)
+        track.turns_since_s = None
         if node.is_over:
             node.close()  # calls of the step under way must not hold up the end
         return until_s

@@ -63,7 +63,8 @@ class Heartbeat:
     """A slot to the coordinator: alive, `progress` steps done.
 
     ``nonce`` is that of the slot's registration. ``long_ms``: how long a step has been under way,
-    if that is long; ``task``: the task of that step; ``lines``: where it is in the user's code.
+    if that is long; ``task``: the task of that step (empty: no step, it makes what its tasks run or
+    restores their state); ``lines``: where it is in the user's code.
     """
 
     nonce: str
