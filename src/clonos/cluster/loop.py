@@ -43,7 +43,7 @@ class DriverLoop:
     def _run(self) -> None:
         try:
             self._node.start()
-        except Exception as error:  # noqa: BLE001 - the thread's end must not go unnoticed
+        except BaseException as error:  # noqa: BLE001 - the thread's end must not go unnoticed
             self._node.fail(_as_ours(error, "the driver failed"))
         with low_latency():
             self._turns()
@@ -57,7 +57,7 @@ class DriverLoop:
                 wait_s = self._node.turn(self._setup.plane.poll(wait_s))
                 if self._node.phase is not Phase.RUNNING and not self._is_unfed:
                     self._unfeed()
-            except Exception as error:  # noqa: BLE001 - the thread's end must not go unnoticed
+            except BaseException as error:  # noqa: BLE001 - user code may raise SystemExit
                 if self._node.error is not None:
                     break  # it cannot even end properly
                 self._node.fail(_as_ours(error, "the driver failed"))
@@ -76,7 +76,7 @@ class DriverLoop:
         for act in (self._unfeed, setup.break_off, *outwards, *ends):
             try:
                 act()
-            except Exception as error:  # noqa: BLE001 - see _run
+            except BaseException as error:  # noqa: BLE001 - see _run
                 self.error = self.error or _as_ours(error, "ending the job failed")
         self.over.set()
         setup.merger.close()  # its processes may end slowly, and a successor need not wait
@@ -92,7 +92,7 @@ class DriverLoop:
         self._node.tell_the_end(self.error)
 
 
-def _as_ours(error: Exception, what: str) -> ClonosError:
+def _as_ours(error: BaseException, what: str) -> ClonosError:
     if isinstance(error, ClonosError):
         return error
     ours = ClonosError(f"{what}: {type(error).__name__}: {error}")

@@ -131,7 +131,7 @@ def _call(fn: Callable[[Any], Any], rows: Any, where: str, what: str, remedy: st
     """Call a user's function with rows."""
     try:
         fn(rows)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OperatorError(
             f"{what} {in_short(error)}",
             trace=users_traceback(error),
