@@ -243,7 +243,7 @@ class RunningJob(RunningPast):
         if loop.over.wait(wait_s):
             setup.audience.join(LISTENERS_S)
         else:
-            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, wait_s)
+            LOGGER.warning("%s has not ended within %s s; %s", self.run_id, wait_s, loop.awaited)
             return False
         return loop.error is None and (setup.keeper.complete or setup.keeper.is_settled)
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from typing import Final
 
+from clonos.blame import users_lines
 from clonos.cluster.setup import DriverSetup
 from clonos.errors import ClonosError
 from clonos.nodes.driver import Phase
 from clonos.runtime.interpreter import low_latency
+from clonos.storage.watchdog import Watchdog
+
+HANGS_S: Final = 10.0
+"""User code that keeps the driver for longer than this is warned of."""
 
 
 class DriverLoop:
@@ -25,6 +31,7 @@ class DriverLoop:
         self.error: ClonosError | None = None
         self.over = threading.Event()
         self._is_unfed = False
+        self._watchdog = Watchdog(self._warn, HANGS_S)
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
 
     def start(self) -> None:
@@ -54,13 +61,36 @@ class DriverLoop:
         wait_s = 0.0
         while not self._node.is_over:
             try:
-                wait_s = self._node.turn(self._setup.plane.poll(wait_s))
+                heard = self._setup.plane.poll(wait_s)
+                self._watchdog.begin()
+                wait_s = self._node.turn(heard)
                 if self._node.phase is not Phase.RUNNING and not self._is_unfed:
                     self._unfeed()
             except BaseException as error:  # noqa: BLE001 - user code may raise SystemExit
                 if self._node.error is not None:
                     break  # it cannot even end properly
                 self._node.fail(_as_ours(error, "the driver failed"))
+            finally:
+                self._watchdog.end()
+
+    @property
+    def awaited(self) -> str:
+        """What the end of the job waits for, for people."""
+        lines = self._lines
+        return f"these lines of your code have not returned:\n{lines}" if lines else "it is ending"
+
+    @property
+    def _lines(self) -> str:
+        """Where the driver's thread is in user code, a callback say; "" if it is not there."""
+        return users_lines(self._thread.ident or 0)
+
+    def _warn(self) -> None:
+        if lines := self._lines:  # else it is a disk that hangs, which the journal tells
+            self._setup.warn(
+                f"job {self._setup.compiled.name!r}: a function has not returned to the driver for "
+                f"{self._watchdog.hangs_s:g} s, and the job waits, in these lines of your code:\n"
+                f"{lines}"
+            )
 
     def _unfeed(self) -> None:
         """The job ends: slots may leave while the queries that feed it are stopped."""
@@ -78,6 +108,7 @@ class DriverLoop:
                 act()
             except BaseException as error:  # noqa: BLE001 - see _run
                 self.error = self.error or _as_ours(error, "ending the job failed")
+        self._watchdog.close()
         self.over.set()
         setup.merger.close()  # its processes may end slowly, and a successor need not wait
 
