@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -278,3 +279,19 @@ def test_a_driver_that_is_frozen_within_a_change_holds_up_nobody(driver, root):
     old.close()
     with Journal(root, disk=driver()) as last:
         assert list(last.replay()) == [b"head"]
+
+
+def test_a_last_beat_that_comes_late_does_not_take_a_lock_back(driver, root, monkeypatch):
+    """Its holder has given it up meanwhile."""
+    holder, successor = driver(is_frozen=True), driver()
+    held = holder.lock(f"{root}/lock", "me")
+    held.close()
+    take_over = successor._take_over
+
+    def late(cursor: Any, *which: Any) -> Any:
+        monkeypatch.undo()
+        cursor.execute(postgres_disk._BEAT, held.key)
+        return take_over(cursor, *which)
+
+    monkeypatch.setattr(successor, "_take_over", late)
+    successor.lock(f"{root}/lock", "another").close()
