@@ -95,7 +95,7 @@ class Kept:
     # --- the driver's decisions -------------------------------------------------------------------
 
     def advances(self, slots: Mapping[int, Slot], layers: Mapping[int, Sequence[LayerRef]]) -> None:
-        """The driver decides that floors move to these layers."""
+        """The driver decides that floors move to these layers, or stand on merged ones."""
         for task, chain in layers.items():
             copies = 0 if task in self.chosen else self.copies
             safe_enough(task, self._kept_by_slots(chain), slots.values(), self, copies)
@@ -186,12 +186,13 @@ def stored_before_it_counts(task: int, chain: Iterable[LayerRef]) -> None:
 def safe_enough(
     task: int, chain: Sequence[LayerRef], slots: Iterable[Slot], kept: Kept, copies: int
 ) -> None:
-    """A floor moves, so that inputs are given up, when enough slots have all layers up to it."""
+    """A floor moves, so that inputs are given up, when enough slots have all layers up to it. The
+    same holds when merged layers replace others, which are given up."""
     holders = [slot.address for slot in slots if kept.has(slot, chain)]
     require(
         not chain or len(holders) >= _due(chain, copies),
         "safe enough",
-        f"the floor of task {task} moves, and of its {len(chain)} layers only {holders} have all",
+        f"the floor of task {task} moves or is merged: only {holders} have its {len(chain)} layers",
     )
 
 

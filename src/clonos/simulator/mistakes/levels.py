@@ -78,12 +78,28 @@ def with_the_floor_in_use(original: Any) -> Any:
     return advance
 
 
+def without_copies(original: Any) -> Any:
+    """A merged layer counts as soon as the slot that has merged it has it."""
+
+    def merges(self: Holdings, task: int) -> Any:
+        are_safe, self._are_safe = self._are_safe, lambda *_: True  # type: ignore[method-assign]
+        try:
+            yield from list(original(self, task))
+        finally:
+            self._are_safe = are_safe  # type: ignore[method-assign]
+
+    return merges
+
+
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
     ),
     "a standby has what is still to come": mutation(
         "safe enough", (Keeping, "hold", before_it_came), kind=LEVELS
+    ),
+    "a merged layer counts that standbys do not have": mutation(
+        "safe enough", (Holdings, "_safe_merges", without_copies), kind=LEVELS
     ),
     "a copy is given up that others do not have": mutation(
         "copies stay", (Holdings, "_release", whoever_has_it), kind=LEVELS

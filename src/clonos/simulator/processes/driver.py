@@ -11,7 +11,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.levels import Lacks
+from clonos.core.levels import STORE, Lacks
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import Superseded
 from clonos.nodes import events
@@ -70,6 +70,11 @@ class WatchedKeeper(HouseKeeper):
         super().advance(epoch, positions, layers, needs)
         if self._driver is self._driver.cluster.driver:
             self._driver.cluster.recorder.uses(ClosedKeeper(self))
+
+    def shorten(self, task: int, chain: Any) -> None:
+        if any(ref.level != STORE for ref in chain if ref not in self.layers[task]):
+            self.on_advance({task: chain})  # merged by a slot: others must have them, too
+        super().shorten(task, chain)
 
     def fall_back(self) -> None:
         super().fall_back()
