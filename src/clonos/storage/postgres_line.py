@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -73,6 +74,8 @@ class Line:
         self.is_away = False
         self._dsn = dsn
         self._connection: Any = None
+        self._socket: socket.socket | None = None  # the connection's, under a number of our own
+        self._cutting = threading.Lock()
         self._connect_s = CONNECT_S
         self._is_cut = False
         self._watchdog = Watchdog(self.cut, answer_s)
@@ -126,6 +129,7 @@ class Line:
             self._watchdog.end()
 
     def _connect(self, more_s: float) -> None:
+        self.close()  # what is left of the last one
         self._is_cut = False
         self._connection = self.driver.connect(
             self._dsn,
@@ -135,6 +139,8 @@ class Line:
             tcp_user_timeout=SILENCE_MS,
             keepalives_idle=SILENCE_MS // 1000,
         )
+        with self._cutting:
+            self._socket = socket.socket(fileno=os.dup(self._connection.fileno()))
         self._watchdog.begin(more_s)
         try:
             self._require_direct(self._connection)
@@ -173,19 +179,19 @@ class Line:
     def cut(self) -> None:
         """End the statement under way, if there is one: for other threads. Its outcome is unknown,
         as after a failure of the network."""
-        connection = self._connection
-        if connection is None:
-            return
-        with (
-            suppress(OSError, self.driver.Error),  # it has just ended by itself
-            socket.socket(fileno=os.dup(connection.fileno())) as ours,
-        ):
-            self._is_cut = True
-            ours.shutdown(socket.SHUT_RDWR)
+        with self._cutting:
+            if self._socket is not None:
+                self._is_cut = True
+                with suppress(OSError):  # it has just ended by itself
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
         self._watchdog.close()
+        with self._cutting:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(self.driver.Error):
