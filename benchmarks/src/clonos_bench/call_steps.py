@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     kinds: dict[str, Callable[[], Used]] = {
         "asyncio with a timeout, no log": lambda: _alone(calls, _nothing),
         "ours: asked, made, taken, logged": lambda: _ours(calls),
-        f"ours, a row of a call about {BATCH}": lambda: _ours(calls, batch=BATCH),
+        f"ours, per row, with {BATCH} rows in a call": lambda: _ours(calls, batch=BATCH),
         "a durable step per call: fdatasync": lambda: _synced(calls),
     }
     try:
