@@ -35,7 +35,7 @@ class BoundedServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    # Whoever follows another server on its port must get it although old connections linger.
+    # A server that follows another one on its port must get it although old connections linger.
     allow_reuse_address = True
 
     def __init__(

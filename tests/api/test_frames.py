@@ -133,7 +133,7 @@ def test_joins_have_the_names_that_pyspark_knows(spelled, keys, nullable):
 
 
 def test_grouping_needs_a_window():
-    with pytest.raises(BadGraph, match=r"never done.*F\.window"):
+    with pytest.raises(BadGraph, match=r"never complete.*F\.window"):
         stream().groupBy("id").count()
     with pytest.raises(UnknownColumn):
         stream().groupBy("missing")

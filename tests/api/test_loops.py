@@ -80,7 +80,7 @@ def test_fed_twice():
     _, rows, again = numbers()
     stream = rows.union(again)
     again.feed(stream)
-    with pytest.raises(BadGraph, match="fed already"):
+    with pytest.raises(BadGraph, match="already fed"):
         again.feed(stream)
 
 

@@ -202,7 +202,7 @@ def test_ctx_call_makes_its_attempts_and_they_are_one_call(is_async):
 
 @pytest.mark.parametrize(("fn", "kind"), [(double_later, "coroutine"), (Doubling(), "Service")])
 def test_ctx_call_says_that_it_awaits_nothing(fn, kind):
-    with pytest.raises(OperatorError, match=rf"{kind}.* is given, and a step awaits nothing"):
+    with pytest.raises(OperatorError, match=rf"{kind}.* is given, but a step awaits nothing"):
         made(lambda row, ctx: ctx.call(fn, row.id))
 
 

@@ -152,7 +152,7 @@ def test_a_reader_that_is_ahead_is_woken_when_half_is_used_up(monkeypatch):
 def test_what_reading_raises_reaches_the_task():
     fed = Fed(reader(2))
     fed.prefetch.advance(5)
-    with pytest.raises(SourceError, match="rows less"):
+    with pytest.raises(SourceError, match="fewer rows"):
         fed.get(fed.prefetch.take)
 
 

@@ -61,7 +61,7 @@ def call_policy(
     Parameters
     ----------
     in_flight
-        How many calls of a task may be open; when there are so many, its input waits.
+        How many calls of a task may be open; at that number, its input waits.
     ordered
         With True, rows go on in the order in which they came. With False, each goes on as soon as
         it has its answer, but a watermark never overtakes a row. With ``"key"``, rows of one key of
@@ -71,17 +71,17 @@ def call_policy(
         when the one before is over. Rows of other keys overtake those that are held back; if as
         many rows are held back as `in_flight` says, the input waits.
     on_error
-        ``on_error(row, error)`` (or ``on_error(value, ..., error)``) returns what takes the place
-        of the answer. By default the row is then a bad record: the job fails, or with
+        ``on_error(row, error)`` (or ``on_error(value, ..., error)``) returns a value that takes the
+        place of the answer. By default the row is then a bad record: the job fails, or with
         ``on_bad_record="drop"`` the row is dropped and counted.
     identity
-        Of an idempotent effect: the columns that name what it is about, such as the number of an
-        order. Rows with the same values ask for the *same* effect, also in another run of the same
+        For an idempotent effect: the columns that name what it is about, such as the number of an
+        order. Rows with the same values ask for the *same* effect, even in another run of the same
         ``Job(lineage=...)``. A row with a NULL there is a bad record. By default each row has an
         effect of its own, in each run.
     batch
         How many rows one call may be about: the function gets lists instead of values, and returns
-        a list with one answer for each row. What it raises is the error of each of them. All other
+        a list with one answer for each row. If it raises, each of them has that error. All other
         options, such as `in_flight`, `attempts` and `cost`, are about calls, not rows.
     batch_within
         How long rows wait for others, if there are fewer than `batch`. By default rows that wait
@@ -102,7 +102,7 @@ def call_policy(
         raise WrongType(
             f"on_error={on_error!r} is not a function",
             where=where,
-            remedy="give a function that makes something of a row whose call has failed, or say "
+            remedy="give a function that gives an answer for a row whose call has failed, or say "
             'Job(on_bad_record="drop") to skip such rows',
         )
     if on_error is not None:
@@ -137,7 +137,7 @@ def _require_lanes(
         raise WrongType(f"ordered={ordered!r}", where=where, remedy='give True, False or "key"')
     if per_key is not None and (type(per_key) is not int or per_key < 1):
         raise WrongType(
-            f"per_key={per_key!r}", where=where, remedy="give a number from 1 on, or None"
+            f"per_key={per_key!r}", where=where, remedy="give a number of 1 or more, or None"
         )
     if ordered != "key" and per_key is None:
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ColumnOperations(Placed):
-    """What a stream does with columns. An expression is a PySpark ``Column``, or SQL."""
+    """What a stream can do with columns. An expression is a PySpark ``Column``, or SQL."""
 
     if TYPE_CHECKING:
 
@@ -189,7 +189,7 @@ class ColumnOperations(Placed):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """A column computed from others; it replaces the one of this name, or comes last.
+        """Add a column computed from others; it replaces the one of this name, or comes last.
 
         The expression is a PySpark ``Column``; :meth:`with_column` takes a function.
 

@@ -13,13 +13,13 @@ class Feedback(Stream):
     """
 
     def feed(self, stream: Stream) -> None:
-        """Let the rows of `stream` come out here. It has to be made from this stream's rows."""
+        """Let the rows of `stream` come out here. They have to be made from this stream's rows."""
         name, fed = self._vertex.name, self._job._graph.feedback  # noqa: SLF001 - its own job
         if stream._job is not self._job:  # noqa: SLF001 - of the same class
             raise BadGraph("a stream of another job cannot be fed back", where=name)
         if fed[self._vertex.id] is not None:
             raise BadGraph(
-                "this feedback is fed already",
+                "this feedback is already fed",
                 where=name,
                 remedy="unite the streams first: a.union(b)",
             )

@@ -95,7 +95,7 @@ class FrameOperations(ColumnOperations):
     def groupBy(self, *columns: Any) -> GroupedStream:  # noqa: N802 - as PySpark spells it
         """Group rows by columns and one window of ``F.window`` or ``F.session_window``.
 
-        Of an event time, that needs :meth:`withWatermark` before; ``F.current_timestamp()`` is the
+        Windows of an event time need :meth:`withWatermark` before; ``F.current_timestamp()`` is the
         time at which rows arrive. The result has the column ``window`` with ``start`` and ``end``.
 
         Raises
@@ -163,7 +163,7 @@ class FrameOperations(ColumnOperations):
         return self.dropDuplicates()
 
     def transform(self, func: Callable[..., Stream], *args: Any, **kwargs: Any) -> Stream:
-        """What a function makes of this stream.
+        """The result of a function of this stream.
 
         Examples
         --------
@@ -250,7 +250,7 @@ class FrameOperations(ColumnOperations):
             raise UnknownColumn(
                 f"the other stream also has {', '.join(more)}",
                 where="unionByName",
-                remedy="drop what is too much",
+                remedy="drop them first",
             )
         return self.union(other.select(*self.columns))
 

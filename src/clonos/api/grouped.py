@@ -128,7 +128,7 @@ class GroupedStream:
     # --- what is computed -----------------------------------------------------------------------
 
     def agg(self, *columns: Any, name: str | None = None, parallelism: int | None = None) -> Stream:
-        """A row per key and window when the window is over: what was grouped by, and these.
+        """A row per key and window when the window is over: its key and window, and these columns.
 
         Parameters
         ----------
@@ -238,7 +238,7 @@ class GroupedStream:
         window = self._window
         if not isinstance(window, (Fixed, Session)):
             raise BadGraph(
-                "an aggregate of all rows that ever come is never done",
+                "an aggregate of all rows that ever come is never complete",
                 where="groupBy",
                 remedy=f"group by a window, too: {_WINDOW}; or keep a state: key_by(...).process",
             )

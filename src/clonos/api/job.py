@@ -71,7 +71,7 @@ class Job:
     checkpoint_dir
         Where to keep checkpoints and the driver's journal; a temporary folder by default.
     persistence
-        How safe the state of tasks is kept: in the checkpoint directory ("store"), on the local
+        How safely the state of tasks is kept: in the checkpoint directory ("store"), on the local
         disks of the machines of a task and a standby ("local"), or only in the memories of a task
         and its standbys ("memory"). State that is not in the directory is lost with the last
         process or disk that has it; the job then ends with a `StateLost`. "auto" uses the
@@ -83,13 +83,13 @@ class Job:
         temporary files.
     guarantee
         "at_least_once" runs without logs: after a failure, rows since the last checkpoint come
-        again. "at_most_once" also without checkpoints: what died is lost, nothing comes twice.
+        again. "at_most_once" has no checkpoints either: what died is lost, nothing comes twice.
     on_orphan
         What tasks do if logs that they depend on are lost: go back to just before they took
-        what is lost ("consistency"), or continue and risk duplicates ("availability").
+        anything lost ("consistency"), or continue and risk duplicates ("availability").
     on_bad_record
         A record that a function cannot handle fails the job, is counted and dropped ("drop"), or
-        kept in a stream of its own ("keep"), :attr:`bad_records`.
+        is kept in a stream of its own ("keep"), :attr:`bad_records`.
     history
         How much of the past is kept for :class:`clonos.Replay` and :meth:`branch`: a duration. By
         default, nothing older than the newest checkpoint.
@@ -99,17 +99,17 @@ class Job:
     history_interval
         Time between two points of the history.
     inflight
-        Tasks keep their output until the receivers' checkpoints have passed it. "spill": what a
-        slot cannot keep in memory goes to its local disk; "memory": nothing does.
+        Tasks keep their output until the receivers' checkpoints have passed it. "spill": output
+        that does not fit into memory goes to the local disk; "memory": nothing does.
     inflight_bytes
         How much output a slot keeps in memory, 1 MiB or more, such as ``"1 GB"``. At twice as
-        much, because the disk is full or nothing is spilled, sources wait.
+        much (if the disk is full, or nothing is spilled), sources wait.
     log_bytes
         How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
         begins at once, whatever the interval; above all of it sources wait for checkpoints.
     state_memory
         How much memory a slot gives to values and rows by key, timers and open windows; 1 MiB or
-        more. Beyond that, what was not used lately is on the local disk or in the checkpoint.
+        more. Beyond that, state that was not used lately is on the local disk or in the checkpoint.
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.
@@ -117,8 +117,8 @@ class Job:
         "needed": tasks with one input and deterministic operators (functions: those declared with
         ``deterministic=True``) share no log. After a failure they compute again.
     bundle_bytes
-        State and log that the bundle of an error may have; if there is more, it is of the failed
-        task alone. None: none is written. ``bundle_redact``: ``redact`` of :func:`clonos.bundle`.
+        How much state and log the bundle of an error may have; if there is more, it covers the
+        failed task alone. None: no bundle. ``bundle_redact``: ``redact`` of :func:`clonos.bundle`.
     seed
         Of ``ctx.random``.
     lineage
@@ -229,7 +229,7 @@ class Job:
         Parameters
         ----------
         rows_per_second
-            How many rows are admitted per second at most, over all tasks of the source.
+            The most rows per second that are admitted, over all tasks of the source.
         materialize
             Have Spark write the DataFrame to Parquet files under the checkpoint directory first,
             and read those: for a DataFrame whose rows may come in another order when it is
@@ -273,7 +273,7 @@ class Job:
     def feedback(
         self, schema: Any, *, name: str | None = None, parallelism: int | None = None
     ) -> Feedback:
-        """A stream whose rows come from further down: the beginning of a loop.
+        """A stream whose rows come from further downstream: the beginning of a loop.
 
         Close it with :meth:`Feedback.feed`. The job ends when its sources have ended, nothing goes
         round any more, and no timer or call in the loop is open. Rows that come round have no event
@@ -321,7 +321,7 @@ class Job:
         ``error string``
             Class and message of the exception.
         ``raised_at string``
-            The innermost of your own lines, if one has raised: ``"score.py:12, in score"``.
+            The innermost of your own lines in the traceback, if any: ``"score.py:12, in score"``.
 
         Errors in operators that read this stream fail the job.
 
@@ -455,7 +455,7 @@ class Job:
         return run_job(self.compile(), spark, timeout_s=timeout_s, **how)
 
     def explain(self, spark: Any = None) -> str:
-        """Where each operation runs: in tasks and as Spark's plan, or why it has no plan.
+        """Where each operation runs: in tasks, and as Spark's plan, or why it has no plan.
 
         Parameters
         ----------
@@ -532,7 +532,7 @@ class Job:
         CannotReplace
             The changed code does not fit.
         Unanswered
-            It asks a question that nobody answers.
+            The changed code asks a question that nobody answers.
 
         Examples
         --------
@@ -550,7 +550,7 @@ class Job:
         The job must not run, and must have kept its past (``history=``). State, timers, open calls
         and the positions of sources are those of the point. Output that was delivered since stays
         where it is. New output belongs to a new generation, and no name of an output or of an
-        effect is used again. The points of the past stay, too: one can go back, or forward, again.
+        effect is used again. The points of the past stay, too: you can go back, or forward, again.
 
         Parameters
         ----------
@@ -561,8 +561,8 @@ class Job:
             ``section="score"``: only this operator, and all downstream of it; the job has settled.
             ``outputs="supersede"``: what ``collect`` and ``table`` sinks have delivered since is
             deleted; refused if there are others. ``dry_run=True``: only say what would happen.
-            ``check_sources=False``: do not look whether sources still have the rows since then.
-            ``checkpoint_dir``, ``journal``: where it is. ``sole_driver=True``: nobody runs the job.
+            ``check_sources=False``: do not check whether sources still have the rows since then.
+            ``checkpoint_dir``, ``journal``: where it is. ``sole_driver=True``: no driver runs.
 
         Returns
         -------

@@ -63,7 +63,7 @@ class KeyedStream(Stream):
         Parameters
         ----------
         window
-            A tumbling one: both rows are in the same window.
+            A tumbling window: both rows are in the same one.
         keep
             How long a row waits for rows of the other side that are later (one duration for both
             sides, or one for each).
@@ -74,7 +74,7 @@ class KeyedStream(Stream):
             The column with the event time, or one for each side; not needed on this side with
             `between`.
         how
-            As in PySpark: "inner", "left", "right" and "full" (also rows without a partner, of
+            As in PySpark: "inner", "left", "right" and "full" (with rows without a partner, of
             this stream, of the other one, of both), "semi" (rows of this stream that have a
             partner), "anti" (those that have none). The result is keyed as this stream is, that of
             "right" as the other one.
@@ -201,7 +201,7 @@ class KeyedStream(Stream):
             aggregates["parallelism"], parallelism = parallelism, None
         where = name or "last"
         if type(number) is not int or number < 1:
-            raise WrongType(f"last({number!r})", where=where, remedy="give a number from 1 on")
+            raise WrongType(f"last({number!r})", where=where, remedy="give a number of 1 or more")
         check_aggregates(aggregates, self.schema, self.schema.names, where)
         given = tuple(aggregates.items())
         operation = op.Last(self.schema, self.keys, number, given, where)
@@ -222,9 +222,9 @@ class KeyedStream(Stream):
         Parameters
         ----------
         process
-            An object of a class of yours, derived from :class:`clonos.Process`.
+            An object of your own class, derived from :class:`clonos.Process`.
         schema
-            The columns of the rows that it gives out.
+            The columns of its output rows.
         in_flight
             How many calls of its services may be open in a task; calls beyond that wait, and so
             does the task's input.
@@ -278,10 +278,10 @@ class KeyedStream(Stream):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Run one of Spark's ``StatefulProcessor`` objects, as it is.
+        """Run one of Spark's ``StatefulProcessor`` objects, unchanged.
 
         It is called for each batch of a task, once for each key that has rows in it. Values, lists
-        and maps by key, timers and ``ttlDurationMs`` are what they are in Spark, and survive
+        and maps by key, timers and ``ttlDurationMs`` work as in Spark, and survive
         failures. :meth:`process` also has services, and both kinds of timers at once.
 
         Parameters

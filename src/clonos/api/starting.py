@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StartOptions(TypedDict, total=False):
-    """How a job runs this time. What the job is, its definition says.
+    """How a job runs this time. Its definition says what the job is.
 
     :class:`~clonos.cluster.driver.RunningJob` describes each option and its default. The last two
     apply to ``execution="spark"``, which takes no others.

@@ -56,7 +56,7 @@ class Stream(FrameOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Make one row of each row.
+        """Make one row from each row.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class Stream(FrameOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Make any number of rows of each row.
+        """Make any number of rows from each row.
 
         Parameters
         ----------
@@ -183,9 +183,9 @@ class Stream(FrameOperations):
     ) -> Stream:
         """``fn(row)`` asks a service and returns one row; many calls are open at a time.
 
-        Steps, checkpoints and recoveries wait for no call. What `fn` returns or raises is logged
-        when it comes, and never asked for again. After a failure, only calls whose outcome was in
-        no log are made again.
+        Steps, checkpoints and recoveries wait for no call. Each answer or exception of `fn` is
+        logged when it comes, and never asked for again. After a failure, only calls whose outcome
+        was in no log are made again.
 
         Parameters
         ----------
@@ -276,8 +276,8 @@ class Stream(FrameOperations):
         """End the stream in calls: ``fn(row)``, or ``fn(value, ...)`` of the columns `of`.
 
         It is :meth:`map_async` for effects and calls whose answers nobody reads. They are not kept,
-        unless ``cost`` or ``tokens`` is a function of them. What ``on_error`` returns is forgotten,
-        too.
+        unless ``cost`` or ``tokens`` is a function of them. The result of ``on_error`` is not
+        kept either.
 
         Examples
         --------
@@ -306,7 +306,7 @@ class Stream(FrameOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Make Arrow batches of Arrow batches.
+        """Make Arrow batches from Arrow batches.
 
         Parameters
         ----------
@@ -342,7 +342,7 @@ class Stream(FrameOperations):
         Parameters
         ----------
         idle_after
-            A task that has had rows and gets no more for this time (processing time) does not hold
+            A task that has had rows and gets no more for this long (processing time) does not hold
             back the event time of later operators until it gets rows again. By default they wait.
         """
         require_columns(self.schema, [column], name or "with_watermark")
@@ -370,7 +370,7 @@ class Stream(FrameOperations):
         table
             An Arrow table or record batch, a DataFrame, or a function that returns one of these. A
             DataFrame is read when the job starts, a function is called then (and once when the
-            job is defined, for its schema); a job that is started again has the table it had.
+            job is defined, for its schema); a job that is started again has the same table.
         on
             The column that has the key in both, or ``{column: column of the table}``.
         how
@@ -420,7 +420,7 @@ class Stream(FrameOperations):
         return self._like_this(vertex)
 
     def window(self, window: Window) -> WindowedStream:
-        """Group all rows by window, in one task (behind a local aggregation in each task)."""
+        """Group all rows by window, in one task (after a local aggregation in each task)."""
         return WindowedStream(self, (), window)
 
     def key_by(self, *columns: str) -> KeyedStream:
@@ -510,10 +510,10 @@ class Stream(FrameOperations):
     ) -> Any:
         """Run the job and return the rows of this stream as a Spark DataFrame.
 
-        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then done with
+        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever you then do with
         the DataFrame; its rows are read by Spark's own tasks. Other sinks get their rows, too.
 
-        With a ``checkpoint_dir``, the same call, also in another process, gives the same rows at
+        With a ``checkpoint_dir``, the same call, even in another process, gives the same rows at
         once; without one it runs the job again, and rows are kept until this process ends. The
         executors of a cluster must share that directory. For several streams of a job give each
         a sink, and use the result's ``dataframe(sink)``.

@@ -59,8 +59,8 @@ class WindowedStream:
         Parameters
         ----------
         pre_aggregate
-            Fold rows before they are shuffled. Not worth its cost if few rows of a batch share a
-            key.
+            Fold rows before they are shuffled. This is not worth its cost if few rows of a batch
+            share a key.
 
         Examples
         --------
@@ -118,7 +118,7 @@ class WindowedStream:
         """
         where = name or "top"
         if type(number) is not int or number < 1:
-            raise WrongType(f"top({number!r})", where=where, remedy="give a number from 1 on")
+            raise WrongType(f"top({number!r})", where=where, remedy="give a number of 1 or more")
         if isinstance(self._window, Session):
             raise BadGraph(
                 "rows of sessions cannot be ranked",

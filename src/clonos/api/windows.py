@@ -68,7 +68,7 @@ def session(gap: str | timedelta, on: str | None = None) -> Session:
 
 
 def between(start: str, end: str) -> Given:
-    """Windows that each row names itself: from its column `start` up to before its column `end`.
+    """Windows that each row gives itself: from its column `start` up to before its column `end`.
 
     Examples
     --------

@@ -334,7 +334,7 @@ def _nearest(places: list[tuple[int, int]], position: int) -> int | None:
 def _require_sense(calls: Any, cost: Any, in_flight: int, **named: Any) -> None:
     """Raise `WrongType` if an option would be ignored, or would fail after something was asked."""
     if in_flight < 0:
-        raise WrongType(f"in_flight={in_flight}", remedy="give a number from 0 on")
+        raise WrongType(f"in_flight={in_flight}", remedy="give a number of 0 or more")
     if cost is not None and not callable(cost):
         raise WrongType(f"cost={cost!r}", remedy="give a function of an answer")
     if isinstance(calls, Budget):

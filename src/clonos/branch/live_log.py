@@ -68,7 +68,7 @@ class LiveLog:
         self._begun = self._begun or driven
         if driven != self._begun:
             raise OtherJob(
-                "the job has got another graph, or other functions, since the canary began",
+                "the job has another graph, or other functions, than when the canary began",
                 where=self.compiled.name,
                 remedy="begin another canary",
             )

@@ -32,7 +32,7 @@ def below_floor(key: object, newest: int) -> BelowFloor:
 def used_twice(key: object) -> OperatorUsedTwice:
     """The error of an attempt whose log belongs to another process of the same attempt."""
     return OperatorUsedTwice(
-        f"two processes of one task attempt ask as {key}",
+        f"two processes of one task attempt both ask as {key}",
         remedy="give one of the two functions that you hand to Spark another name: "
         'causal.operator(fn, name="...")',
     )

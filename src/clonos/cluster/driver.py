@@ -44,12 +44,12 @@ LISTENERS_S: Final = 1.0
 
 
 class RunningJob(RunningPast):
-    """A job at work. Made by ``Job.start``; its loop is a thread of the driver.
+    """A running job, as ``Job.start`` returns it; its loop is a thread of the driver.
 
     Parameters
     ----------
     compiled, spark
-        What to run and in which session.
+        What to run, and in which session.
     journal
         Where the house-keeper keeps its journal: a local folder (the checkpoint's by default, if
         that is local), or ``postgresql://user@host/database``, which outlives this machine.
@@ -65,12 +65,12 @@ class RunningJob(RunningPast):
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False: they may leave it unencrypted.
     batch_rows_max, linger_ms
-        The maximum of rows that a source puts into a batch, and how long it waits for them.
+        The most rows that a source puts into a batch, and how long it waits for them.
     silence_s
-        A slot that is silent for this long is given up although its connection stands; after a
-        fifth of this if a recovery awaits its answer. A slot is silent when its process is frozen,
-        or while native code keeps all other threads from running. On a busy machine, where all
-        processes are late, the time is longer, up to 10 s.
+        A slot that is silent for this long is given up although its connection stands; if a
+        recovery awaits its answer, after a fifth of this. A slot is silent when its process is
+        frozen, or while native code keeps all other threads from running. On a busy machine, where
+        all processes are late, the time is longer, up to 10 s.
     answer_s
         How long a recovery waits for a slot that is not silent but does not answer, for example
         because it restores its state. Then that slot is given up, too.
@@ -80,7 +80,7 @@ class RunningJob(RunningPast):
         Time from one progress report to the next.
     sole_driver
         You make sure that no two drivers of this job ever run at once. Needed if the file system of
-        the checkpoint cannot refuse one of two that start at the same moment; object stores cannot.
+        the checkpoint cannot refuse one of two that start at the same moment, as object stores.
     ui_port
         Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
         ends; :attr:`ui_url` says where. Default: no page.
@@ -88,7 +88,7 @@ class RunningJob(RunningPast):
         The graph may differ from that of the checkpoint: in parallelism, or by operators that were
         added, removed or changed. The job must have settled; see :meth:`stop`.
     drop_state, renamed
-        With `upgrade`: operators whose state may be lost; by former name, their present names.
+        With `upgrade`: operators whose state may be lost; present names, by former name.
     profile
         PySpark's ``ResourceProfile`` for the slots, as for ``mapInArrow``: with ``cpus(0.25)`` four
         slots share a core. Not every master supports it; see ``docs/deploy.md``.
@@ -226,7 +226,7 @@ class RunningJob(RunningPast):
         Raises
         ------
         BadDuration
-            `settle` is no duration.
+            `settle` is not a duration.
 
         Examples
         --------
@@ -269,7 +269,7 @@ class RunningJob(RunningPast):
         drop_state
             Names of operators whose state may be lost.
         renamed
-            By former name, the names that operators have now: ``{"score": "scoring"}``.
+            The present names of operators, by former name: ``{"score": "scoring"}``.
         within
             How long the job may take to settle.
 
@@ -289,10 +289,10 @@ class RunningJob(RunningPast):
         self._replace(lambda: job.graph, parse_duration(within) / 1000, of_state)
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
-        """Go on with what a branch has tried; see :meth:`upgrade`.
+        """Go on with the functions that a branch has tried; see :meth:`upgrade`.
 
-        Its functions replace those of the job, from the first row on that the job has not taken.
-        The job keeps its own state: nothing that the branch has made from the past gets into it.
+        They replace those of the job, from the first row that the job has not taken.
+        The job keeps its own state: nothing that the branch has computed gets into it.
 
         Parameters
         ----------
@@ -466,7 +466,7 @@ class RunningJob(RunningPast):
         Parameters
         ----------
         timeout_s
-            How long it may take. Slots that are new by then stay so.
+            How long it may take. Slots that have been started anew by then stay.
 
         Raises
         ------
@@ -490,7 +490,7 @@ class RunningJob(RunningPast):
     def on_event(self, listener: Callable[[JobEvent], Any]) -> None:
         """Call `listener` with every event of the job from now on: recoveries, floors, ...
 
-        It is called in the driver's loop and must be quick. What it raises is logged.
+        It is called in the driver's loop and must be quick. Its exceptions are logged.
         """
         self.observer.listeners = (*self.observer.listeners, listener)
 
@@ -553,7 +553,7 @@ class RunningJob(RunningPast):
 
     @property
     def term(self) -> int:
-        """How often the job was started with its checkpoint."""
+        """How many times the job was started with its checkpoint."""
         return self._setup.node.coordinator.term
 
     @property
@@ -563,7 +563,7 @@ class RunningJob(RunningPast):
 
     @property
     def strangers_refused(self) -> int:
-        """How many connections to the driver were not of this job's processes."""
+        """How many connections to the driver did not come from this job's processes."""
         return self._plane.strangers_refused
 
 

@@ -53,7 +53,7 @@ class Plans:
         rows = self.rows(vertex)
         if require_asked_once(_before(vertex)) and process.access() is None:
             raise causal.NotConnected(
-                "its functions ask for what has to be logged, and this driver has no log",
+                "its functions ask for values that have to be logged, and this driver has no log",
                 where=vertex.name,
                 remedy="call causal.start(spark, directory) before; job.start and job.run do so by "
                 "themselves",

@@ -1,7 +1,7 @@
 """Every error that clonos raises to its users. Each says what happened, where, and what to do.
 
-``docs/errors.md`` lists them. What other modules define reaches users only as the cause of one of
-these. This one imports nothing else of clonos.
+``docs/errors.md`` lists them. Errors that other modules define reach users only as the cause of one
+of these. This module imports nothing else of clonos.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WrongType(DefinitionError):
 
 
 class NotPicklable(DefinitionError):
-    """A function, or what it uses, cannot be sent to the slots; raised when the job starts."""
+    """A function, or something it uses, cannot be sent to the slots; raised when the job starts."""
 
 
 class BadSchema(DefinitionError):
@@ -124,11 +124,11 @@ class CannotRewind(ClonosError):
 
 
 class CannotReplace(ClonosError):
-    """A replacement does not fit in the place of what it replaces."""
+    """A replacement does not fit in the place of the code that it replaces."""
 
 
 class CannotRedact(ClonosError):
-    """Values cannot be replaced in what a bundle would have; there is no bundle."""
+    """Values cannot be replaced in a bundle, so there is no bundle."""
 
 
 class NotSettled(ClonosError):
@@ -161,7 +161,7 @@ class OperatorError(ClonosError):
 
 
 class ExpressionFailed(OperatorError):
-    """A column expression has no value for a row; Spark would raise the condition it names."""
+    """A column expression has no value for a row; the error names the condition in Spark."""
 
 
 class BrokenLine(ClonosError):
@@ -173,7 +173,7 @@ class SourceError(ClonosError):
 
 
 class StateMismatch(ClonosError):
-    """A stored state was written by operators other than those that read it."""
+    """A stored state was written by other operators than those that read it."""
 
 
 class UnencodableValue(ClonosError):
@@ -186,7 +186,7 @@ class UnencodableValue(ClonosError):
 
 
 class EffectUnknown(ClonosError):
-    """An effect may have been made, and nobody can tell; or its answer cannot be kept."""
+    """An effect may have been made, but nobody can tell; or its answer cannot be kept."""
 
     usual_remedy = (
         "find out by its key or its arguments whether it was made; give check=, a function that "
@@ -254,7 +254,7 @@ class OrphanedOutput(ClonosError):
 
 
 class NotFound(DefinitionError):
-    """Nothing has this name, or it is something else."""
+    """Nothing has this name, or it is a name of something else."""
 
 
 class BadDirectory(DefinitionError):
@@ -322,7 +322,7 @@ class SparkStopped(ClonosError):
 
 
 class JobCancelled(ClonosError):
-    """Somebody has cancelled Spark jobs of a clonos job: in Spark's UI, by group, tag or number,
+    """Somebody has cancelled Spark jobs of a Clonos job: in Spark's UI, by group, tag or number,
     or all of them."""
 
 
@@ -331,7 +331,7 @@ class SlotsLost(ClonosError):
 
 
 class SlotBroken(ClonosError):
-    """The loop of a slot has raised, not the user's code in it: a bug in clonos."""
+    """The loop of a slot raised (and not the user's code in it): a bug in clonos."""
 
 
 class OtherVersion(ClonosError):
@@ -449,7 +449,7 @@ class UnreadableObjects(ClonosError):
 
 
 class UnreadableTerm(ClonosError):
-    """It cannot be told which driver a checkpoint belongs to."""
+    """It is not known to which driver a checkpoint belongs."""
 
 
 class OtherJournal(ClonosError):

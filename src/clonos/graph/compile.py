@@ -330,9 +330,9 @@ def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) 
         if (graph.options.guarantee, graph.options.on_orphan) != ("exactly_once", "consistency"):
             raise BadGraph(
                 "an effect needs guarantee='exactly_once' and on_orphan='consistency': otherwise "
-                "rows may be counted twice after a failure, and their effects be made twice",
+                "rows may be counted twice after a failure, and their effects made twice",
                 where=vertex.name,
-                remedy="leave both at their defaults, or make a plain call of it",
+                remedy="leave both at their defaults, or make it a plain call",
             )
 
 

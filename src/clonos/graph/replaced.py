@@ -111,7 +111,7 @@ def _asking(name: str, policy: Policy, fn: Any) -> Policy:
             f"{function_name(other.fn)} is {other.fingerprint}, and what it would replace is "
             f"{policy.fingerprint}",
             where=name,
-            remedy="declare it, with @clonos.effect(...) or without, as that is declared",
+            remedy="declare both in the same way: with @clonos.effect(...), or without",
         )
     return other
 

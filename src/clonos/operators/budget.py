@@ -77,13 +77,13 @@ def require_budget(budget: object, cost: object, tokens: object, where: str) -> 
         raise WrongType(
             f"tokens={tokens!r}",
             where=where,
-            remedy="give how many tokens a call takes, or a function of its answer",
+            remedy="give the number of tokens of a call, or a function of its answer",
         )
     if cost is not None and not callable(cost) and not (is_number(cost) and cost >= 0):
         raise WrongType(
             f"cost={cost!r}",
             where=where,
-            remedy="give what a call costs, or a function of its answer",
+            remedy="give the cost of a call, or a function of its answer",
         )
     if is_number(cost) and 0 < cost < 1 / MICROS:
         raise WrongType(
@@ -102,13 +102,13 @@ def require_budget(budget: object, cost: object, tokens: object, where: str) -> 
         )
     if budget.cost is not None and cost is None:
         raise WrongType(
-            "a budget for costs, and nothing says what a call costs",
+            "a budget for costs, but nothing says what a call costs",
             where=where,
             remedy="give cost=, a number or a function of the answer",
         )
     if budget.tokens is not None and tokens is None:
         raise WrongType(
-            "a budget for tokens, and nothing says how many a call takes",
+            "a budget for tokens, but nothing says how many a call takes",
             where=where,
             remedy="give tokens=, a number or a function of the answer",
         )

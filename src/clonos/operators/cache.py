@@ -53,7 +53,7 @@ class Cache:
                 remedy='write clonos.Cache("redis://host:6379/0", "name") or "postgresql://..."',
             )
         if not isinstance(name, str) or not name:
-            raise WrongType(f"name={name!r}", where="Cache", remedy="say whose questions they are")
+            raise WrongType(f"name={name!r}", where="Cache", remedy="give a name that is not empty")
 
     def __repr__(self) -> str:
         parts = urlsplit(self.url)

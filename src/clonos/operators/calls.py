@@ -399,7 +399,7 @@ class CallOperator(Operator):
             raise type(error)(what, where=self.info.where, remedy=error.remedy)
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
         remedy = (
-            "give on_error=, a function that makes something of a row whose call has failed, or "
+            "give on_error=, a function that gives an answer for a row whose call has failed, or "
             'set on_bad_record="drop" to skip such rows, or "keep" to have them as a stream, '
             "job.bad_records"
         )

@@ -119,7 +119,7 @@ def _require_plain(fn: object, where: str) -> None:
     if inspect.iscoroutinefunction(fn) or isinstance(fn, Service):
         kind = "clonos.Service" if isinstance(fn, Service) else "coroutine function"
         raise WrongType(
-            f"a {kind} is given, and a step awaits nothing",
+            f"a {kind} is given, but a step awaits nothing",
             where=where,
             remedy="use map_async or with_column_async, or write a plain function",
         )

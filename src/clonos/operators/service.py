@@ -328,7 +328,7 @@ def policy_of(
     _require_function(fn, where)
     for name, number in (("in_flight", in_flight), ("attempts", attempts)):
         if type(number) is not int or number < 1:
-            raise WrongType(f"{name}={number!r}", where=where, remedy="give a number from 1 on")
+            raise WrongType(f"{name}={number!r}", where=where, remedy="give a number of 1 or more")
     if per_second is not None and not (is_number(per_second) and per_second > 0):
         raise WrongType(
             f"per_second={per_second!r}", where=where, remedy="give a number above 0, or None"
@@ -437,7 +437,9 @@ def of_several(policy: Policy, batch: int | None, within: Duration | None, where
             )
         return policy
     if type(batch) is not int or batch < 1:
-        raise WrongType(f"batch={batch!r}", where=where, remedy="give a number from 1 on, or None")
+        raise WrongType(
+            f"batch={batch!r}", where=where, remedy="give a number of 1 or more, or None"
+        )
     if policy.cache_ttl_s is not None:
         raise WrongType(
             "cache_ttl= remembers what a row asks, but with batch= several ask together",

@@ -212,7 +212,7 @@ class Replay:
         one = self[task]
         if to < one.restored_at:
             raise NothingToReplay(
-                f"step {to} is before the beginning, which is behind step {one.restored_at}",
+                f"step {to} is before the beginning, which is after step {one.restored_at}",
                 where=one.name,
                 remedy="begin at an earlier point, if the job keeps its past: clonos history DIR",
             )
@@ -262,7 +262,7 @@ class Replay:
         waiting = [task for task in self if not task.is_at_the_end]
         if waiting:
             raise ClonosError(
-                f"the log knows {waiting[0].log_ends_at} steps, and the input of step "
+                f"the log has {waiting[0].log_ends_at} steps, and the input of step "
                 f"{waiting[0].position + 1} is not made again",
                 where=waiting[0].name,
                 remedy="report this as a bug",

@@ -60,7 +60,7 @@ def sent_since(
                 _take(replay[step.task], taken, found)
     except (Divergence, NothingToReplay) as error:
         raise CannotRewind(
-            f"what it has made since cannot be made again: {error.what}",
+            f"its output since then cannot be made again: {error.what}",
             where=error.where,
             remedy="give the tasks that stay the functions and the rows that they had; or take the "
             "whole job back",

@@ -201,7 +201,7 @@ def _unbundled(compiled: CompiledJob, bundle: Bundle, at: At | None) -> Past:
             raise NothingToReplay(
                 "a bundle begins where it was made to begin",
                 where=bundle.path,
-                remedy="do not say when (at)",
+                remedy="leave out at=",
             )
         bundle.require(compiled)
         keeper = house_keeper(compiled.plan)

@@ -144,7 +144,7 @@ def _superseded(compiled: CompiledJob, section: Collection[int] | None) -> tuple
             raise CannotRewind(
                 f"a sink of kind {kind} cannot take its output back",
                 where=name,
-                remedy="leave outputs= at 'keep', and deal with what was delivered since yourself",
+                remedy="leave outputs= at 'keep', and deal yourself with later output",
             )
     return tuple(found)
 

@@ -98,7 +98,7 @@ def _unusable(folder: Path, error: OSError) -> UnusableStore:
     return UnusableStore(
         f"the folder {folder} for state on the local disk cannot be used: "
         f"{error.strerror or error}",
-        remedy="give clonos.Job(local_dir=...), a folder that executors may make and write",
+        remedy="give clonos.Job(local_dir=...), a folder that executors may create and use",
     )
 
 

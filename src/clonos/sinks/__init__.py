@@ -60,7 +60,7 @@ def console() -> SinkSpec:
 def callback(fn: Callable[..., Any]) -> SinkSpec:
     """Call ``fn(batch)`` in the driver with each delivered ``pyarrow.RecordBatch``.
 
-    A driver that is started again gives `fn` again what its journal still has.
+    A driver that is started again gives `fn` the rows that its journal still has once more.
 
     Examples
     --------
@@ -305,7 +305,7 @@ def http(
     Each request has a unique name, which stays the same when the request is sent again because a
     task died or an answer was lost. So the service gets each row at least once, and exactly once if
     it ignores requests whose name it knows. A task sends one request after the other, in order.
-    Temporary failures (no answer, 429, 5xx, also 408 and 425) are retried without limit, and not
+    Temporary failures (no answer, 408, 425, 429, 5xx) are retried without limit, and not
     before ``Retry-After``.
 
     Parameters
@@ -344,7 +344,7 @@ def http(
 
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise WrongType("the url is not one", where="http", remedy='write "https://host/path"')
+        raise WrongType("this is not a URL", where="http", remedy='write "https://host/path"')
     if parts.username is not None:
         raise WrongType(
             "the url has a user, which would not be sent",
@@ -387,7 +387,7 @@ def transactional(
         ``lane.incarnation`` under ``lane.name`` in the store; if a higher one is recorded, it
         raises :class:`clonos.Fenced`. From then on no older life may be able to commit.
     last_key
-        ``last_key(db, lane)`` returns the mark that `write` has left; None: nothing was written.
+        ``last_key(db, lane)`` returns the mark that `write` has left; None if nothing was written.
     write
         ``write(db, lane, outputs, before, last)`` does this in *one* transaction: it checks that
         the incarnation is ``lane.incarnation`` and the mark is `before`, and otherwise raises

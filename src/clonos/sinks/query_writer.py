@@ -68,7 +68,7 @@ def claim(table: Table, schema: pa.Schema, query: str) -> None:
         raise BadSchema(
             f"the table has columns {_shown(table.schema)}, the query gives {_shown(schema)}",
             where=table.path,
-            remedy="let other columns begin in a folder of their own, with a new checkpoint",
+            remedy="write other columns into a folder of their own, with a new checkpoint",
         )
     if table.ended:
         raise OutputExists(

@@ -312,7 +312,7 @@ class TableWriter:
         return table.ended or bool(table.segments() or table.removed)
 
     def foreign(self) -> str | None:
-        return None  # who reads a table reads its segments, and nothing else
+        return None  # readers of a table read its segments, and nothing else
 
     def claim(self, schema: pa.Schema, owner: str) -> None:
         self._table.create(schema, owner)
@@ -354,7 +354,7 @@ def _exists(writer: Writer) -> OutputExists:
 
 def _mixed(path: str, other: str) -> OutputExists:
     return OutputExists(
-        f"the folder has {other!r}, and who reads the folder would take it for output",
+        f"the folder has {other!r}, which its readers would take for output",
         where=path,
         remedy="give a folder that is empty or does not exist",
     )

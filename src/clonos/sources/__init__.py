@@ -102,7 +102,7 @@ def files(path: str | Path, format: str = "text", schema: Any = None) -> SourceS
         "text" (a column ``value``), "json" (an object per line), "csv" (with a header line), or
         "parquet".
     schema
-        The schema of the rows; without it, JSON and CSV schemas are guessed from the first lines.
+        The schema of the rows; without it, JSON and CSV schemas are inferred from the first lines.
     """
     require_types(files, locals())
     if format not in _FORMATS:

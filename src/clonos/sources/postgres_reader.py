@@ -350,7 +350,7 @@ class PostgresReader(CutReader):
             )
             if found.execute("select pg_is_in_recovery()").fetchone()[0]:
                 raise SourceError(
-                    "this is a replica: it does not show who is writing",
+                    "this is a replica: it does not show what is being written",
                     where=self._query.server.place,
                     remedy="name the primary server, with target_session_attrs=read-write",
                 )

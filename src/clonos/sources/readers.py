@@ -155,7 +155,7 @@ class BufferedReader(BaseReader):
                 skipped = self.read(rows_consumed, 0.0)
             except EndOfInput:
                 raise SourceError(
-                    f"the source has {rows_consumed} rows less than it had delivered",
+                    f"the source has {rows_consumed} fewer rows than it had delivered",
                     remedy="do not change the data of a source while a job reads it",
                 ) from None
             assert skipped is not None

@@ -98,7 +98,7 @@ class Streams:
     def __post_init__(self) -> None:
         if urlsplit(self.url or "").scheme not in {"redis", "rediss", "unix"}:
             raise WrongType(
-                "the url is not one of Redis", where="redis", remedy='write "redis://host:6379/0"'
+                "this is not a Redis URL", where="redis", remedy='write "redis://host:6379/0"'
             )
 
     @property

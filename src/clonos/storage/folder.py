@@ -80,7 +80,7 @@ class Folder:
         return self._give(path, content, self.files.name) is not False
 
     def keep(self, name: str, content: Any, is_same: Callable[[pa.Buffer], bool]) -> None:
-        """Make sure that the file exists and is durable, whoever has written it.
+        """Make sure that the file exists and is durable, no matter which process has written it.
 
         A file that is found under the name is verified: an empty or unreadable one is replaced.
 
