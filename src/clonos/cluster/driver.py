@@ -80,7 +80,7 @@ class RunningJob(RunningPast):
         Time from one progress report to the next.
     sole_driver
         You make sure that no two drivers of this job ever run at once. Needed if the file system of
-        the checkpoint cannot refuse one of two that start at the same moment, as object stores.
+        the checkpoint cannot refuse one of two that start at once; object stores cannot.
     ui_port
         Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
         ends; :attr:`ui_url` says where. Default: no page.
