@@ -22,7 +22,8 @@ def running(monkeypatch):
     """It does not end, whatever it is told."""
     monkeypatch.setattr(driver, "STOP_S", 0.0)
     told: list[Any] = []
-    setup = SimpleNamespace(inbox=SimpleNamespace(put=told.append), told=told)
+    directory = SimpleNamespace(hurry=lambda: None)
+    setup = SimpleNamespace(inbox=SimpleNamespace(put=told.append), told=told, directory=directory)
     monkeypatch.setattr(driver, "DriverSetup", lambda *_, **__: setup)
     monkeypatch.setattr(driver.RunningJob, "_is_driven_by", driven_by)
     return driver.RunningJob(job().compile(), None)
@@ -30,7 +31,7 @@ def running(monkeypatch):
 
 def driven_by(self: Any, setup: Any) -> None:
     self._setup, self.run_id = setup, "run"
-    self._loop = SimpleNamespace(over=threading.Event(), error=None)
+    self._loop = SimpleNamespace(over=threading.Event(), error=None, awaited="")
 
 
 def job() -> clonos.Job:

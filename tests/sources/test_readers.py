@@ -148,7 +148,7 @@ def test_bad_files(tmp_path):
     with pytest.raises(BadSchema, match="guess"):
         clonos.sources.files(str(tmp_path), format="json")
     reader = clonos.sources.files(str(tmp_path)).reader(0, 1)
-    with pytest.raises(SourceError, match="less than"):
+    with pytest.raises(SourceError, match="fewer rows than"):
         reader.open(5)
     reader.open(0)
     with pytest.raises(SourceError, match="before the 5"):

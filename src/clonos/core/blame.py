@@ -344,7 +344,7 @@ def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> l
     Examples
     --------
     >>> _with([Suspect(Rows(7, 1, 9), 1, 1)], Rows(7, 4, 20), 1)
-    [Suspect(rows=Rows(channel=7, first=4, last=9), deaths=2, lives=2)]
+    [Suspect(rows=Rows(channel=7, first=4, last=9), deaths=2, lives=2, hold_ms=0)]
     """
     common = [suspect.rows.common(rows) for suspect in suspects]
     if not any(common):
