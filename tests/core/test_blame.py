@@ -217,6 +217,13 @@ def test_who_dies_within_a_step_while_a_call_is_made_may_have_died_of_the_step(d
     assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1, 1),))
 
 
+def test_a_step_is_over_when_a_call_is_announced_after_it(deaths):
+    """Calls are made between steps. That the step was survived may be told later, or never."""
+    deaths.announces(ROWS)
+    deaths.announces(CALL)
+    assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(CALL, 1, 1),))
+
+
 @pytest.mark.parametrize("spoil", ["works", "executor", "given up"])
 def test_deaths_that_have_another_reason_are_not_told(deaths, spoil):
     for n in range(1, 3 * OUTSIDE_MANY):

@@ -98,9 +98,9 @@ class _Case:
 
     ``within``: the announced step that is under way; ``calling``: the only call that the slot
     makes, since ``since_ms``; ``takes_ms``: after how long lives have died within a call, at most.
-    ``deaths``, ``outside``, ``together``: how many deaths within announced
-    steps, outside of them, and outside of them with the executor, have counted since the task was
-    last clear. ``is_held``: its life was told to make no calls at first.
+    ``deaths``, ``outside``, ``together``: how many deaths within announced steps, outside of them,
+    and outside of them with the executor, have counted since the task was last clear. ``is_held``:
+    its life was told to make no calls at first.
     """
 
     def __init__(self, task: TaskState) -> None:
@@ -129,8 +129,7 @@ class _Death:
     rows or which call it counts, by task; None: it was outside of steps.
 
     Of all of them: ``is_executor``: there were several; ``calls``: what was made; ``held``: whose
-    calls were held back; ``is_within``: one was within a step;
-    ``is_told``: users know.
+    calls were held back; ``is_within``: one was within a step; ``is_told``: users know.
     """
 
     at_ms: int
@@ -166,6 +165,7 @@ class Blame:
         if not report.rows.is_call:
             case.within = report
         elif not report.is_cleared:
+            self._survive(case)  # no step is under way when a slot makes such a call
             case.calling, case.since_ms, case.is_held = report, self._roster.now_ms, False
         else:
             case.calling = None
@@ -176,13 +176,17 @@ class Blame:
         if not self._is_current(slot, report):
             return
         case = self._cases[report.task]
+        self._survive(case)
+        if not report.left:
+            case.machine.on(Clue.ENOUGH)
+            case.clear()
+
+    def _survive(self, case: _Case) -> None:
+        """The announced step, if any, is over."""
         done, case.within = case.within, None
         if done is not None:
             rest = ((suspect, suspect.rows.after(done.rows)) for suspect in case.suspects)
             self._suspect(case, [s._replace(rows=rows) for s, rows in rest if rows is not None])
-        if not report.left:
-            case.machine.on(Clue.ENOUGH)
-            case.clear()
 
     def _suspect(self, case: _Case, suspects: list[Suspect]) -> None:
         """These rows and calls are still suspect."""
