@@ -214,7 +214,7 @@ class Client:
     def _silent(self, stream: Outgoing) -> PeerUnreachable:
         if stream.state is State.OPENING and not stream.is_connected:
             return CannotConnect(
-                f"cannot connect to {self.address}: nothing comes back within {self._reply_s:g} s",
+                f"cannot connect to {self.address}: nothing comes back within {self._reply_s:g} s"
             )
         return PeerUnreachable(f"no reply within {self._reply_s:g} s from {self.address}")
 

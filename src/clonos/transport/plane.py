@@ -270,9 +270,7 @@ class Plane:
         """End streams whose peers do not answer: TCP itself would take a quarter of an hour."""
         for stream in [s for s in self._streams if is_silent(s.connection)]:
             self._things += stream.end(
-                CannotConnect(
-                    f"{self.address} and {stream.peer} do not reach each other any more",
-                )
+                CannotConnect(f"{self.address} and {stream.peer} do not reach each other any more")
             )
 
     def _enforce_deadlines(self) -> None:
@@ -287,7 +285,7 @@ class Plane:
                 self._things += stream.end(
                     CannotConnect(
                         f"{self.address} cannot connect to {stream.peer}: nothing comes back "
-                        f"within {CONNECT_S:g} s",
+                        f"within {CONNECT_S:g} s"
                     )
                 )
             elif now - since > OPEN_S:
