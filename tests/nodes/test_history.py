@@ -26,7 +26,7 @@ from clonos.nodes.commits import ROTATE_BYTES
 from clonos.nodes.history import AGAIN_S
 from clonos.nodes.layers import GARBAGE_S
 from tests.link import Link
-from tests.nodes.test_driver import World
+from tests.nodes.world import World
 
 
 class KeepingWorld(World):
