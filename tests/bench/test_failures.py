@@ -191,7 +191,7 @@ def test_a_report_is_shown_and_saved(tmp_path):
     report = Report("x", "title", PERCENTILES)
     report.summary("gap (ms)", summarize([1.0, math.inf]), p50=Aim(5.0))
     saved = json.loads(report.save(tmp_path, {"rate": 1.0}).read_text("utf-8"))
-    assert saved["table"][0]["aim"] == "p50 <= 5: missed"
+    assert saved["table"][0]["target"] == "p50 <= 5: missed"
     assert saved["settings"] == {"rate": 1.0}
     assert saved["machine"]["cores"] >= 1
 

@@ -58,7 +58,7 @@ def test_what_is_lost_is_that_of_pairs(tmp_path):
     assert lines["q5"][1] == "+50.0 [+50.0, +50.0]"
     assert lines["mean"][1].startswith("+36.8")  # 1 - 1/sqrt(2.5)
     assert lines["worst"][1] == "+50.0 (q5)"
-    assert lines["aim for mean, worst"][1] == "<= 2: missed, <= 5: missed"
+    assert lines["target for mean, worst"][1] == "<= 2: missed, <= 5: missed"
     assert lines["Clonos on Flink (paper): mean, worst"][1] == "+5.3, +16.0"
     assert report.lines[-1] == ("q5", "0.012; 10", "0.012; 10")
     assert (tmp_path / "overhead.png").exists()

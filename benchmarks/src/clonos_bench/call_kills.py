@@ -48,7 +48,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     line("calls that were open then", lambda f: f"{f.open:,}")
     line("... asked again", lambda f: f"{f.open_again:,}")
     line(
-        f"answered, and asked again (aim {REPEATED} % of these)",
+        f"answered, and asked again (target {REPEATED} % of these)",
         lambda f: f"{f.answered_again} ({REPEATED.judge(f.share)})",
     )
     line("done twice", lambda f: _or_none(f.twice))

@@ -80,7 +80,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _cost(arguments: argparse.Namespace) -> Report:
-    columns = ("", "value", "low", "high", "aim")
+    columns = ("", "value", "low", "high", "target")
     report = Report("cost", "CPU of a call that is answered at once", columns)
     kinds = {
         "calls": (call_jobs.at_once, True),
@@ -125,7 +125,7 @@ def _cpu_s(arguments: argparse.Namespace, spark: Any, fn: Any, *, protected: boo
 
 
 def _hanging(arguments: argparse.Namespace) -> Report:
-    columns = ("", "value", "aim")
+    columns = ("", "value", "target")
     report = Report("hanging", f"while every call takes {HANG_S:g} s", columns)
     with run.paced(100.0) as schedule:
         source = jobs.paced(schedule)

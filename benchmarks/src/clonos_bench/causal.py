@@ -90,7 +90,7 @@ class Enrich:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All of it."""
-    columns = ("", "value", "unit", "aim")
+    columns = ("", "value", "unit", "target")
     report = Report("causal", "causal services in plain PySpark", columns)
     data: dict[str, Any] = {}
     with run.session("local[1]") as spark:

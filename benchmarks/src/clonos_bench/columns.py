@@ -60,7 +60,7 @@ def as_functions(bids: Any) -> Any:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """A line per size of a batch."""
-    columns = ["rows", "columns, µs", "functions, µs", "times as fast", "aim"]
+    columns = ["rows", "columns, µs", "functions, µs", "times as fast", "target"]
     report = Report("columns", "a condition and three columns, per batch", columns)
     with run.session("local[1]", config={"spark.sql.session.timeZone": "UTC"}):
         lines = {kind: _operators(build) for kind, build in _KINDS.items()}

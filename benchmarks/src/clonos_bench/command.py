@@ -77,7 +77,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Measure; 0 if all output was right (whether or not the aims are met)."""
+    """Measure; 0 if all output was right (whether or not the targets are met)."""
     parser = argparse.ArgumentParser(prog="clonos-bench", description=__doc__)
     commands = parser.add_subparsers(dest="measurement", metavar="MEASUREMENT")
     for name, (module, summary) in _ALL.items():

@@ -74,7 +74,7 @@ IN_TIME_MS: Final = 200.0
 """No blow before every partition's newest output is at most so late."""
 _LOOK_S: Final = 0.05
 _COLUMNS: Final = (
-    "failure", "standbys", "n", "detected", "live", "gap", "late", "normal", "aim",
+    "failure", "standbys", "n", "detected", "live", "gap", "late", "normal", "target",
 )  # fmt: skip
 _DEEP: Final = ("map", "state", "sink")
 

@@ -34,7 +34,7 @@ from clonos_bench.watch import Watch
 
 GAP: Final = Aim(20.0)
 """Median gap of a move."""
-_COLUMNS: Final = ("what", "n", "gap p50", "gap p99", "late", "took", "aim")
+_COLUMNS: Final = ("what", "n", "gap p50", "gap p99", "late", "took", "target")
 _WITHIN_S: Final = 0.5
 """Where nothing moves, the longest pause of so long is looked at."""
 

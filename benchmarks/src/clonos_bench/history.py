@@ -63,7 +63,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _keeping(arguments: argparse.Namespace) -> Report:
-    columns = ("", "value", "low", "high", "aim")
+    columns = ("", "value", "low", "high", "target")
     report = Report("keeping", "cost of keeping a history", columns)
     pairs: list[tuple[run.Used, run.Used]] = []
     kept: list[float] = []

@@ -147,7 +147,7 @@ def _fast_rows(arguments: argparse.Namespace, kind: str) -> tuple[np.ndarray[Any
 
 
 def _cost(arguments: argparse.Namespace) -> Report:
-    columns = ("", "value", "low", "high", "aim")
+    columns = ("", "value", "low", "high", "target")
     report = Report("cost", "without markers beside markers", columns)
     used: dict[str, list[run.Used]] = {kind: [] for kind in KINDS}
     cores = _keyed(arguments, "marked").cores()

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Report:
     """A B A B ..., then one run that shows how large the logs are."""
     out = run.folder(arguments, "overhead")
-    columns = ("", "value", "low", "high", "aim")
+    columns = ("", "value", "low", "high", "target")
     report = Report("overhead", "overhead of causal log, checkpoints, standbys", columns)
     slots = _job(arguments, protected=True, checkpoint_ms=1).cores()
     pairs: list[tuple[run.Used, run.Used]] = []

@@ -155,7 +155,7 @@ def worst_of_steps(times: Series, values: Series) -> tuple[Series, Series]:
 def histograms(
     path: Path, measures: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str
 ) -> None:
-    """One histogram per measure: name -> (values, aims drawn as lines)."""
+    """One histogram per measure: name -> (values, targets drawn as lines)."""
     figure, panels = _figure(len(measures), 1.0 + 2.4 * len(measures))
     for axes, (name, (values, aims)) in zip(panels, measures.items(), strict=True):
         finite = [v for v in values if np.isfinite(v)]
@@ -163,7 +163,7 @@ def histograms(
             axes.hist(finite, bins=min(60, 5 + len(finite)), color=_INK, alpha=0.85)
         for aim in aims:
             axes.axvline(aim, color=_AIM, linewidth=1.2)
-            axes.text(aim, axes.get_ylim()[1], f" aim {aim:g}", color=_AIM, va="top", fontsize=8)
+            axes.text(aim, axes.get_ylim()[1], f" target {aim:g}", color=_AIM, va="top", fontsize=8)
         axes.set_xlabel(name)
         axes.set_ylabel("count")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")

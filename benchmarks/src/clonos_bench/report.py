@@ -57,7 +57,7 @@ class Report:
     columns
         Of the table, the first being what a line is about.
     ok
-        False if the output was wrong; an aim that is missed is no error.
+        False if the output was wrong; a target that is missed is no error.
     parts
         Further reports of the same measurement.
     """
@@ -90,7 +90,7 @@ class Report:
     def show(self, console: Console) -> None:
         table = Table(title=self.title, title_justify="left")
         for i, column in enumerate(self.columns):
-            numeric = i > 0 and column != "aim"
+            numeric = i > 0 and column != "target"
             table.add_column(column, justify="right" if numeric else "left")
         for line in self.lines:
             table.add_row(*map(escape, line))
@@ -139,7 +139,7 @@ class Report:
         return path
 
 
-PERCENTILES = ("", "n", "p50", "p90", "p99", "max", "aim")
+PERCENTILES = ("", "n", "p50", "p90", "p99", "max", "target")
 """Columns of a table of summaries."""
 
 

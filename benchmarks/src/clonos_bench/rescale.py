@@ -18,11 +18,11 @@ from clonos_bench.statistics import spread
 from clonos_bench.watch import Watch
 
 PAUSE: Final = Aim(300.0)
-"""Median pause; the aim is for 1 GB of state."""
+"""Median pause; the target is for 1 GB of state."""
 AFTER_S: Final = 3.0
 """Rows that are delivered until so long after a change may have waited for it."""
 PATIENCE_S: Final = 120.0
-_COLUMNS: Final = ("tasks", "n", "pause", "late", "call", "aim")
+_COLUMNS: Final = ("tasks", "n", "pause", "late", "call", "target")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

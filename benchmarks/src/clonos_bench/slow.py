@@ -46,7 +46,7 @@ PIECE_S: Final = 0.001
 PERIOD_S: Final = 0.04
 """So often a slow process is stopped: too briefly for anybody to take it for dead."""
 TASK: Final = "state[0]"
-_COLUMNS: Final = ("speculation", "n", "noticed", "over", "normal, s", "kept, %", "aim")
+_COLUMNS: Final = ("speculation", "n", "noticed", "over", "normal, s", "kept, %", "target")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All programs in turn."""
-    columns = ["seconds", "runs", "min", "median", "max", "aim"]
+    columns = ["seconds", "runs", "min", "median", "max", "target"]
     report = Report("start", "From nothing to a job that lives", columns)
     found: dict[str, list[list[float]]] = {}
     for _ in range(arguments.rounds):

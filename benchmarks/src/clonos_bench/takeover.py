@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Kill drivers in turn, with the journal in each of its stores; then time commits."""
-    columns = ["seconds from the kill to ...", "kills", "min", "median", "max", "aim"]
+    columns = ["seconds from the kill to ...", "kills", "min", "median", "max", "target"]
     report = Report("takeover", "A driver is killed", columns)
     with contextlib.ExitStack() as stack:
         dsn = arguments.dsn or stack.enter_context(server())

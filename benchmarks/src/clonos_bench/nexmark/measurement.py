@@ -90,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             f"there is no part {', '.join(unknown)}", remedy=f"use {', '.join(_PARTS)}"
         )
     out = run.folder(arguments, "nexmark")
-    columns = ("", "events/s", "ns/event", "CPU", "rows out", "aim")
+    columns = ("", "events/s", "ns/event", "CPU", "rows out", "target")
     report = Report("nexmark", f"Nexmark, {arguments.events:,} events", columns)
     chosen = {name: _query(name) for name in arguments.queries.split(",")}
     rates, details = _rates(report, asked, chosen, arguments)

@@ -59,7 +59,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     kills = _supervise(arguments, folder)
     diary = [json.loads(line) for line in (folder / "diary.jsonl").read_text().splitlines()]
     title = f"soak: {arguments.minutes:g} minutes, a fault every {arguments.mean_s:g} s"
-    report = Report("soak", title, ("", "n", "worst (s)", "aim"))
+    report = Report("soak", title, ("", "n", "worst (s)", "target"))
     _report(report, diary, kills, arguments.minutes)
     _plot(folder / "soak.png", diary, kills, title)
     return report

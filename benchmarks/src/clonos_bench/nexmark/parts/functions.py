@@ -224,7 +224,7 @@ def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
     del chosen, out
     title = f"Functions in Python, {arguments.events:,} events"
     columns = ("", "ours, events/s", "CPU", "PySpark, events/s", "CPU", "times as fast")
-    report = Report("functions", title, (*columns, "times less CPU", "aim"))
+    report = Report("functions", title, (*columns, "times less CPU", "target"))
     ours: dict[str, list[Ran]] = {name: [] for name in CASES}
     theirs: dict[tuple[str, str], list[Ran]] = {}
     with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
@@ -249,7 +249,7 @@ def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
             report.add(f"{name}; {way}", *line, aim)
     report.notes.append(
         f"median of {arguments.runs} runs, each behind one that does not count; with state a tenth "
-        "of the events; CPU: seconds of the whole machine per million events; the aim is for "
+        "of the events; CPU: seconds of the whole machine per million events; the target is for "
         "PySpark's fastest way"
     )
     report.data = {

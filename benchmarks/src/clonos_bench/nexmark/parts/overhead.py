@@ -343,7 +343,7 @@ def _judged(
     done: Mapping[str, Runs],
     names: Sequence[str],
 ) -> None:
-    """The worst query; what was aimed at; what was published of Clonos on Flink."""
+    """The worst query; the targets; what was published of Clonos on Flink."""
     worst, aims, paper = [], [], []
     for name in names[1:]:
         query = max(lost, key=lambda q: lost[q][name].value)
@@ -354,5 +354,5 @@ def _judged(
         aims.append(", ".join(f"{aim}: {aim.judge(value)}" for aim, value in judged))
         paper.append("{:+.1f}, {:+.1f}".format(*PAPER_SAYS[name]) if name in PAPER_SAYS else "")
     report.add("worst", "", *worst)
-    report.add("aim for mean, worst", "", *aims)
+    report.add("target for mean, worst", "", *aims)
     report.add("Clonos on Flink (paper): mean, worst", "", *paper)

@@ -140,7 +140,7 @@ _COLUMNS: Final = (
     "gap max",
     "normal p50",
     "normal max",
-    "aim",
+    "target",
 )
 _RULE: Final = (
     f"gap: longest pause of the output that begins before the kill or within {BEGINS_S:g} s, less "
