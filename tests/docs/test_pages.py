@@ -1,15 +1,17 @@
-"""The code blocks for existing PySpark jobs, of the README too, run as they stand on the page."""
+"""Code blocks for existing PySpark jobs, and for a job to submit, run as they stand on the page."""
 
 from __future__ import annotations
 
 import ast
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.docs.test_tutorial import BLOCK, DOCS
@@ -64,3 +66,10 @@ def test_a_udf_with_a_service(spark, url, tmp_path, page):
         assert [tuple(row) for row in judged.collect()] == [("a", "A"), ("b", "B")]
     finally:
         names["log"].stop()
+
+
+def test_a_job_to_submit(spark, tmp_path, monkeypatch):
+    folders = [str(tmp_path / name) for name in ("checkpoint", "out", "journal")]
+    monkeypatch.setattr(sys, "argv", ["job.py", *folders])
+    run("deploy.md", "sys.argv", {"__name__": "__main__"}, tmp_path)
+    assert pq.read_table(folders[1]).num_rows == 2

@@ -1,4 +1,4 @@
-"""Every code block of the tutorial and of the page about testing runs, in the page's order."""
+"""The code blocks of the tutorial and of pages that need no Spark run, in the page's order."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def test_the_page_about_testing(capsys):
     names = run_blocks(DOCS / "testing.md", with_spark=False)
     assert names["done"].deaths, "something has failed in it"
     assert "seeds=[0]" in capsys.readouterr().out
+
+
+def test_the_page_about_deterministic_stretches(capsys):
+    run_blocks(DOCS / "deterministic.md", with_spark=False)
+    (task,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("map "))
+    assert "none: it follows from the input" in task
 
 
 @pytest.mark.spark
