@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from datetime import date, datetime, timezone
 from decimal import Decimal
+from functools import partial
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -21,6 +24,8 @@ from clonos.errors import (
     WrongType,
 )
 from clonos.testing import Batches, End, Source, StepHarness, check_restore, rows
+
+NEW_YEAR = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
 def program_of(build, schema, **options):
@@ -155,6 +160,11 @@ def test_map_batches():
         run(lambda s: s.map_batches(lambda b: 1), [(1,)], "n long")
 
 
+def with_value(ddl, good, bad, stream):
+    """A column of this type whose value is bad where n is 0."""
+    return stream.with_column(f"m {ddl}", lambda n: good if n else bad, "n", name="bad")
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -175,6 +185,32 @@ def test_map_batches():
         lambda s: s.map(lambda r: r.n or 2**70, "n long", name="bad"),
         lambda s: s.map(lambda r: r.n or 12.99, "n long", name="bad"),
         lambda s: s.with_column("m int", lambda n: n or Decimal("12.99"), "n", name="bad"),
+        *(
+            partial(with_value, ddl, good, bad)
+            for ddl, good, bad in [
+                ("array<long>", [1], [12.99]),
+                ("array<int>", [1], [1, Decimal("12.99")]),
+                ("array<string>", ["a"], "a text"),
+                ("map<string, long>", {"a": 1}, {"a": 12.99}),
+                ("map<string, long>", {"a": 1}, [{"key": "a", "value": 12.99}]),
+                ("map<long, string>", {1: "a"}, [(12.99, "a")]),
+                ("struct<x: long>", {"x": 1}, {"x": 12.99}),
+                ("struct<x: long>", (1,), (12.99,)),
+                ("struct<x: long>", (1,), [("x", 12.99)]),
+                ("array<struct<x: array<long>>>", [{"x": [1]}, None], [{"x": [12.99]}]),
+                ("struct<x: long not null>", {"x": 1}, {"x": None}),
+                ("struct<x: long not null>", None, {}),
+                ("array<struct<x: long not null>>", [(1,)], [None, (None,)]),
+                ("map<string, struct<x: int not null>>", {"a": (1,)}, {"a": (None,)}),
+                ("date", NEW_YEAR, pd.NaT),
+                ("timestamp", NEW_YEAR, pd.NaT),
+                ("array<date>", [date(2020, 1, 1), None], [pd.NaT]),
+                ("timestamp", NEW_YEAR, 1577836800.0),
+                ("string", "a", "\ud800"),
+                ("long", 1, float("nan")),
+                ("decimal(5,2)", Decimal("1.1"), Decimal("1234.5")),
+            ]
+        ),
     ],
 )
 def test_bad_records(build):

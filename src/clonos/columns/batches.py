@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from clonos.columns.digest import content_digest
+from clonos.columns.kept_values import require_nulls_allowed
 from clonos.core.canonical import register
 from clonos.core.program import Batch
 
@@ -71,8 +72,7 @@ def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBat
         columns = [_fit(batch.column(field.name), field) for field in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for field, column in zip(schema, columns, strict=True):
-        if not field.nullable and column.null_count:
-            raise ValueError(f"null in column {field.name!r}, which is not nullable")
+        require_nulls_allowed(field, column)
     return batch
 
 

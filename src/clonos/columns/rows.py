@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.blame import in_short
+from clonos.columns.kept_values import require_kept, require_nulls_allowed
 from clonos.core.canonical import decode, encode, register
 from clonos.errors import CallError, ClonosError
 
@@ -22,8 +23,6 @@ _LAST_US: Final = 253_402_300_799_999_999
 
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The exceptions that Arrow raises for a value that does not fit its column's type."""
-_WHOLE: Final = frozenset({int, type(None)})
-"""Types of which no value has a fraction."""
 
 
 class Row(tuple[Any, ...]):
@@ -136,25 +135,14 @@ def values_of(column: pa.Array) -> list[Any]:
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
-def _require_whole(numbers: Sequence[Any]) -> None:
-    """Arrow cuts off what follows the point: 12.99 would become 12."""
-    if set(map(type, numbers)) <= _WHOLE:
-        return
-    for number in numbers:
-        if number is not None and number != int(number):
-            raise ValueError(f"{number!r} is no whole number")
-
-
 def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     """A column of Python values. Raises `ValueError` if one does not fit."""
     try:
         column = pa.array(values, field.type)
-        if pa.types.is_integer(field.type):
-            _require_whole(values)
+        require_kept(field.type, values)
     except UNFIT as error:
         raise ValueError(f"column {field.name!r} ({field.type}): {error}") from error
-    if not field.nullable and column.null_count:
-        raise ValueError(f"null in column {field.name!r}, which is not nullable")
+    require_nulls_allowed(field, column)
     return column
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import timezone
+from datetime import timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -50,6 +50,9 @@ def asked_to_wait_s(error: BaseException) -> float:
     >>> TooManyRequests.headers = {"retry-after": " 4 "}
     >>> asked_to_wait_s(TooManyRequests())
     4.0
+    >>> TooManyRequests.retry_after = timedelta(seconds=5)
+    >>> asked_to_wait_s(TooManyRequests())
+    5.0
     """
     try:
         said = getattr(error, "retry_after", None)
@@ -72,6 +75,8 @@ def _header(headers: Any) -> Any:
 
 
 def _seconds(said: Any) -> float:
+    if isinstance(said, timedelta):
+        said = said.total_seconds()
     if isinstance(said, (int, float)) and not isinstance(said, bool):
         return min(max(float(said), 0.0), RETRY_AFTER_MAX_S)
     return retry_after_s(said) if isinstance(said, str) else 0.0

@@ -1,0 +1,144 @@
+"""What Arrow does not check when a column is made: values that it would change without a word.
+
+It cuts off what follows the point of a number (12.99 becomes 12), takes pandas' ``NaT`` for a day
+of the year 1, a text for the list of its letters, and nulls in whatever part may have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+
+_WHOLE: Final = frozenset({int, type(None)})
+"""Types of which no value has a fraction."""
+_TIMES: Final = frozenset({date, datetime, type(None)})
+"""Types of which every value is a moment or a day."""
+_TEXTS: Final = frozenset({str, bytes, bytearray})
+
+
+def require_kept(data_type: pa.DataType, values: Sequence[Any]) -> None:
+    """Raise `ValueError` or `TypeError` if a value fits the type only when it is changed.
+
+    `values` can be made an array of the type; what is inside of lists, maps and structs counts.
+
+    Examples
+    --------
+    >>> require_kept(pa.list_(pa.int64()), [[1, 2.0], None])
+    >>> require_kept(pa.list_(pa.int64()), [[1, 2.5]])
+    Traceback (most recent call last):
+    ValueError: 2.5 is no whole number
+    """
+    if pa.types.is_integer(data_type):
+        _require_whole(values)
+    elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
+        _require_times(values)
+    elif pa.types.is_map(data_type):
+        pairs = [pair for value in values if value is not None for pair in _pairs(value)]
+        require_kept(data_type.key_type, [key for key, _ in pairs])
+        require_kept(data_type.item_type, [item for _, item in pairs])
+    elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        _require_lists(values)
+        if _may_change(data_type.value_type):
+            inside = chain.from_iterable(value for value in values if value is not None)
+            require_kept(data_type.value_type, list(inside))
+    elif pa.types.is_struct(data_type):
+        _require_fields(data_type, values)
+
+
+def require_nulls_allowed(field: pa.Field, column: pa.Array) -> None:
+    """Raise `ValueError` if there is a null where the field, or a part of it, may have none.
+
+    Examples
+    --------
+    >>> inner = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    >>> require_nulls_allowed(pa.field("s", inner), pa.array([{"x": None}], inner))
+    Traceback (most recent call last):
+    ValueError: null in column 's.x', which is not nullable
+    """
+    if not field.nullable and column.null_count:
+        raise ValueError(f"null in column {field.name!r}, which is not nullable")
+    if not _has_required(field.type):
+        return
+    if pa.types.is_struct(field.type):
+        alive = column.drop_null()
+        parts = [(part.name, part, alive.field(i)) for i, part in enumerate(field.type)]
+    elif pa.types.is_map(field.type):
+        ends = column.offsets  # items are those of the array of which this is a slice
+        inside = column.items.slice(ends[0].as_py(), ends[-1].as_py() - ends[0].as_py())
+        parts = [("value", field.type.item_field, inside)]
+    else:
+        parts = [("element", field.type.value_field, column.flatten())]
+    for name, part, inside in parts:
+        require_nulls_allowed(part.with_name(f"{field.name}.{name}"), inside)
+
+
+@lru_cache(maxsize=1024)
+def _may_change(data_type: pa.DataType) -> bool:
+    """Whether a value of this type, or in it, can be one that is changed."""
+    is_one = (
+        pa.types.is_integer(data_type)
+        or pa.types.is_date(data_type)
+        or pa.types.is_timestamp(data_type)
+    )
+    return bool(is_one or pa.types.is_nested(data_type))
+
+
+@lru_cache(maxsize=1024)
+def _has_required(data_type: pa.DataType) -> bool:
+    """Whether a part of the type may have no nulls."""
+    if pa.types.is_struct(data_type):
+        parts = list(data_type)
+    elif pa.types.is_map(data_type):
+        parts = [data_type.item_field]
+    elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        parts = [data_type.value_field]
+    else:
+        return False
+    return any(not part.nullable or _has_required(part.type) for part in parts)
+
+
+def _require_whole(numbers: Sequence[Any]) -> None:
+    if set(map(type, numbers)) <= _WHOLE:
+        return
+    for number in numbers:
+        if number is not None and number != int(number):
+            raise ValueError(f"{number!r} is no whole number")
+
+
+def _require_times(values: Sequence[Any]) -> None:
+    if set(map(type, values)) <= _TIMES:
+        return
+    for value in values:
+        if isinstance(value, date):
+            if value != value:  # noqa: PLR0124 - pandas' NaT, which is of no class of ours
+                raise ValueError("NaT is no moment and no day: None is null")
+        elif isinstance(value, float):
+            raise TypeError(f"{value!r} is a number, not a datetime")
+
+
+def _require_lists(values: Sequence[Any]) -> None:
+    if _TEXTS.isdisjoint(map(type, values)):
+        return
+    text = next(value for value in values if type(value) in _TEXTS)
+    raise ValueError(f"{text!r} is a text, not a list")
+
+
+def _require_fields(data_type: pa.DataType, structs: Sequence[Any]) -> None:
+    structs = [struct for struct in structs if struct is not None]
+    structs = [dict(struct) if isinstance(struct, list) else struct for struct in structs]
+    for i, part in enumerate(data_type):
+        if _may_change(part.type):
+            values = [s.get(part.name) if isinstance(s, dict) else s[i] for s in structs]
+            require_kept(part.type, values)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """The keys and values of a map, in each of the forms that Arrow takes."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return [(p["key"], p["value"]) if isinstance(p, dict) else p for p in value]
