@@ -229,6 +229,44 @@ def test_a_broker_that_refuses_who_connects_again_ends_the_job(broker, tmp_path,
     bench.close()
 
 
+def test_a_broker_that_has_lost_the_session_is_told_of(broker, tmp_path, caplog):
+    broker.start("allow_anonymous true")
+    bench = Bench(broker.port, tmp_path)
+    feed = bench.feed()
+    assert not caplog.records
+    broker.start("allow_anonymous true")  # it keeps nothing on a disk
+    until = time.monotonic() + 60
+    while not any("published meanwhile is lost" in r.getMessage() for r in caplog.records):
+        assert time.monotonic() < until, "messages are lost without a word"
+        time.sleep(0.01)
+    bench.publish(1)
+    assert bench.rows(1)
+    feed.close()
+    assert not bench.errors
+    bench.close()
+
+
+def test_what_a_topic_retains_comes_once_though_each_connection_subscribes(bench, monkeypatch):
+    thanked = threading.Semaphore(0)
+    thank = Session.thank
+
+    def thank_and_tell(self: Session, message: Any, connection: int, *, is_durable: bool) -> None:
+        thank(self, message, connection, is_durable=is_durable)
+        thanked.release()
+
+    monkeypatch.setattr(Session, "thank", thank_and_tell)
+    topic = f"{bench.topic}/0"
+    bench.publisher.publish(topic, b"kept", qos=1, retain=True).wait_for_publish(60)
+    for is_first in (True, False):
+        feed = bench.feed()
+        bench.publish(1)
+        for _ in range(1 + is_first):
+            assert thanked.acquire(timeout=60)
+        feed.close()
+    assert [row["value"] for row in bench.rows(3)] == [b"kept", b"1", b"1"]
+    bench.publisher.publish(topic, b"", qos=1, retain=True).wait_for_publish(60)
+
+
 def test_a_topic_that_is_refused_to_who_connects_again_ends_the_job_once(bench):
     feed = bench.feed()
     session: Any = feed._listener

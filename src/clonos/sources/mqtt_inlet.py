@@ -26,7 +26,6 @@ FULL_S: Final = 0.05
 """Time until a message that was refused for lack of room is offered again."""
 
 _FOR_EVER: Final = 0xFFFF_FFFF
-_QOS: Final = 1
 _PASSES: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
 """Reason codes of MQTT 5 that may be temporary: unspecified, implementation specific, unavailable,
 busy, quota exceeded, rate exceeded."""
@@ -88,6 +87,11 @@ class Session:
             protocol=client.MQTTv5,
             manual_ack=True,
         )
+        how = imported("paho.mqtt.subscribeoptions", extra="mqtt", where="sources.mqtt")
+        # Each connection subscribes; what a topic retains comes only if it was no subscriber yet.
+        self._how = how.SubscribeOptions(
+            qos=1, retainHandling=how.SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
+        )
         self._client.username_pw_set(mqtt.username, mqtt.password)
         if mqtt.is_secure:
             self._client.tls_set()
@@ -136,12 +140,18 @@ class Session:
                 self._client.ack(message.mid, message.qos)
 
     def _on_connect(self, client: Any, *said: Any) -> None:
-        _, _, reason, _ = said
+        _, flags, reason, _ = said
         if reason.is_failure:
             self._refuse(f"it refuses the connection: {reason}", may_pass=reason.value in _PASSES)
         else:
+            if self.connection and not flags.session_present:
+                LOGGER.warning(
+                    "%s: it no longer knows of the job's session, so what was published meanwhile "
+                    "is lost. Have it keep sessions on a disk, and for longer.",
+                    self._mqtt.place,
+                )
             try:
-                client.subscribe([(topic, _QOS) for topic in self._mqtt.topics])
+                client.subscribe([(topic, self._how) for topic in self._mqtt.topics])
             except ValueError as error:  # before the broker has seen it
                 topics = ", ".join(self._mqtt.topics)
                 self._refuse(f"no broker takes these topics ({topics}): {error}", may_pass=False)
