@@ -9,7 +9,7 @@ from clonos.core.roster import TaskPhase
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour
-from clonos.simulator.runs.seeds import limits
+from clonos.simulator.runs.limits import limits
 
 from .play import SEEDS, Play, sink, source, stage
 

@@ -13,7 +13,7 @@ from clonos.core.plan import FULL_DEPTH
 from clonos.core.roster import RUNNING, TaskPhase
 from clonos.core.task import TaskMachine
 from clonos.simulator.jobs.programs import Behaviour
-from clonos.simulator.runs.seeds import limits
+from clonos.simulator.runs.limits import limits
 
 from .play import CHAIN, SEEDS, Play, sink, source, stage
 

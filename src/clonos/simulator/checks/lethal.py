@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clonos.core.blame import OUTSIDE_MANY
+from clonos.core.blame import OUTSIDE_MANY, TOGETHER_MANY
 from clonos.core.calls import Request
 from clonos.core.canonical import decode_error
 from clonos.core.determinants import Outcomes
 from clonos.core.plan import TaskSpec
-from clonos.core.watch import DEATHS
+from clonos.core.watch import DEATHS, LIVES
 from clonos.errors import EffectUnknown, PoisonRecord
 from clonos.simulator.checks.violations import require
 from clonos.simulator.jobs.lethal import is_lethal, lethal_row
@@ -44,10 +44,19 @@ def lethal_calls_end(task: TaskSpec, job: AnyJob, entries: Entries, made: list[L
     require(not again, "calls", f"{task.name} has made calls again that kill: {again}")
 
 
-def few_die_of_a_call(deaths: int, lethal: int, calls: int, terms: int) -> None:
-    """A call kills as many processes as is promised, for each term: one, :data:`OUTSIDE_MANY` until
-    calls are made one at a time, and :data:`DEATHS` more. Whatever else dies may take back what
-    counted against a call, and so may one that is given up alive."""
-    promised = 1 + OUTSIDE_MANY + DEATHS
-    most = promised * max(calls, 1) * terms + DEATHS * (1 + deaths - lethal)
-    require(lethal <= most, "poison", f"{lethal} slots have died of {calls} calls")
+def few_die_of_a_call(deaths: int, made: Sequence[LethalCall], terms: int) -> None:
+    """A call kills as many processes, or executors, as is promised, for each term.
+
+    That is one, and as many as it takes until calls are made one at a time, and as many more as
+    prove it. Whatever else dies may take back what counted against a call, and so may one that is
+    given up alive. In an executor a death proves nothing if a neighbour has made a call, too; and
+    what is asked may depend on what was lost with it, but not for ever.
+    """
+    others = deaths - sum(1 + (call.neighbours or 0) for call in made)
+    taking = {c.neighbours is not None for c in made}
+    promised = 1 + OUTSIDE_MANY + DEATHS if taking != {True} else 1 + TOGETHER_MANY + 2 * LIVES
+    calls = len({(call.task, call.digest) for call in made})
+    if taking == {True}:
+        calls = min(calls, 2 * len({call.task for call in made}))
+    most = promised * max(calls, 1) * terms + DEATHS * (1 + max(others, 0))
+    require(len(made) <= most, "poison", f"{len(made)} slots have died of {calls} calls")

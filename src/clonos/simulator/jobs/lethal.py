@@ -9,15 +9,18 @@ from clonos.core.calls import Request
 from clonos.simulator.jobs.programs import AnyJob, Job
 
 
-def with_lethal_call(job: Job, random: Random) -> Job:
-    """The same job, in which the calls of a stage about one row kill."""
+def with_lethal_call(job: Job, random: Random, *, executors: float = 0.0) -> Job:
+    """The same job, in which the calls of a stage about one row kill. `executors`: how probable it
+    is that they take along the executor."""
     asking = [n for n, stage in enumerate(job.stages) if stage.behaviour.in_flight]
     if not asking:
         return job
     stages = list(job.stages)
     number = random.choice(asking)
     row_id = random.choice(random.choice(list(job.sources.values())).rows)[0]
-    behaviour = replace(stages[number].behaviour, lethal_id=row_id)
+    behaviour = replace(
+        stages[number].behaviour, lethal_id=row_id, kills_executor=random.random() < executors
+    )
     stages[number] = replace(stages[number], behaviour=behaviour)
     return replace(job, stages=tuple(stages))
 

@@ -49,11 +49,13 @@ class SlotCalls:
         if not self._slot.alive or life in self._over:
             return
         if is_lethal(cluster.job, task, request):
-            cluster.service.lethal.append(LethalCall(task, incarnation, request.digest))
-            cluster.kill(self._slot, "lethal call")
-            for neighbour in cluster.alive() if kills_executor(cluster.job, task) else ():
-                if neighbour.group == self._slot.group:
-                    cluster.kill(neighbour, "lethal call of another slot")
+            group = [s for s in cluster.alive() if s.group == self._slot.group]
+            dying = group if kills_executor(cluster.job, task) else [self._slot]
+            neighbours = len(group) - 1 if dying is group else None
+            made = LethalCall(task, incarnation, request.digest, neighbours)
+            cluster.service.lethal.append(made)
+            for slot in dying:
+                cluster.kill(slot, "lethal call")
             return
         random = cluster.call_random
         ok, encoded = outcome_of(lambda: cluster.service.answer(task, incarnation, call, request))

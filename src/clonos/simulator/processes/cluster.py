@@ -329,9 +329,7 @@ class Cluster:
         most = LIVES + 2 if self.trials.misfortune else 2 * DEATHS
         each = most * max(self.job.deadly_records(), 1)
         few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, each)
-        lethal = self.service.lethal
-        calls = len({(call.task, call.digest) for call in lethal})
-        few_die_of_a_call(self.deaths, len(lethal), calls, self.driver.coordinator.term)
+        few_die_of_a_call(self.deaths, self.service.lethal, self.driver.coordinator.term)
         slot.alive = False
         self.slots.remove(slot)
         self.network.host_died(slot, is_silent=is_silent)

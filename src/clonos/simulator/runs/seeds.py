@@ -9,11 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from clonos.core import blame as blame_module
-from clonos.core import channels as channels_module
-from clonos.core import inbounds as inbounds_module
-from clonos.core import log as log_module
-from clonos.core import outbounds as outbounds_module
 from clonos.core.levels import STORE
 from clonos.core.machine import InvalidTransition
 from clonos.errors import ClonosError, Divergence, ProtocolError
@@ -23,7 +18,7 @@ from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
-from clonos.simulator.jobs.lethal import lethal_row, with_lethal_call
+from clonos.simulator.jobs.lethal import kills_executor, lethal_row, with_lethal_call
 from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_dials, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
@@ -42,6 +37,7 @@ from clonos.simulator.runs.canaries import Canaries, canary_job
 from clonos.simulator.runs.coverage import Coverage
 from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, LOSSES, OVERLAP, Faults
 from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
+from clonos.simulator.runs.limits import few_steps_watched, limits, soon_blamed
 from clonos.simulator.runs.moves import Movers
 from clonos.simulator.runs.past_reader import Reader, keep_of
 from clonos.simulator.runs.rewinds import Rewinds
@@ -55,6 +51,8 @@ BLIND_MS = 200.0
 """Long enough to do harm."""
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
+LETHAL_PATIENCE_MS = 600_000.0
+"""The same, if each proof against a call costs an executor and a restore of all its tasks."""
 
 
 class InternalError(AssertionError):
@@ -84,36 +82,6 @@ class Result:
     events: int = 0
     digest: str = ""
     error: Exception | None = None
-
-
-@contextmanager
-def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> Iterator[None]:
-    """Small limits, so that a small simulation reaches them."""
-    owners = (
-        (outbounds_module, "BACKLOG_ITEMS", backlog),
-        (channels_module, "CREDIT_ITEMS", credit),
-        (inbounds_module, "COALESCE_BATCHES", coalesce),
-        (log_module, "PIECE_BYTES", piece),
-    )
-    before = [getattr(owner, name) for owner, name, _ in owners]
-    for owner, name, value in owners:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for (owner, name, _), value in zip(owners, before, strict=True):
-            setattr(owner, name, value)
-
-
-@contextmanager
-def few_steps_watched() -> Iterator[None]:
-    """Watch fewer steps than a small simulation takes between two checkpoints."""
-    before = blame_module.WATCHED_STEPS
-    blame_module.WATCHED_STEPS = 4  # type: ignore[misc]  # it is final for all others
-    try:
-        yield
-    finally:
-        blame_module.WATCHED_STEPS = before  # type: ignore[misc]
 
 
 def random_options(random: Random, job: AnyJob, size: Size = LARGE) -> Options:
@@ -197,11 +165,12 @@ def _with_calls(job: Job, seed: int, *, always: bool = False) -> Job:
     return with_effects(job, Random(f"effects {seed}")) if seed % 2 and job.plan.causal_log else job
 
 
-def _with_lethal_call(job: Job, seed: int) -> Job:
-    """In a fifth of the jobs that have calls one of them kills; drawn separately, too."""
+def _with_lethal_call(job: Job, seed: int, *, executors: bool) -> Job:
+    """In a fifth of the jobs that have calls one of them kills; drawn separately, too. `executors`:
+    some take along their executors."""
     random = Random(f"lethal {seed}")
     is_so = job.plan.causal_log and random.random() < 0.2
-    return with_lethal_call(job, random) if is_so else job
+    return with_lethal_call(job, random, executors=0.2 * executors) if is_so else job
 
 
 def _has_markers(seed: int) -> bool:
@@ -218,7 +187,8 @@ def _with_promises(job: Job, seed: int, random: Random, kind: Kind) -> Job:
     """Draw cells, calls and, if there are logs, the sharing depth."""
     if kind.gaps:
         job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
-    job = _with_lethal_call(_with_calls(_in_cells(job, seed), seed, always=kind.calls), seed)
+    job = _with_calls(_in_cells(job, seed), seed, always=kind.calls)
+    job = _with_lethal_call(job, seed, executors=kind.calls)
     if kind.harsh:
         job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
     return job
@@ -295,16 +265,19 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
         options.epoch_ms = min(options.epoch_ms, 25.0)
         options.floors_at_end = size.disk_floors
     kinds = (*KINDS, *DISK) if disk else KINDS
-    return simulate_job(
-        seed,
-        job,
-        options,
-        random,
-        harsh=harsh,
-        kinds=HARSH if harsh else kinds,
-        size=size,
-        **judged,
-    )[0]
+    burns = any(kills_executor(job, task.id) for task in job.plan.tasks)
+    with soon_blamed() if burns else nullcontext():
+        return simulate_job(
+            seed,
+            job,
+            options,
+            random,
+            harsh=harsh,
+            kinds=HARSH if harsh else kinds,
+            size=size,
+            patience_ms=LETHAL_PATIENCE_MS if burns else PATIENCE_MS,
+            **judged,
+        )[0]
 
 
 def _long_jobs(seed: int) -> float:
@@ -532,6 +505,7 @@ def simulate_job(
     checks_state: bool = True,
     scale: float = 1.0,
     size: Size = LARGE,
+    patience_ms: float = PATIENCE_MS,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it.
 
@@ -564,7 +538,7 @@ def simulate_job(
         prepare(cluster)
         with judging(result, trace=trace):
             cluster.start()
-            outcome = cluster.run(faults.ends_at + scale * PATIENCE_MS, max(1.0, scale) * STEPS_MAX)
+            outcome = cluster.run(faults.ends_at + scale * patience_ms, max(1.0, scale) * STEPS_MAX)
             if outcome.state == "failed":
                 _judge_failure(job, cluster)
                 result.verdict = outcome.error

@@ -38,11 +38,16 @@ class Effect(NamedTuple):
 
 
 class LethalCall(NamedTuple):
-    """One call that has ended the process of the life that made it."""
+    """One call that has ended the process of the life that made it.
+
+    ``neighbours``: how many other processes of the executor it takes along; None: it is not of this
+    kind.
+    """
 
     task: int
     incarnation: Incarnation
     digest: int
+    neighbours: int | None = None
 
 
 class Service:
