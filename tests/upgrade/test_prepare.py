@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -53,10 +53,12 @@ class Working:
         self.epoch, self.chains = 0, {t.id: list[LayerRef]() for t in self.compiled.plan.tasks}
         self.homes = self.shape.homes["seen"]
 
-    def work(self) -> None:
-        """Another floor."""
+    def work(self, idle: Collection[int] = ()) -> None:
+        """Another floor, to which tasks that have nothing to do add nothing."""
         self.epoch += 1
         for task in self.compiled.plan.tasks:
+            if task.id in idle:
+                continue
             delta = self._delta(task.id) if task.id in self.homes else self._facts(task.id)
             where: Any = {"incarnation": LIFE, "epoch": self.epoch, "position": self.epoch}
             layer = replace(beginning(task), **where, delta=delta)
@@ -93,6 +95,8 @@ class Working:
         """All that there is."""
         return {
             task: merge_layers(get_layers(self.store, chain), merge_deltas, is_base=True)
+            if chain
+            else beginning(self.compiled.plan.tasks[task])
             for task, chain in self.chains.items()
         }
 
@@ -114,8 +118,9 @@ def test_what_is_shared_out_before_is_what_is_shared_out_after(seed, tmp_path):
     before = Working(tmp_path, random.choice((1, 2, 3)), random)
     now = job(random.choice((1, 2, 3, 4)))
     prepared: Prepared = NOTHING
+    idle, wakes = random.sample(sorted(before.chains), random.randint(0, 2)), random.randint(3, 9)
     while before.epoch < 6 or random.random() < 0.8:
-        before.work()
+        before.work(idle if before.epoch < wakes else ())
         if random.random() < 0.3:
             before.merge(first=random.random() < 0.3)
         if before.epoch > 2 and random.random() < 0.5:
@@ -150,6 +155,37 @@ def test_the_switch_reads_only_what_was_sealed_since(tmp_path):
     due = read(layers_since(*since, replace(prepared, basis={})))
     before.store.delete([ref.path for chain in before.chains.values() for ref in chain[:-1]])
     assert read(layers_since(*since, prepared)) == due
+
+
+def test_a_task_that_has_done_nothing_does_not_keep_others_from_being_shared_out(tmp_path):
+    """It has no layer: perhaps no row ever comes to it, or the job is young."""
+    before = Working(tmp_path, 2, Random(1))
+    source, *_ = before.chains
+    before.work(idle=[source])
+    shapes, maker = (before.shape, Shape.of(job(3))), Incarnation(2, 1 << 30)
+    made = prepare(*shapes, before.chains, before.store, maker)
+    assert made is not None
+    assert made.layers
+    assert made.fits(before.chains, before.store)
+    last = layers_since(before.shape, before.chains, before.store, made)
+    assert last[source].epoch == 0
+    before.work()  # now it has one
+    assert made.fits(before.chains, before.store)
+    more = prepare(*shapes, before.chains, before.store, maker, (), made)
+    assert more is not None
+    assert source in more.basis
+
+
+def test_what_is_not_in_the_journal_is_not_gone_on_from(tmp_path):
+    """A floor that was shared out may have been lost with a write that failed."""
+    before = Working(tmp_path, 2, Random(1))
+    before.work()
+    before.work()
+    shapes = before.shape, Shape.of(job(3))
+    made = prepare(*shapes, before.chains, before.store, Incarnation(2, 1 << 30))
+    assert made is not None
+    before.chains[before.homes[0]].pop()
+    assert not made.fits(before.chains, before.store)
 
 
 def read(layers: Mapping[int, Layer]) -> dict[int, Layer]:

@@ -42,7 +42,7 @@ class Prepared:
     Attributes
     ----------
     upto
-        By task of the job, the number of the newest layer included.
+        By task of the job, the number of the newest layer included; 0: the task had none.
     operators
         The operators whose values are included.
     layers
@@ -61,10 +61,14 @@ class Prepared:
     basis: Mapping[int, Layer] = field(default_factory=dict)
 
     def fits(self, chains: Chains, store: LayerStore) -> bool:
-        """Whether the job's present layers continue from here: none of the included layers was
-        merged with later ones, as the merged layer would no longer show what was deleted."""
+        """Whether the job's present layers continue from here: they reach as far, and none of the
+        included layers was merged with later ones, as the merged layer would no longer show what
+        was deleted."""
+        if not self.rounds:
+            return False
         return all(
-            chain and chain[0].epoch <= self.upto.get(task, -1) for task, chain in chains.items()
+            upto == 0 or (chains[task] and chains[task][0].epoch <= upto <= chains[task][-1].epoch)
+            for task, upto in self.upto.items()
         ) and all(store.has(ref.path) for chain in self.layers.values() for ref in chain)
 
     def below(self, task: int) -> tuple[LayerRef, ...]:
@@ -102,7 +106,7 @@ def prepare(
     so_far
         The result of earlier rounds.
     """
-    if not all(chains.values()) or (so_far.rounds and not so_far.fits(chains, store)):
+    if so_far.rounds and not so_far.fits(chains, store):
         return None
     since = {
         task: [ref for ref in chain if ref.epoch > so_far.upto.get(task, 0)]
@@ -128,7 +132,7 @@ def prepare(
             delta = Delta(now.chains[task], one.runs).encoded()
             layer = replace(first, incarnation=maker, epoch=rounds, delta=delta)
             layers[task] = (*so_far.below(task), put_whole(store, layer))
-    upto = {task: chain[-1].epoch for task, chain in chains.items()}
+    upto = {task: chain[-1].epoch if chain else 0 for task, chain in chains.items()}
     operators = so_far.operators | names
     basis = _basis(before, since, store, operators, so_far)
     return Prepared(upto, operators, layers, rounds, basis)
@@ -140,8 +144,10 @@ def _basis(
     found, left = {}, BASIS_BYTES
     for task, refs in since.items():
         known = so_far.basis.get(task)
-        if so_far.rounds and known is None:
-            continue
+        if not refs and known is None:
+            continue  # it has none yet
+        if so_far.upto.get(task) and known is None:
+            continue  # it was too large
         layers = (*((known,) if known is not None else ()), *get_layers(store, refs))
         others = {n for n, name in enumerate(before.chains[task]) if name not in operators}
         nbytes = sum(_nbytes(open_delta(layer.delta), others) for layer in layers)
@@ -236,7 +242,7 @@ def layers_since(
             newer = get_layers(store, [ref for ref in chain if ref.epoch > upto])
             layers: tuple[Layer, ...] = (basis, *newer)
         else:
-            layers = get_layers(store, chain)
+            layers = get_layers(store, chain) or (beginning(before.plan.tasks[task]),)
         old = sum(layer.epoch <= upto for layer in layers)
         to = partial(merge_into, scratch)
         found[task] = _as_one(before, task, layers, prepared.operators, old, to)

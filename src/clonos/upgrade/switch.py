@@ -108,7 +108,7 @@ class Switch:
         maker = Incarnation(term, 0)
         sealed = Sealed(maker, keeper.epoch + 1, keeper.generation + 1)
         prepared = self._prepared
-        if not prepared.rounds or not prepared.fits(keeper.layers, store):
+        if not prepared.fits(keeper.layers, store):
             last, prepared = self.last_layers(store), NOTHING
         else:
             last = layers_since(self._before, keeper.layers, store, prepared)
