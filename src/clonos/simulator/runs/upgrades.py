@@ -256,6 +256,8 @@ class Upgrades:
                 prepared = more
                 if not self._settle():  # the job goes on meanwhile
                     return
+        if prepared.rounds:  # nothing need happen after a round
+            prepared = self._prepared(old, new, prepared) or prepared
         for _ in range(ATTEMPTS):
             maker = Maker(old, new, self.switches + 1, before.disks, self.random, prepared)
             first = self._attempt(maker)
@@ -270,20 +272,24 @@ class Upgrades:
         raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
 
     def _prepared(self, old: ArrowJob, new: ArrowJob, so_far: Prepared) -> Prepared | None:
-        """In every second switch, redistribute values in advance; drawn separately."""
+        """In every second switch, redistribute values in advance; drawn separately. The process
+        that does it may die."""
         if self._preparing.random() < 0.5:
             return None
+        dies_at = self._preparing.randrange(CALLS) if self._preparing.random() < 0.2 else None
         keeper, disks = _keeper(old), self.cluster.disks
         keeper.recover(disks.journal())
         shapes = before_of(old, new), Shape.of(new.compiled)
-        store = LayerStore(_layers_of(disks), files=disks.shared.mount())
+        files = disks.shared.mount(dies_at)
+        store = LayerStore(_layers_of(disks), files=files)
         maker = Incarnation(keeper.term + 1, BY_NO_TASK + self.switches)
         how: Any = (store, maker, _dropped(*shapes), so_far)
         if keeper.epoch <= so_far.rounds or so_far.rounds == ROUNDS:
             return None
         try:
             found = prepare(*shapes, keeper.layers, *how)
-        except (OSError, StoreAway):
+        except (Died, OSError, StoreAway):
+            files.die()
             return None
         self.prepared += found is not None
         return found
