@@ -267,3 +267,17 @@ def test_a_seal_allocates_next_to_nothing(kind):
     assert cost.heap < 300_000  # of which 262,144 are a buffer that encodes facts
     assert cost.arrow < 1000
     assert cost.calls < 100
+
+
+def test_sessions_that_a_row_joins_add_up_the_same_whenever_layers_were_sealed():
+    make = program_of("session")
+    given = [(HUGE, 0), (-HUGE, 8), (1.0, 2), (1.0, 10), (1.0, 5)]
+    seen = []
+    for seals in (False, True):
+        harness = StepHarness(make())
+        for value, ms in given:
+            harness.feed(batches(0, [(1, value, ms)]))
+            if seals:
+                harness.program.delta()
+        seen.append(harness.feed(End(0)).seen)
+    assert seen[0] == seen[1]

@@ -199,6 +199,7 @@ class LargePieceStore(PieceStore):
         if self._is_restored:  # nothing has changed yet
             self._settle()
             return list
+        self._combine_many()  # no window joins others, so it does not show
         gone, fresh = self._changed()
         if self._told is not None:
             self._to_tell.append(self._told.next(TOLD_BYTES))

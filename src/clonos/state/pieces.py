@@ -165,8 +165,8 @@ class PieceStore:
     def changes(self) -> Frozen:
         """The changes since the last call, deletions first.
 
-        A few new pieces beside many old ones are not combined for a layer, because the cost would
-        be proportional to all pieces.
+        Nothing is combined for a layer. If a session joins two others, its sums depend on which
+        pieces were combined first, and nobody knows when layers are sealed: it is in no log.
         """
         if self._is_restored:  # nothing has changed yet
             self._settle()
@@ -175,7 +175,6 @@ class PieceStore:
 
     def _changed(self) -> tuple[list[pa.RecordBatch], list[tuple[pa.RecordBatch, Int64]]]:
         """The deleted pieces; and batches with the places of new or changed pieces."""
-        self._combine_many()
         fresh = []
         for batch in reversed(self._batches):
             start = int(numbers(batch, ORDER).searchsorted(self._sealed))
