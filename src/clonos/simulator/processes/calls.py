@@ -49,12 +49,12 @@ class SlotCalls:
         if not self._slot.alive or life in self._over:
             return
         if is_lethal(cluster.job, task, request):
+            takes_all = kills_executor(cluster.job, task)
             group = [s for s in cluster.alive() if s.group == self._slot.group]
-            dying = group if kills_executor(cluster.job, task) else [self._slot]
-            neighbours = len(group) - 1 if dying is group else None
-            made = LethalCall(task, incarnation, request.digest, neighbours)
-            cluster.service.lethal.append(made)
-            for slot in dying:
+            neighbours = [s for s in group if s is not self._slot] if takes_all else []
+            made = len(neighbours) if takes_all else None
+            cluster.service.lethal.append(LethalCall(task, incarnation, request.digest, made))
+            for slot in (self._slot, *neighbours):
                 cluster.kill(slot, "lethal call")
             return
         random = cluster.call_random
