@@ -281,3 +281,19 @@ def test_sessions_that_a_row_joins_add_up_the_same_whenever_layers_were_sealed()
                 harness.program.delta()
         seen.append(harness.feed(End(0)).seen)
     assert seen[0] == seen[1]
+
+
+def test_sessions_that_a_row_joins_add_up_the_same_wherever_they_were_restored(monkeypatch):
+    """A watermark closes none of them, so it combines none, whatever they seemed to end at."""
+    monkeypatch.setattr(pieces, "_APPENDED_MIN", 3)
+    make = program_of("session")
+    given = [(HUGE, 3), (-HUGE, 2), (-HUGE, 5), (HUGE, 15), (1.0, 7), (1.0, 12)]
+    events = [batches(0, [(1, value, ms)]) for value, ms in given]
+    rest = [Watermark(0, 6), batches(0, [(1, 1.0, 10)]), End(0)]
+    reference, harness = StepHarness(make()), StepHarness(make())
+    for event in events:
+        reference.feed(event)
+        harness.feed(event)
+    harness = restored(make(), [bytes(harness.program.delta())], harness)
+    for event in rest:
+        assert harness.feed(event).seen == reference.feed(event).seen

@@ -212,13 +212,26 @@ class WindowOperator(_Windowing):
             self._next_end = None
             self._look_ahead(self._store.earliest())
 
+    def _are_due(self, mark: int) -> bool:
+        """Whether a window may be over at `mark`; only then are pieces combined.
+
+        What was noted for a session may be too early, if rows have joined it since, and a restore
+        forgets it. The answer must not depend on that.
+        """
+        if self._next_end is None or self._next_end - 1 > mark:
+            return False
+        if isinstance(self._window, Session):
+            self._next_end = None
+            self._look_ahead(self._store.earliest())
+        return self._next_end is not None and self._next_end - 1 <= mark
+
     def _fire(self, mark: int) -> pa.RecordBatch | None:
         """Release the windows that are over at `mark`."""
         self._look_again()
         done = self.facts.get("done", -FOR_EVER)
         if isinstance(self._window, Fixed) and not self._window.is_tumbling:
             self.facts.set("done", mark)
-        if self._next_end is None or self._next_end - 1 > mark:
+        if not self._are_due(mark):
             return None
         pieces = self._store.take_due(*self._window.reach(mark))
         starts, ends = numbers(pieces, START), numbers(pieces, END)
