@@ -144,10 +144,8 @@ def _basis(
     found, left = {}, BASIS_BYTES
     for task, refs in since.items():
         known = so_far.basis.get(task)
-        if not refs and known is None:
-            continue  # it has none yet
-        if so_far.upto.get(task) and known is None:
-            continue  # it was too large
+        if known is None and (not refs or so_far.upto.get(task)):
+            continue  # it has no layers yet, or its basis was too large
         layers = (*((known,) if known is not None else ()), *get_layers(store, refs))
         others = {n for n, name in enumerate(before.chains[task]) if name not in operators}
         nbytes = sum(_nbytes(open_delta(layer.delta), others) for layer in layers)

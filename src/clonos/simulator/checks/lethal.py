@@ -53,10 +53,9 @@ def few_die_of_a_call(deaths: int, made: Sequence[LethalCall], terms: int) -> No
     what is asked may depend on what was lost with it, but not for ever.
     """
     others = deaths - sum(1 + (call.neighbours or 0) for call in made)
-    taking = {c.neighbours is not None for c in made}
-    promised = 1 + OUTSIDE_MANY + DEATHS if taking != {True} else 1 + TOGETHER_MANY + 2 * LIVES
-    calls = len({(call.task, call.digest) for call in made})
-    if taking == {True}:
+    calls, promised = len({(call.task, call.digest) for call in made}), 1 + OUTSIDE_MANY + DEATHS
+    if all(call.neighbours is not None for call in made):
         calls = min(calls, 2 * len({call.task for call in made}))
+        promised = 1 + TOGETHER_MANY + 2 * LIVES
     most = promised * max(calls, 1) * terms + DEATHS * (1 + max(others, 0))
     require(len(made) <= most, "poison", f"{len(made)} slots have died of {calls} calls")

@@ -49,13 +49,13 @@ class SlotCalls:
         if not self._slot.alive or life in self._over:
             return
         if is_lethal(cluster.job, task, request):
-            takes_all = kills_executor(cluster.job, task)
-            group = [s for s in cluster.alive() if s.group == self._slot.group]
-            neighbours = [s for s in group if s is not self._slot] if takes_all else []
-            made = len(neighbours) if takes_all else None
-            cluster.service.lethal.append(LethalCall(task, incarnation, request.digest, made))
-            for slot in (self._slot, *neighbours):
-                cluster.kill(slot, "lethal call")
+            slot, neighbours = self._slot, None
+            if kills_executor(cluster.job, task):
+                neighbours = [s for s in cluster.alive() if s.group == slot.group and s is not slot]
+            count = None if neighbours is None else len(neighbours)
+            cluster.service.lethal.append(LethalCall(task, incarnation, request.digest, count))
+            for dying in (slot, *(neighbours or ())):
+                cluster.kill(dying, "lethal call")
             return
         random = cluster.call_random
         ok, encoded = outcome_of(lambda: cluster.service.answer(task, incarnation, call, request))
