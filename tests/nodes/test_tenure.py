@@ -10,12 +10,11 @@ EVERY_S = ECHO_S / LOOKS
 
 
 class World:
-    """A term, two clocks, and how many looks were asked for."""
+    """A term that has just begun, two clocks, and how many looks were asked for."""
 
-    def __init__(self) -> None:
-        self.ticks_s, self.wall_s, self.looks = 100.0, 1e9, 0
+    def __init__(self, ticks_s: float = 100.0, wall_s: float = 1e9) -> None:
+        self.ticks_s, self.wall_s, self.looks = ticks_s, wall_s, 0
         self.term = Term("etl", self.look)
-        self.after(0.0)
 
     def look(self) -> None:
         self.looks += 1
@@ -33,7 +32,33 @@ class World:
 
 @pytest.fixture
 def world() -> World:
-    return World()
+    """It has looked for the first time."""
+    world = World()
+    world.after(0.0)
+    world.term.seen(Sight.OURS)
+    world.looks = 0
+    return world
+
+
+@pytest.mark.parametrize("ticks_s", [0.0, 100.0])
+@pytest.mark.parametrize("later_s", [0.0, 3600.0])
+def test_who_begins_is_unsure_until_it_has_looked(ticks_s, later_s):
+    """Since it claimed the term, it may have been asleep."""
+    world = World(ticks_s)
+    seen = [world.term.is_unsure]
+    world.after(later_s)
+    seen.append(world.term.is_unsure)
+    assert world.looks == 1, "at once"
+    world.term.seen(Sight.OURS)
+    assert [*seen, world.term.is_unsure] == [True, True, False]
+    assert world.term.may_delete
+
+
+def test_whose_term_is_over_when_it_begins_never_holds_it():
+    world = World()
+    world.after(0.0)
+    world.term.seen(Sight.ANOTHERS)
+    assert world.term.is_lost
 
 
 def test_it_looks_now_and_then_one_look_at_a_time(world):

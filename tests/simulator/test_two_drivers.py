@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from clonos.errors import JournalInUse, OtherJournal
-from clonos.nodes.tenure import Term
+from clonos.nodes.tenure import LOOKS, Sight, Term
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
@@ -78,6 +78,25 @@ def test_who_wakes_up_when_another_one_drives_says_nothing_more(seed: int) -> No
 def test_what_the_moved_journal_holds_either_may_let_out() -> None:
     """The disk moves when an output is durable and not yet out: each driver lets it out."""
     assert simulate(7019477).verdict == "ok"
+
+
+def test_who_sleeps_between_claim_and_first_turn_looks_first() -> None:
+    """Two drivers begin at once; the first to claim has its first turn when the other drives."""
+    assert simulate(66000477).verdict == "ok"
+
+
+def test_who_takes_its_claim_for_a_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Term.tick
+
+    def tick(self: Term, ticks_s: float, wall_s: float) -> None:
+        if self.is_unsure and not self._wall_s:
+            self._ticks_s, self._wall_s, self._next_s = ticks_s, wall_s, self._echo_s / LOOKS
+            self._machine.on(Sight.OURS)
+        right(self, ticks_s, wall_s)
+
+    monkeypatch.setattr(Term, "tick", tick)
+    result = simulate(66000477)
+    assert result.invariant == "one driver", result
 
 
 def test_who_does_not_look_when_it_wakes_up_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,10 @@
 """How sure a driver is that no later term has begun.
 
 Another driver may have begun a later term, for example from a copy of the journal made while this
-process was frozen. So the driver looks for later terms now and then. When it has been asleep, it is
-*unsure*: it takes no events, and so releases nothing, until it has looked. If the checkpoint's
-folder cannot be reached, or does not answer for a while, the journal's lock has to suffice: the job
-goes on, *blind*, and deletes nothing.
+process was frozen. So the driver looks for later terms now and then. When it has just begun, or has
+been asleep, it is *unsure*: it takes no events, and so releases nothing, until it has looked. If
+the checkpoint's folder cannot be reached, or does not answer for a while, the journal's lock has to
+suffice: the job goes on, *blind*, and deletes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sight(Enum):
 
 TENURE: Final = Table(
     "tenure of a driver",
-    Tenure.HELD,
+    Tenure.UNSURE,
     {
         (Tenure.HELD, Sight.OURS): Tenure.HELD,
         (Tenure.HELD, Sight.HIDDEN): Tenure.HELD,
@@ -87,8 +87,7 @@ class Term:
         self._sure_s = 0.0  # when the newest good look began, or since when we wait for one
         self._awake_s = 0.0  # since when we are awake
         self._began_s: float | None = None  # the look under way
-        self._next_s = echo_s / LOOKS
-        self._is_new = True
+        self._next_s = 0.0
         self._unheard: list[Any] = []
 
     @property
@@ -106,8 +105,6 @@ class Term:
 
     def tick(self, ticks_s: float, wall_s: float) -> None:
         """Time has passed: grow unsure, or look again."""
-        if self._is_new:  # the term has just been claimed
-            self._ticks_s, self._wall_s, self._is_new = ticks_s, wall_s, False
         passed_s = max(ticks_s - self._ticks_s, wall_s - self._wall_s, 0.0)
         self._ticks_s, self._wall_s = ticks_s, wall_s
         self._now_s += passed_s
