@@ -131,6 +131,7 @@ NOT_SHOWN = {"nothing_forgotten", "still_no_orphan"}
 may only become shorter."""
 
 
+@pytest.mark.timeout(600)
 def test_every_check_has_a_mutation():
     shown = {detected(name).check for name in SEEDS}
     assert (checks() | state_checks()) - shown <= NOT_SHOWN
