@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from clonos.cluster.pool import executor_lost, slot_broken, unusable_store, wrong_environment
-from clonos.errors import JobCancelled, OtherVersion, SlotBroken, UnusableStore
+from clonos.cluster.pool import (
+    executor_lost,
+    slot_broken,
+    unreadable,
+    unusable_store,
+    wrong_environment,
+)
+from clonos.errors import JobCancelled, NotPicklable, OtherVersion, SlotBroken, UnusableStore
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
@@ -70,6 +78,35 @@ def test_an_executor_where_nothing_can_begin(what):
     assert what in found.what
     assert found.where == "job: slot 1"
     assert "spark.pyspark.python" in found.remedy
+
+
+IN_PYSPARK = (
+    '  File "/x/pyspark/serializers.py", line 470, in loads\n    return cloudpickle.loads(obj)\n'
+)
+IN_OURS = '  File "/x/clonos/runtime/slot.py", line 42, in run\n    loop = SlotLoop(shipment)\n'
+USERS = '  File "/app/job.py", line 8, in __setstate__\n    raise ValueError("no")\n'
+
+
+def raised_in_a_slot(*frames: str) -> Any:
+    text = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+    return _slot_failed("job: slot 1", JavaError("", f"{text}{''.join(frames)}ValueError: no\n"))
+
+
+@pytest.mark.parametrize("before", [(), (IN_PYSPARK,)])
+def test_what_users_code_raises_when_it_is_unpickled_is_told_with_its_lines(before):
+    found = unreadable(raised_in_a_slot(*before, USERS))
+    assert isinstance(found, NotPicklable)
+    assert found.where == "job: slot 1"
+    assert "cannot be made anew in a slot: ValueError: no" in found.what
+    assert str(found).lstrip().startswith("Traceback of your code")
+    assert 'job.py", line 8' in found.trace
+
+
+@pytest.mark.parametrize("frames", [(), (IN_OURS, USERS), (USERS, IN_PYSPARK)])
+def test_what_is_raised_elsewhere_is_none_of_that(frames):
+    assert unreadable(raised_in_a_slot(*frames)) is None
+    assert unreadable(SlotFailed("Python worker exited unexpectedly")) is None
+    assert unreadable(None) is None
 
 
 def test_an_executor_that_has_ended_is_told_from_a_slot_that_has():

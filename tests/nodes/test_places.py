@@ -8,7 +8,14 @@ import pytest
 
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost, UnusableStore
+from clonos.errors import (
+    ClonosError,
+    NotPicklable,
+    OtherVersion,
+    SlotBroken,
+    SlotsLost,
+    UnusableStore,
+)
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.places import (
@@ -114,6 +121,21 @@ def test_a_lost_slot_is_launched_again(spare, pause_s):
     assert world.launched(0) == 2
     world.registers(0, 31)
     world.places.check()
+
+
+def test_what_no_slot_could_ever_read_ends_the_job_at_once(world):
+    unreadable = NotPicklable("no")
+    assert world.ends(0, 0.0, unreadable) is unreadable
+
+
+def test_what_one_slot_could_read_others_may_read_later(world):
+    unreadable, now_s = NotPicklable("no"), 0.0
+    world.registers(1, 30)
+    for _ in range(RELAUNCH_MAX):
+        assert world.ends(0, now_s, unreadable) is None
+        now_s = world.places.places[0].due_s
+        world.places.tick(now_s)
+    assert world.ends(0, now_s, unreadable) is unreadable
 
 
 def test_pauses_grow_and_in_the_end_the_job_does(world):

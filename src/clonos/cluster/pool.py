@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.feeds import query_cores
@@ -10,6 +12,7 @@ from clonos.cluster.pickling import require_picklable
 from clonos.columns.schema import RENAME, alike
 from clonos.errors import (
     ClonosError,
+    NotPicklable,
     OtherVersion,
     SlotBroken,
     SourceError,
@@ -27,6 +30,8 @@ from clonos.transport.inbox import Inbox
 
 _OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
 """Found in the errors of slots that never began."""
+_OWN_MODULE: Final = "; a module of your own: install it there, or sparkContext.addPyFile(...)"
+_FRAME: Final = re.compile(r'^ +File "([^"]+)", line \d+', re.MULTILINE)
 _LOST: Final = "ExecutorLostFailure"
 """Found in the errors of slots whose executor has ended, whatever reason Spark gives."""
 
@@ -150,6 +155,7 @@ class SlotPool:
             or executor_lost(error)
             or slot_broken(error)
             or unusable_store(error)
+            or unreadable(error)
         )
         self._inbox.put(Ended(place, self._attempts[place], self._stopped() or known or error))
 
@@ -190,7 +196,24 @@ def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
     return OtherVersion(
         f"the executor has another environment than the driver: {error.what}",
         where=error.where,
-        remedy=SAME_ENVIRONMENT,
+        remedy=f"{SAME_ENVIRONMENT}{_OWN_MODULE if 'No module named' in error.what else ''}",
+    )
+
+
+def unreadable(error: ClonosError | None) -> NotPicklable | None:
+    """The error of a slot that could not read the job, because the user's own code that makes
+    something of the job anew has raised there, if so."""
+    frames = [Path(file).parts for file in _FRAME.findall(error.trace)] if error else []
+    if error is None or not frames or "pyspark" in frames[-1]:
+        return None
+    if any("clonos" in parts for parts in frames):  # it could be read: the slot's body ran
+        return None
+    return NotPicklable(
+        f"what the job consists of cannot be made anew in a slot: {error.trace.splitlines()[-1]}",
+        where=error.where,
+        remedy="correct what runs when it is unpickled there (__setstate__, __reduce__, a module's "
+        "own lines), or make it in open() of a Process or a Service",
+        trace=error.trace.replace("Traceback", "Traceback of your code", 1),
     )
 
 

@@ -80,7 +80,8 @@ class WrongType(DefinitionError):
 
 
 class NotPicklable(DefinitionError):
-    """A function, or something it uses, cannot be sent to the slots; raised when the job starts."""
+    """A function, or something it uses, cannot be sent to the slots, or cannot be made anew there;
+    raised when the job starts."""
 
 
 class BadSchema(DefinitionError):

@@ -22,7 +22,14 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import SlotReady
 from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
-from clonos.errors import ClonosError, OtherVersion, SlotBroken, SlotsLost, UnusableStore
+from clonos.errors import (
+    ClonosError,
+    NotPicklable,
+    OtherVersion,
+    SlotBroken,
+    SlotsLost,
+    UnusableStore,
+)
 from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
@@ -236,6 +243,9 @@ class Places:
         place.failures += 1
         if isinstance(event.error, UnusableStore):
             return self._avoid(place, event.error, now_s)
+        is_unreadable = isinstance(event.error, NotPicklable)
+        if is_unreadable and self._first is None:  # once it could be read, it may be again
+            return event.error
         why = event.error.what.rstrip(".") if event.error else "it left without an error"
         others = any(p.failures >= FAILURES_TOLD for p in self.places if p is not place)
         if place.failures == FAILURES_TOLD and not others:  # one warning for all
@@ -245,6 +255,8 @@ class Places:
             )
         if not self._is_hopeless(place, now_s):
             return None
+        if is_unreadable:
+            return event.error
         return SlotsLost(
             f"the slot has ended {place.failures} times in a row before it registered: {why}",
             where=f"{self._job}: slot {place.number}",

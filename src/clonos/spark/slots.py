@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -435,7 +436,8 @@ def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Any], Batch
 def _slot_failed(where: str, failure: BaseException) -> ClonosError:
     if _condition(failure) == CANCELLED:
         return cancelled(where, failure)
-    return SlotFailed(f"the slot's Spark job has failed: {in_short(failure)}", where=where)
+    text, trace = f"the slot's Spark job has failed: {in_short(failure)}", _traceback(failure)
+    return SlotFailed(text, where=where, trace=trace)
 
 
 def cancelled(where: str, failure: BaseException) -> JobCancelled:
@@ -459,10 +461,23 @@ def _condition(failure: BaseException) -> str | None:
     return None
 
 
+def _lines(failure: BaseException) -> list[str]:
+    cause = getattr(failure, "java_exception", None)
+    return str(cause.getMessage() if cause is not None else failure).splitlines()
+
+
+def _traceback(failure: BaseException) -> str:
+    """The traceback of what was raised in the worker; "" if Spark tells of none."""
+    lines = iter(_lines(failure))
+    if not any("Traceback (most recent call last)" in line for line in lines):
+        return ""
+    frames = list(takewhile(lambda line: line.startswith(" "), lines))
+    return "\n".join(["Traceback (most recent call last):", *frames, in_short(failure)])
+
+
 def in_short(failure: BaseException) -> str:
     """Say in one line what a Java stack trace says in a hundred."""
-    cause = getattr(failure, "java_exception", None)
-    lines = str(cause.getMessage() if cause is not None else failure).splitlines()
+    lines = _lines(failure)
     if any("Traceback (most recent call last)" in line for line in lines):
         # The first line after the traceback's indented ones is what the body raised.
         start = next(i for i, line in enumerate(lines) if "Traceback (most" in line)
