@@ -389,3 +389,23 @@ def test_a_copy_asks_its_own_step(build):
     program = program_of(build, "n long")
     output = StepHarness(deepcopy(program)).source([(1,)], "n long")
     assert output.batches[0].rows == 1
+
+
+def endless(row):
+    yield from iter(lambda: row.n, object())
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_generator_that_does_not_end_is_stopped(monkeypatch, lists):
+    monkeypatch.setattr("clonos.columns.rows.RESULTS_MAX", 5)
+
+    def some(row):
+        made = (row.n for _ in range(row.n))
+        return list(made) if lists else made
+
+    given = [(5,)]
+    assert len(run(lambda s: s.flat_map(some, "n long"), given, "n long")) == 5
+    with pytest.raises(OperatorError, match="more than 5 rows come of one call"):
+        run(lambda s: s.flat_map(endless, "n long"), given, "n long")
+    dropped = run(lambda s: s.flat_map(endless, "n long", on_bad_record="drop"), given, "n long")
+    assert dropped == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, islice
 from operator import is_
 from typing import Any, Final
 from uuid import UUID
@@ -15,11 +16,15 @@ import pyarrow.compute as pc
 from clonos.blame import in_short
 from clonos.columns.kept_values import require_kept, require_nulls_allowed
 from clonos.core.canonical import decode, encode, register
-from clonos.errors import CallError, ClonosError
+from clonos.errors import CallError, ClonosError, StepTooLarge
 
 _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
 """Years 1 to 9999, in microseconds: the range of Python's datetimes."""
+
+RESULTS_MAX: Final = 10_000_000
+"""So many rows may come of one call of a function. They are in memory together, because a call that
+fails leaves none."""
 
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The exceptions that Arrow raises for a value that does not fit its column's type."""
@@ -220,7 +225,20 @@ def results_of(returned: Any) -> Iterable[Any]:
         return ()
     if isinstance(returned, (str, bytes, dict, Row)):
         raise TypeError(f"returned {short(returned)} where an iterable of rows is expected")
-    return returned  # type: ignore[no-any-return]
+    if isinstance(returned, (list, tuple)):
+        return returned
+    rows = iter(returned)
+    return chain(islice(rows, RESULTS_MAX), _too_many(rows))
+
+
+def _too_many(more: Iterator[Any]) -> Iterator[Any]:
+    for _ in more:
+        raise StepTooLarge(
+            f"more than {RESULTS_MAX:,} rows come of one call",
+            remedy="see whether what the function yields ever ends; if so, let it return fewer "
+            "rows, for example the name of what holds them",
+        )
+    yield from ()
 
 
 def short(value: object, length: int = 200) -> str:
