@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 import clonos
 from clonos.cluster.driver import RunningJob
+from clonos.cluster.stages import LOGGER
 from clonos_bench import jobs, run
 from clonos_bench.report import Aim, Report
 from clonos_bench.statistics import spread
@@ -41,21 +43,51 @@ def measure(arguments: argparse.Namespace) -> Report:
 
     ``pause``: the longest time without any output around a change; ``late``: how late the latest
     row was, counted from when it was due; ``call``: how long `running.rescale` or `running.upgrade`
-    took, in which slots come while the job runs.
+    took, in which slots come while the job runs. The notes say what the pause consists of.
     """
     title = f"rescale: {arguments.state_mb:g} MB of state, {arguments.rate:,.0f} rows/s; ms"
     report = Report("rescale", title, _COLUMNS)
     found = _measured(report, arguments)
     for way, changes in found.items():
-        pause, late, call = zip(*changes, strict=True)
+        pause, late, call = ([getattr(c, what) for c in changes] for what in _Change._fields[:3])
         judged = PAUSE.judge(float(np.median(pause)))
         report.add(way, str(len(changes)), spread(pause), spread(late), spread(call), judged)
+        stages = {stage: [c.stages.get(stage, 0.0) for c in changes] for stage in changes[0].stages}
+        parts = (f"{stage} {spread(took)}" for stage, took in stages.items())
+        report.notes.append(f"{way}: {'; '.join(parts)}")
     return report
 
 
-def _measured(
-    report: Report, arguments: argparse.Namespace
-) -> dict[str, list[tuple[float, float, float]]]:
+class _Change(NamedTuple):
+    """One change; all times in ms. ``stages``: how long each has taken, until rows come again."""
+
+    pause: float
+    late: float
+    call: float
+    stages: dict[str, float]
+
+
+class _Stages(logging.Handler):
+    """Hears when stages begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began: list[tuple[str, float]] = []
+        LOGGER.setLevel(logging.DEBUG)
+        LOGGER.propagate = False
+        LOGGER.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.began.append((record.__dict__["stage"], time.monotonic()))
+
+    def until(self, end_s: float) -> dict[str, float]:
+        """How long each stage has taken, if the last one ended then; ms."""
+        began = [(stage, at_s) for stage, at_s in self.began if at_s < end_s]
+        ends = [*(at_s for _, at_s in began[1:]), end_s]
+        return {stage: 1000 * (end - at) for (stage, at), end in zip(began, ends, strict=True)}
+
+
+def _measured(report: Report, arguments: argparse.Namespace) -> dict[str, list[_Change]]:
     keys = run.keys_of(arguments)
     few, many = arguments.parallelism, arguments.to
     with tempfile.TemporaryDirectory() as folder, run.paced(arguments.rate, keys) as schedule:
@@ -81,7 +113,7 @@ def _measured(
         ):
             filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
             run.until(started, watch, filled, run.FILL_S, "the state is filled")
-            found: dict[str, list[tuple[float, float, float]]] = {}
+            found: dict[str, list[_Change]] = {}
             for _ in range(arguments.rounds):
                 for what, change in (
                     (f"{few} to {many}", lambda: started.rescale({"state": many})),
@@ -100,18 +132,18 @@ def _measured(
     return found
 
 
-def _change(
-    job: RunningJob, watch: Watch, change: Callable[[], None]
-) -> tuple[float, float, float]:
-    """One change: the pause, how late the latest row was, how long the call took; ms."""
+def _change(job: RunningJob, watch: Watch, change: Callable[[], None]) -> _Change:
     run.until(job, watch, lambda: watch.latest_ms() < 1_000, PATIENCE_S, "rows are in time")
-    began_s = time.monotonic()
+    began_s, stages = time.monotonic(), _Stages()
     change()
     call_ms = 1000 * (time.monotonic() - began_s)
     until_s = time.monotonic() + AFTER_S
     run.until(job, watch, lambda: time.monotonic() >= until_s, PATIENCE_S, "a while has passed")
+    LOGGER.removeHandler(stages)
     times, late = _outputs(watch, began_s)
-    return 1000 * float(np.diff(times).max()), float(np.nanmax(late)), call_ms
+    longest = int(np.diff(times).argmax())
+    pause_ms = 1000 * float(times[longest + 1] - times[longest])
+    return _Change(pause_ms, float(np.nanmax(late)), call_ms, stages.until(times[longest + 1]))
 
 
 def _outputs(watch: Watch, since_s: float) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from clonos.blame import users_lines
 from clonos.cluster.setup import DriverSetup
+from clonos.cluster.stages import begins
 from clonos.errors import ClonosError
 from clonos.nodes.driver import Phase
 from clonos.runtime.interpreter import low_latency
@@ -36,6 +37,7 @@ class DriverLoop:
 
     def start(self) -> None:
         """Begin. If something is missing, this raises and releases everything."""
+        begins("restoring", self._setup.compiled.name)
         try:
             self._setup.begin()
         except BaseException:
@@ -95,12 +97,14 @@ class DriverLoop:
     def _unfeed(self) -> None:
         """The job ends: slots may leave while the queries that feed it are stopped."""
         self._is_unfed = True
+        begins("leaving", self._setup.compiled.name)
         self._setup.plane.flush()
         self._setup.feeds.close()
 
     def _finish(self) -> None:
         """Release everything; if a part fails, still release the rest and wake the waiting user."""
         setup = self._setup
+        begins("closing", setup.compiled.name)
         outwards = (self._publish, setup.followers.finish)
         ends = (setup.close, self._look_back, self._say_so)
         for act in (self._unfeed, setup.break_off, *outwards, *ends):

@@ -29,6 +29,7 @@ from clonos.cluster.moves import Executors
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import seals_of, ship
+from clonos.cluster.stages import begins
 from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
@@ -282,6 +283,7 @@ class DriverSetup:
                 self._prepare(waiting, standby_slots)
                 LOGGER.info("%s stands by: %s", self.compiled.name, why)
             self._pause(waiting, look)
+        begins("reading the journal", self.compiled.name)
         if waits:  # the other driver may have written more since
             directory.read()
         return found
@@ -428,6 +430,7 @@ class DriverSetup:
         self._term = self._begin_term(file, keeper, undo)
         how = (drop_state, directory.numbers, self._prepared())
         announce = partial(directory.announce, compiled, version + 1)
+        begins("switching", compiled.name)
         with ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
             switch = Switch(before, keeper, waiting, compiled, successor, *how, pool.map)
             is_made = switch.make(self._store, self._term, announce, file)
@@ -437,6 +440,7 @@ class DriverSetup:
                 where=directory.journal_root,
                 remedy="check the disk, and start the job again in the same way",
             )
+        begins("claiming", compiled.name)
         return file.recover(self.keeper)
 
     def _look_back(self, version: int) -> None:

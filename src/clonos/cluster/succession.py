@@ -30,6 +30,7 @@ from typing import Any, Final
 from clonos.cluster.aside import Aside
 from clonos.cluster.loop import DriverLoop
 from clonos.cluster.setup import DriverSetup
+from clonos.cluster.stages import begins
 from clonos.core.plan import Incarnation
 from clonos.errors import CannotUpgrade, ClonosError, NotSettled
 from clonos.graph.compile import CompiledJob
@@ -86,6 +87,7 @@ class Succession:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
+        begins("sharing out", self._setup.compiled.name)
         self._stays = describe(before) == describe(compiled)  # state does, where it is
         if self._stays:
             self._is_prepared.set()
@@ -225,6 +227,7 @@ class Succession:
             self._may_pause.set()
         if self._may_pause.is_set() and self._is_prepared.is_set() and not self._is_asked:
             self._is_asked = True
+            begins("settling", self._setup.compiled.name)
             self._setup.inbox.put(StopAsked(self._settle_s, self._goes_on.set))
         return False
 
