@@ -8,7 +8,7 @@ from typing import Any
 from clonos.core.layer import merged_path
 from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
-from clonos.nodes.events import Merged
+from clonos.nodes.events import Merged, RoundBegins
 from clonos.nodes.layers import LayerCare, Unused
 
 
@@ -17,6 +17,10 @@ class Store:
 
     def __init__(self) -> None:
         self.deleted: list[str] = []
+        self.merged: list[tuple[int, ...]] = []
+
+    def merge(self, _: object, chosen: tuple[LayerRef, ...]) -> None:
+        self.merged.append(tuple(ref.epoch for ref in chosen))
 
     def delete(self, paths: list[str]) -> None:
         self.deleted += paths
@@ -75,3 +79,43 @@ def test_a_merge_that_came_too_late_does_not_have_the_name_of_one_that_counts():
     clean(care, 20.0, ())
     assert late.path in store.deleted
     assert both.path not in store.deleted
+
+
+def test_while_state_is_shared_out_no_merge_reaches_across_what_was():
+    store = Store()
+    care = care_of(store)
+    chain = tuple(map(ref, range(1, 11)))
+    listed: list[Any] = []
+    care.round(RoundBegins(listed.append), {0: chain})
+    assert listed == [{0: chain}]
+    longer = tuple(map(ref, range(1, 27)))
+    care.after_floor({0: longer}, 0.0)
+    assert not store.merged, "26 layers, and 16 are new"
+    longer = tuple(map(ref, range(1, 28)))
+    care.after_floor({0: longer}, 0.0)
+    assert store.merged == [tuple(range(11, 28))]
+    care.merged(Merged(ref(27, "0/merged"), longer[10:]), (*chain, ref(27, "0/merged")))
+    care.round(RoundBegins(None), {})
+    care.after_floor({0: longer}, 0.0)
+    assert store.merged[1:] == [tuple(range(1, 28))], "as ever"
+
+
+def test_a_task_without_layers_when_a_round_began_has_its_layers_merged():
+    store = Store()
+    care = care_of(store)
+    care.round(RoundBegins(lambda _: None), {0: ()})
+    care.after_floor({0: tuple(map(ref, range(1, 18)))}, 0.0)
+    assert store.merged == [tuple(range(1, 18))]
+
+
+def test_nothing_is_deleted_while_state_is_shared_out():
+    store = Store()
+    care = care_of(store)
+    care.unused(Unused(("0/old",)), 0.0)
+    assert care.is_due(11.0)
+    care.round(RoundBegins(lambda _: None), {})
+    assert not care.is_due(1e9)
+    care.round(RoundBegins(None), {})
+    assert care.is_due(11.0)
+    clean(care, 11.0, ())
+    assert store.deleted == ["0/old"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -34,12 +33,6 @@ class _Lane:
 class BackgroundMerger:
     """A :class:`~clonos.nodes.ports.Merger` with a process for small merges and one for large ones.
     Deletions and reads wait for large merges, so no file goes while it is being merged.
-
-    Attributes
-    ----------
-    may_go_on
-        Cleared while the state is prepared for another plan, which must tell the layers that it has
-        read from those sealed since: nothing is merged or deleted until it is set again.
     """
 
     def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
@@ -48,8 +41,7 @@ class BackgroundMerger:
         self._small = _Lane("clonos-compact", uri, durability, term)
         self._large = _Lane("clonos-compact-large", uri, durability, term)
         self._worker = self._large.worker
-        self.may_go_on, self._is_closed = threading.Event(), False
-        self.may_go_on.set()
+        self._is_closed = False
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
         is_large = sum(ref.nbytes for ref in chosen) > LARGE_BYTES
@@ -60,7 +52,6 @@ class BackgroundMerger:
         self, compactor: Compactor, chain: Sequence[LayerRef], chosen: tuple[LayerRef, ...]
     ) -> None:
         task = chosen[0].task
-        self.may_go_on.wait()
         if self._is_closed:
             return
         try:
@@ -77,7 +68,6 @@ class BackgroundMerger:
         self._worker.submit(self._delete, list(paths))
 
     def _delete(self, paths: list[str]) -> None:
-        self.may_go_on.wait()
         try:
             self._store.delete(paths)
         except ClonosError as error:
@@ -107,7 +97,6 @@ class BackgroundMerger:
     def close(self) -> None:
         """Abort merges under way."""
         self._is_closed = True
-        self.may_go_on.set()
         for lane in (self._small, self._large):
             lane.worker.shutdown(wait=False, cancel_futures=True)
             lane.compactor.close()

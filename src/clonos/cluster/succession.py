@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, suppress
+from queue import Empty, SimpleQueue
 from secrets import randbelow
 from typing import Any, Final
 
@@ -31,31 +32,34 @@ from clonos.cluster.aside import Aside
 from clonos.cluster.loop import DriverLoop
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.stages import begins
+from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import CannotUpgrade, ClonosError, NotSettled
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe
-from clonos.nodes.events import EndIsNear, StopAsked
+from clonos.nodes.events import EndIsNear, RoundBegins, StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable, require_droppable
-from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared
+from clonos.upgrade.prepare import LAST_ROUNDS, NOTHING, ROUNDS, Prepared
 from clonos.upgrade.renamed import shape_before
 
 LOGGER: Final = logging.getLogger("clonos")
 SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
 _BY_NO_TASK: Final = 1 << 30
 """More lives than any task has in a term."""
-PREPARED_S: Final = 60.0
-"""After this time, only the last round of sharing out values begins ..."""
 QUICK_S: Final = 0.5
-"""... as after a round that was as quick as this, because the next would have little to do ..."""
+"""No round follows one that was as quick as this, because it would have little to do ..."""
 HALF: Final = 0.5
-"""... or one that took more than this share of the time of the round before."""
+"""... nor if more than this share of what the last one had to read is to be read again."""
+HANGS_S: Final = 60.0
+"""A round, or a copy in a slot, hangs if it takes so much longer than at this rate:"""
 SLOWEST: Final = 1 << 20
-"""Bytes of state per second. A round that takes `PREPARED_S` longer than at this rate hangs."""
+"""bytes of state per second."""
+LOOK_S: Final = 0.1
+"""How often a thread that waits for the driver looks whether it has ended."""
 READY_S: Final = 10.0
-"""The job pauses after this at the latest, even without slots of the new graph: there may be no
-cores for them before the old ones leave."""
+"""Slots of the new graph that are not there after this are not waited for: there may be no cores
+for them before the old ones leave."""
 
 
 class Succession:
@@ -74,9 +78,11 @@ class Succession:
         self._goes_on = threading.Event()
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
+        self._copied_until_s: float | None = None  # how long copies in these slots may take
         self._so_far = NOTHING  # what the rounds have come to
+        self._is_ahead = threading.Event()  # few values have changed since the newest round
         self._is_prepared = threading.Event()  # no more rounds follow
-        self._stays = False
+        self._stays, self._asking = False, threading.Lock()
         self._is_given_up = False
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
@@ -90,9 +96,9 @@ class Succession:
         begins("sharing out", self._setup.compiled.name)
         self._stays = describe(before) == describe(compiled)  # state does, where it is
         if self._stays:
+            self._is_ahead.set()
             self._is_prepared.set()
             return
-        self._setup.merger.may_go_on.clear()  # before the layers are listed
         request = {
             "before": json.dumps(describe(before)),
             "now": json.dumps(describe(compiled)),
@@ -110,39 +116,54 @@ class Succession:
         try:
             with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
                 self._aside = aside
-                for more in self._rounds(aside):
-                    self._so_far = more or self._so_far
+                said = aside.said()
+                self._rounds(aside, said, ROUNDS - LAST_ROUNDS)
+                self._is_ahead.set()
+                self._may_pause.wait()
+                self._setup.inbox.put(EndIsNear())
+                self._rounds(aside, said, ROUNDS)
         except (ClonosError, OSError) as error:
             LOGGER.info("%s: no more is prepared: %s", self._setup.compiled.name, error)
         finally:
+            self._is_ahead.set()
             self._is_prepared.set()
 
-    def _rounds(self, aside: Aside) -> Iterator[Prepared | None]:
-        more: Prepared | None = None
-        said, before_s, until_s = aside.said(), math.inf, time.monotonic() + PREPARED_S
-        # The layer of a round is its epoch: even that of the last is below that of the switch.
-        for _ in range(min(ROUNDS, self._setup.keeper.epoch - 1)):
-            if self._is_given_up:
+    def _rounds(self, aside: Aside, said: Iterator[Prepared | None], limit: int) -> None:
+        """Share out what has changed, again and again, until little has, or no less than before."""
+        before = math.inf
+        while (layers := self._listed()) is not None:
+            refs = [ref for chain in self._so_far.since(layers).values() for ref in chain]
+            nbytes = sum(ref.nbytes for ref in refs)
+            if nbytes > HALF * before or self._so_far.rounds >= limit:
                 return
-            began_s = time.monotonic()
-            more = self._round(aside, said)
-            yield more
-            now_s = time.monotonic()
-            took_s = now_s - began_s
-            is_slow = took_s > HALF * before_s  # values change as fast as they are written
-            if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
-                break
-            before_s = took_s
-        self._may_pause.wait()
-        self._setup.inbox.put(EndIsNear())
-        if more is not None and not self._is_given_up:  # what has changed since the round before
-            yield self._round(aside, said)
+            # The layer of a round is its epoch, and below that of the switch.
+            if self._so_far.rounds >= self._setup.keeper.epoch:
+                return
+            begins(f"sharing out {nbytes:,} bytes in {len(refs)} layers", self._setup.compiled.name)
+            began_s, more = time.monotonic(), self._round(aside, said, layers)
+            if more is None:
+                return
+            self._so_far = more
+            if time.monotonic() - began_s < QUICK_S:
+                return
+            before = nbytes
 
-    def _round(self, aside: Aside, said: Iterator[Prepared | None]) -> Prepared | None:
+    def _listed(self) -> dict[int, tuple[LayerRef, ...]] | None:
+        """A round begins: its layers. None: the job does not change after all."""
+        answers = SimpleQueue[dict[int, tuple[LayerRef, ...]]]()
+        with self._asking:
+            if not self._is_given_up:
+                self._setup.inbox.put(RoundBegins(answers.put))
+        while not (self._is_given_up or self._loop.over.is_set()):
+            with suppress(Empty):
+                return answers.get(timeout=LOOK_S)
+        return None
+
+    def _round(
+        self, aside: Aside, said: Iterator[Prepared | None], layers: dict[int, tuple[LayerRef, ...]]
+    ) -> Prepared | None:
         """One round; if it takes far too long, the process hangs, and is ended."""
-        layers = dict(self._setup.keeper.layers)
-        nbytes = sum(ref.nbytes for chain in layers.values() for ref in chain)
-        late = threading.Timer(PREPARED_S + nbytes / SLOWEST, aside.close)
+        late = threading.Timer(_longest_s(layers), aside.close)
         late.daemon = True
         late.start()
         try:
@@ -153,8 +174,9 @@ class Succession:
 
     def give_up(self) -> None:
         """The job goes on as it was."""
-        self._is_given_up = True
-        self._setup.merger.may_go_on.set()
+        with self._asking:  # else a round might begin when no more should
+            self._is_given_up = True
+            self._setup.inbox.put(RoundBegins(None))
         self._may_pause.set()
         if self._aside is not None:
             self._aside.close()
@@ -223,12 +245,21 @@ class Succession:
             )
         if waiting is not None:
             waiting.follow(self._setup.keeper.layers if self._stays else self._so_far.layers)
-        if waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s:
+        if self._is_ahead.is_set() and (waiting is None or self._has_waited_for(waiting)):
             self._may_pause.set()
         if self._may_pause.is_set() and self._is_prepared.is_set() and not self._is_asked:
             self._is_asked = True
             begins("settling", self._setup.compiled.name)
             self._setup.inbox.put(StopAsked(self._settle_s, self._goes_on.set))
+        return False
+
+    def _has_waited_for(self, waiting: Waiting) -> bool:
+        """Whether its slots have their copies by now, or should not be waited for."""
+        if waiting.is_ready or time.monotonic() > (self._copied_until_s or self._patient_until_s):
+            return True
+        if self._copied_until_s is None and waiting.are_here:
+            longest_s = _longest_s(self._setup.keeper.layers)
+            self._copied_until_s = time.monotonic() + longest_s
         return False
 
     def _ended(self) -> CannotUpgrade:
@@ -245,3 +276,8 @@ class Succession:
             if self._loop.over.wait(0.01):
                 return self._loop.error is None and not self._setup.keeper.complete
         return False
+
+
+def _longest_s(layers: Mapping[int, Collection[LayerRef]]) -> float:
+    """The longest time that reading all these layers may take."""
+    return HANGS_S + sum(ref.nbytes for chain in layers.values() for ref in chain) / SLOWEST

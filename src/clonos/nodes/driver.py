@@ -205,6 +205,7 @@ class DriverNode:
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: self._on_stop_asked,
             events.EndIsNear: lambda _: self._ports.outputs.begin_flush(),
+            events.RoundBegins: lambda event: self._layers.round(event, self.keeper.layers),
             events.RenewalAsked: self._on_renewal_asked,
             co.MoveAsked: self._decide,
             co.Leaving: self._decide,
@@ -390,8 +391,7 @@ class DriverNode:
         self._has_news = True
 
     def _on_ended(self, event: events.Ended) -> None:
-        error = self.places.ended(event, self._clock_s)
-        if error is not None:
+        if (error := self.places.ended(event, self._clock_s)) is not None:
             self.fail(error)
 
     def _on_merged(self, event: events.Merged) -> None:

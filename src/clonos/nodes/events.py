@@ -242,6 +242,18 @@ class EndIsNear:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundBegins:
+    """State is shared out for another graph, and a round of that begins.
+
+    ``told``: called with the layers that it is to read. From now on no layer is deleted, and no
+    merge reaches across the newest of these. None: there are no more rounds, and the job goes on as
+    it was.
+    """
+
+    told: Callable[[dict[int, tuple[LayerRef, ...]]], object] | None
+
+
+@dataclass(frozen=True, slots=True)
 class RenewalAsked:
     """End a slot that runs no task, and start another process in its place. ``pid``: that of its
     process.
@@ -267,6 +279,7 @@ DriverEvent = (
     | OutsideFailed
     | StopAsked
     | EndIsNear
+    | RoundBegins
     | RenewalAsked
     | MoveAsked
     | Leaving

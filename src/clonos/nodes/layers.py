@@ -13,7 +13,7 @@ from typing import Final
 
 from clonos.core.layer import choose
 from clonos.core.levels import STORE, LayerRef
-from clonos.nodes.events import Merged, MergeFailed
+from clonos.nodes.events import Merged, MergeFailed, RoundBegins
 from clonos.nodes.ports import Merger
 
 GARBAGE_S: Final = 30.0
@@ -54,10 +54,14 @@ class LayerCare:
         self._not_before: dict[int, float] = {}
         self._garbage: list[tuple[float, str]] = []
         self._survey_s = 0.0  # when
+        self._shared_out: dict[int, int] | None = None  # by task, the newest layer, if any are
 
     def is_due(self, now_s: float) -> bool:
         """Whether :meth:`clean` has something to do. It may have, even if a job is idle and its
-        floors do not move."""
+        floors do not move. While state is shared out, all files stay: another process reads
+        them."""
+        if self._shared_out is not None:
+            return False
         oldest_s = self._garbage[0][0] if self._garbage else now_s
         return now_s >= self._survey_s or oldest_s < now_s - self._grace_s
 
@@ -90,9 +94,24 @@ class LayerCare:
                 continue
             if any(ref.level != STORE for ref in chain):
                 continue  # then slots merge them
-            if chosen := choose(chain):
+            if chosen := choose(self._mergeable(task, chain)):
                 self._merging.add(task)
                 self._merger.merge(chain, tuple(chosen))
+
+    def _mergeable(self, task: int, chain: tuple[LayerRef, ...]) -> tuple[LayerRef, ...]:
+        """All layers; while state is shared out, those that were not: a layer with what was and
+        what was not would have to be shared out as a whole."""
+        upto = (self._shared_out or {}).get(task, 0)
+        return tuple(ref for ref in chain if ref.epoch > upto)
+
+    def round(self, event: RoundBegins, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+        """A round of sharing out state begins with these layers, or no more follow. Merges under
+        way do not reach across the newest ones, either: they began with these or older ones."""
+        if event.told is None:
+            self._shared_out = None
+            return
+        self._shared_out = {task: chain[-1].epoch for task, chain in layers.items() if chain}
+        event.told(dict(layers))
 
     def merged(self, event: Merged, chain: Sequence[LayerRef]) -> Unused:
         """The coordinator has decided: only `chain` counts now. Return the layers that may go

@@ -79,7 +79,12 @@ class Waiting:
     @property
     def is_ready(self) -> bool:
         """Whether all slots are there, and their copies are not empty any more."""
-        return len(self.ready) == len(self.places.places) and not self._behind
+        return self.are_here and not self._behind
+
+    @property
+    def are_here(self) -> bool:
+        """Whether all slots are there."""
+        return len(self.ready) == len(self.places.places)
 
     def follow(self, layers: Mapping[int, Sequence[LayerRef]]) -> None:
         """Have each slot copy the tasks that it will probably run, from these layers.

@@ -71,6 +71,13 @@ class Prepared:
             for task, upto in self.upto.items()
         ) and all(store.has(ref.path) for chain in self.layers.values() for ref in chain)
 
+    def since(self, chains: Chains) -> dict[int, list[LayerRef]]:
+        """The layers that are not included yet, by task of the job."""
+        return {
+            task: [ref for ref in chain if ref.epoch > self.upto.get(task, 0)]
+            for task, chain in chains.items()
+        }
+
     def below(self, task: int) -> tuple[LayerRef, ...]:
         """The layers below the first layer of a task of the next plan."""
         return self.layers.get(task, ())
@@ -78,6 +85,8 @@ class Prepared:
 
 ROUNDS: Final = 8
 """The largest number of rounds; data that still changes afterwards is left to the switch."""
+LAST_ROUNDS: Final = 3
+"""So many of them are kept for when the slots of the next plan are ready, which may take long."""
 BASIS_BYTES: Final = 32 << 20
 """The largest size, of all tasks together, to be merged into one layer before the switch."""
 NOTHING: Final = Prepared({}, frozenset(), {}, 0)
@@ -108,10 +117,7 @@ def prepare(
     """
     if so_far.rounds and not so_far.fits(chains, store):
         return None
-    since = {
-        task: [ref for ref in chain if ref.epoch > so_far.upto.get(task, 0)]
-        for task, chain in chains.items()
-    }
+    since = so_far.since(chains)
     values = _Values(before, now, since, store)
     names = {
         name
