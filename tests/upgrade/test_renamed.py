@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_without_a_word_it_is_refused_and_the_new_name_is_offered():
     [
         ({"kep": "scoring"}, "renamed= names 'kep', and", "it had rows, kept, out"),
         ({"kept": "scorin"}, "'scorin' now, and there is no such", "rows, scoring, out"),
-        ({"kept": "rows"}, "an operator of that name, too", "a name that the job did not have"),
+        ({"kept": "rows"}, "an operator of that name, too", "the job did not have"),
         ({"rows": "scoring", "kept": "scoring"}, "2 operators this name", "name one"),
     ],
 )
@@ -140,13 +141,48 @@ def paying(name: str, out: str = "out") -> clonos.Job:
 @pytest.mark.parametrize(
     ("becomes", "names", "said"),
     [
-        (paying("charging"), {"pay": "charging"}, "keys of effects have its name"),
-        (paying("pay", "bills"), {"out": "bills"}, "the output of a sink has its name"),
+        (paying("charging"), {"kept": "charging"}, "has made effects, whose keys have its name"),
+        (paying("kept", "bills"), {"out": "bills"}, "has put out rows, and the output of a sink"),
     ],
 )
 def test_what_others_know_by_its_name_keeps_it(becomes, names, said):
     with pytest.raises(CannotUpgrade, match=said):
-        Before(paying("pay")).upgraded(becomes, **names)
+        Before(paying("kept"), asked=[0, 4]).upgraded(becomes, **names)
+
+
+def test_a_sink_without_output_and_effects_that_were_never_made_may_have_other_names():
+    before = Before(paying("kept"), asked=[0, 0])
+    for task in before.shape.homes["out"]:
+        outs = dict.fromkeys(before.layers[task].outs, (0, 0))
+        before.layers[task] = replace(before.layers[task], outs=outs)
+    after = before.upgraded(paying("charging", "bills"), kept="charging", out="bills")
+    assert sum(len(kept.keys) for kept in after.kept("charging")) == 2 * KEY_GROUPS
+
+
+def test_without_a_word_a_sink_with_another_name_is_another_one():
+    after = Before(paying("kept")).upgraded(paying("kept", "bills"))
+    ends = [after.compiled.plan.tasks[task] for task in after.shape.homes["bills"]]
+    assert [after.layers[task.id].outs[task.outputs[-1]] for task in ends] == [(0, 0), (0, 0)]
+
+
+def swapping(first: str, second: str) -> clonos.Job:
+    """Two operators of the same kind; the state that `Before` makes is that of the first one."""
+    return job(2, name=first, more=[second])
+
+
+def test_two_operators_swap_their_names():
+    before = Before(swapping("kept", "scoring"), asked=[9, 4])
+    after = before.upgraded(swapping("scoring", "kept"), kept="scoring", scoring="kept")
+    assert sum(len(kept.keys) for kept in after.kept("scoring")) == 2 * KEY_GROUPS
+    assert not any(len(kept.keys) for kept in after.kept("kept"))
+    assert numbers(after, "scoring") == [9, 4], "its calls had other names"
+    assert numbers(after, "kept") == [9, 9], "the other one has used these"
+
+
+def test_half_a_swap_is_refused():
+    with pytest.raises(CannotUpgrade, match="an operator of that name, too") as told:
+        Before(swapping("kept", "scoring")).upgraded(job(2, name="scoring"), kept="scoring")
+    assert "say what 'scoring' is now, too" in told.value.remedy
 
 
 def test_a_source_goes_on_where_it_was():

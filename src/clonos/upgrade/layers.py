@@ -30,7 +30,7 @@ from clonos.state.runs import Run
 from clonos.storage.opened import ScratchFile
 from clonos.upgrade.flow import Flow, slowest
 from clonos.upgrade.owners import owned, share_out
-from clonos.upgrade.renamed import is_spooled
+from clonos.upgrade.renamed import has_a_trace, is_spooled
 from clonos.upgrade.sealed import NUMBERS_APART, Sealed
 from clonos.upgrade.section import gone_back
 from clonos.upgrade.shape import Shape
@@ -158,6 +158,8 @@ class Redistribution:
     def _require_nothing_lost(self) -> None:
         before, now = self._before, self._now
         require_droppable(before, self._compiled, self._dropped)
+        for former, name in before.renamed.items():
+            self._require_no_trace(former, name)
         for name in before.homes:
             if name in self._dropped:
                 continue
@@ -179,6 +181,26 @@ class Redistribution:
                     where=name,
                     remedy="give the new source another name",
                 )
+
+    def _require_no_trace(self, former: str, name: str) -> None:
+        """Raise `CannotUpgrade` if something outside of the job knows a renamed operator."""
+        before, tasks = self._before, self._before.homes.get(name, [])
+        specs = [before.plan.tasks[task] for task in tasks]
+        if name in before.sinks:
+            if any(self._layers[spec.id].outs[spec.outputs[-1]][0] for spec in specs):
+                what = "it has put out rows, and the output of a sink has its name"
+                raise has_a_trace(former, what)
+        elif any(spec.has_effects for spec in specs) and self._has_asked(name):
+            raise has_a_trace(
+                former,
+                "it has made effects, whose keys have its name: a service would take them for "
+                "new ones",
+            )
+
+    def _has_asked(self, name: str) -> int:
+        """How many calls an operator has made, of any kind."""
+        facts = (self._of(name, task).facts for task in self._before.homes[name])
+        return max((of.get(fact) or 0 for of in facts for fact in _NUMBERS), default=0)
 
     def _other_name(self, name: str) -> str:
         """The beginning of a remedy, if an operator that is new may be this one."""
@@ -377,8 +399,11 @@ class Redistribution:
 
     def _is_reused(self, name: str, operator: Operator) -> bool:
         """Whether an operator has got a name under which another one has made calls."""
-        is_new = name in self._before.renamed.values() and "asked" in operator.joins
-        return is_new and name in self._asked_before
+        before = self._before
+        if name not in before.renamed.values() or "asked" not in operator.joins:
+            return False
+        other = before.renamed.get(name)  # the operator that had the name until now
+        return name in self._asked_before or (other is not None and self._has_asked(other) > 0)
 
     def _counted_on(self, name: str, kept: Kept, operator: Operator) -> Kept:
         """The numbers of calls go on after those that had the name before, if there are any."""
@@ -402,9 +427,8 @@ class Redistribution:
         """By name, how many calls operators have made, of any kind, removed ones included. A later
         operator of the same name counts on from there, so that no call's name is used twice."""
         found = dict(self._asked_before)
-        for name, former in self._before.homes.items():
-            numbers = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
-            if most := max(numbers):
+        for name in self._before.homes:
+            if most := self._has_asked(name):
                 found[name] = max(found.get(name, 0), most)
         for name, becomes in self._before.renamed.items():
             if becomes in found:

@@ -2,7 +2,7 @@
 
 Only state has the name of an operator in it, and a few things outside of the job: the keys of
 effects, the output of sinks, and the folders of rows that the checkpoint keeps. Those would be
-taken for new ones under another name, so their operators keep it.
+taken for new ones under another name. So an operator keeps its name once there are such things.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import names_of
 from clonos.graph.early import EARLY
-from clonos.operators.make import make_operator
 from clonos.upgrade.shape import Shape
 
 
@@ -43,18 +42,26 @@ def shape_before(
     known, homes = names_of(description), _homes(compiled)
     for name, becomes in renamed.items():
         _require_names(name, becomes, known, homes)
+        if becomes in known and becomes not in renamed:
+            raise CannotUpgrade(
+                f"renamed= says that {name!r} is {becomes!r} now, and the job had an operator of "
+                "that name, too",
+                remedy=f"say what {becomes!r} is now, too; or give the operator a name that the "
+                "job did not have",
+            )
         if name in drop_state:
             raise CannotUpgrade(
                 "renamed= keeps its state, and drop_state= drops it", where=name, remedy="say one"
             )
-        _require_without_a_trace(name, becomes, before, homes[becomes])
+        if name in before.sources and is_spooled(homes[becomes]):
+            raise has_a_trace(name, "the rows that the checkpoint keeps of a source have its name")
     for becomes, count in Counter(renamed.values()).items():
         if count > 1:
             raise CannotUpgrade(
                 f"renamed= gives {count} operators this name", where=becomes, remedy="name one"
             )
     early = {f"{name}{EARLY}": f"{becomes}{EARLY}" for name, becomes in renamed.items()}
-    parts = {name: now for name, now in early.items() if name in known and now in homes}
+    parts = {n: now for n, now in early.items() if n in known and (now in homes or now in known)}
     return Shape(description, {**parts, **renamed})
 
 
@@ -80,24 +87,8 @@ def _require_names(name: str, becomes: str, known: Collection[str], homes: Colle
             f"renamed= says that {name!r} is {becomes!r} now, and there is no such operator",
             remedy=f"there are {', '.join(homes)}",
         )
-    if becomes in known:
-        raise CannotUpgrade(
-            f"renamed= says that {name!r} is {becomes!r} now, and the job had an operator of that "
-            "name, too",
-            remedy="give it a name that the job did not have",
-        )
 
 
-def _require_without_a_trace(name: str, becomes: str, before: Shape, code: TaskCode) -> None:
-    """Raise `CannotUpgrade` if something outside of the job knows the operator by its name."""
-    tasks = [before.plan.tasks[task] for task in before.homes[name]]
-    asks = "asked" in make_operator(dict(code.operators)[becomes]).joins
-    if name in before.sinks:
-        what = "the output of a sink has its name"
-    elif name in before.sources and is_spooled(code):
-        what = "the rows that the checkpoint keeps of a source have its name"
-    elif asks and any(task.has_effects for task in (*tasks, code.task)):
-        what = "the keys of effects have its name: a service would take them for new ones"
-    else:
-        return
-    raise CannotUpgrade(what, where=name, remedy="leave the name as it was")
+def has_a_trace(name: str, what: str) -> CannotUpgrade:
+    """The error for an operator that something outside of the job knows by its name."""
+    return CannotUpgrade(what, where=name, remedy="leave the name as it was")

@@ -53,7 +53,8 @@ class Shape:
 
     def __init__(self, description: Mapping[str, Any], renamed: Mapping[str, str] = _NONE) -> None:
         tasks = description["tasks"]
-        self.renamed, self.had = dict(renamed), names_of(description)
+        self.had = names_of(description)
+        self.renamed = {name: now for name, now in renamed.items() if name != now}
         self.plan = _plan(description)
         self._origins: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}
         self.chains: dict[int, tuple[str, ...]] = {}
