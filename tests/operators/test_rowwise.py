@@ -154,6 +154,10 @@ def test_map_batches():
 
     assert run(lambda s: s.map_batches(double), [(1,), (2,)], "n long") == [(2,), (4,)]
     assert run(lambda s: s.map_batches(lambda b: None), [(1,)], "n long") == []
+    large = pa.record_batch({"n": pa.array([1e300, float("inf")])})
+    with pytest.raises(OperatorError, match="column 'n': a number is too large for float"):
+        run(lambda s: s.map_batches(lambda _: large, "n float"), [(1,)], "n long")
+    assert run(lambda s: s.map_batches(lambda _: large[1:], "n float"), [(1,)], "n long")
     with pytest.raises(OperatorError, match="columns m instead of n"):
         run(lambda s: s.map_batches(lambda b: b.rename_columns(["m"])), [(1,)], "n long")
     with pytest.raises(OperatorError, match="returned int"):
@@ -202,10 +206,20 @@ def with_value(ddl, good, bad, stream):
                 ("struct<x: long not null>", None, {}),
                 ("array<struct<x: long not null>>", [(1,)], [None, (None,)]),
                 ("map<string, struct<x: int not null>>", {"a": (1,)}, {"a": (None,)}),
+                ("struct<x: string, y: string>", {"x": "a"}, {"x": "a", "z": "b"}),
+                (
+                    "struct<x: string, y: string>",
+                    row_type(("x", "y"))(("1", "2")),
+                    row_type(("y", "x"))(("1", "2")),
+                ),
+                ("array<struct<x: int>>", [{"x": 1}, {}], [{"x": 1}, {"X": 1}]),
+                ("map<string, struct<x: string>>", {"a": {"x": "b"}}, {"a": {1: "b"}}),
                 ("date", NEW_YEAR, pd.NaT),
                 ("timestamp", NEW_YEAR, pd.NaT),
                 ("array<date>", [date(2020, 1, 1), None], [pd.NaT]),
                 ("timestamp", NEW_YEAR, 1577836800.0),
+                ("float", 3.4e38, 3.5e38),
+                ("array<float>", [float("inf")], [1, -1e300]),
                 ("string", "a", "\ud800"),
                 ("long", 1, float("nan")),
                 ("decimal(5,2)", Decimal("1.1"), Decimal("1234.5")),
@@ -229,6 +243,11 @@ def test_bad_records(build):
 def test_a_number_without_a_fraction_is_a_whole_one():
     made = run(lambda s: s.map(lambda r: r.n * 2.0, "n long"), [(1,), (2,)], "n long")
     assert made == [(2,), (4,)]
+
+
+def test_the_field_that_a_struct_lacks_is_named():
+    with pytest.raises(OperatorError, match="no field 'z' among x, y"):
+        run(lambda s: s.map(lambda _: ({"z": 1},), "s struct<x: int, y: int>"), [(1,)], "n long")
 
 
 def test_error_tells_operator_task_and_row():

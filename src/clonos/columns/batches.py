@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from clonos.columns.digest import content_digest
-from clonos.columns.kept_values import require_nulls_allowed
+from clonos.columns.kept_values import infinities, require_nulls_allowed
 from clonos.core.canonical import register
 from clonos.core.program import Batch
 
@@ -77,7 +77,12 @@ def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBat
 
 
 def _fit(column: pa.Array, field: pa.Field) -> pa.Array:
-    return column if column.type == field.type else column.cast(field.type)
+    if column.type == field.type:
+        return column
+    fit = column.cast(field.type)
+    if infinities(fit) > infinities(column):
+        raise ValueError(f"column {field.name!r}: a number is too large for {field.type}")
+    return fit
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:

@@ -1,7 +1,9 @@
 """What Arrow does not check when a column is made: values that it would change without a word.
 
-It cuts off what follows the point of a number (12.99 becomes 12), takes pandas' ``NaT`` for a day
-of the year 1, a text for the list of its letters, and nulls in whatever part may have none.
+It cuts off what follows the point of a number (12.99 becomes 12), and takes a number that is too
+large for a float for infinity, pandas' ``NaT`` for a day of the year 1, a text for the list of its
+letters, a row for its values in whatever order, and nulls in parts that may have none. Of a dict it
+leaves out what the struct has no field for.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from collections.abc import Sequence
 from datetime import date, datetime
 from functools import lru_cache
 from itertools import chain
+from math import inf
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _WHOLE: Final = frozenset({int, type(None)})
 """Types of which no value has a fraction."""
 _TIMES: Final = frozenset({date, datetime, type(None)})
 """Types of which every value is a moment or a day."""
 _TEXTS: Final = frozenset({str, bytes, bytearray})
+_TOO_LARGE: Final = float.fromhex("0x1.ffffffp127")
+"""The least number for which a float of 32 bits has only infinity."""
 
 
 def require_kept(data_type: pa.DataType, values: Sequence[Any]) -> None:
@@ -35,6 +41,8 @@ def require_kept(data_type: pa.DataType, values: Sequence[Any]) -> None:
     """
     if pa.types.is_integer(data_type):
         _require_whole(values)
+    elif pa.types.is_float32(data_type):
+        _require_finite(values)
     elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
         _require_times(values)
     elif pa.types.is_map(data_type):
@@ -77,11 +85,33 @@ def require_nulls_allowed(field: pa.Field, column: pa.Array) -> None:
         require_nulls_allowed(part.with_name(f"{field.name}.{name}"), inside)
 
 
+def infinities(values: pa.Array) -> int:
+    """How many infinite numbers are in an array, or inside of it: a cast to floats adds some.
+
+    Examples
+    --------
+    >>> numbers = pa.array([[1e300], None, [float("inf")]])
+    >>> infinities(numbers), infinities(numbers.cast(pa.list_(pa.float32())))
+    (1, 2)
+    """
+    types = pa.types
+    if types.is_floating(values.type):
+        return pc.sum(pc.is_inf(values)).as_py() or 0
+    if types.is_list(values.type) or types.is_large_list(values.type):
+        return infinities(values.flatten())
+    if types.is_struct(values.type):
+        return sum(map(infinities, values.flatten()))
+    if types.is_map(values.type):
+        return infinities(values.keys) + infinities(values.items)
+    return 0
+
+
 @lru_cache(maxsize=1024)
 def _may_change(data_type: pa.DataType) -> bool:
     """Whether a value of this type, or in it, can be one that is changed."""
     is_one = (
         pa.types.is_integer(data_type)
+        or pa.types.is_float32(data_type)
         or pa.types.is_date(data_type)
         or pa.types.is_timestamp(data_type)
     )
@@ -110,6 +140,12 @@ def _require_whole(numbers: Sequence[Any]) -> None:
             raise ValueError(f"{number!r} is no whole number")
 
 
+def _require_finite(numbers: Sequence[Any]) -> None:
+    for number in numbers:
+        if number is not None and _TOO_LARGE <= abs(number) < inf:
+            raise ValueError(f"{number!r} is too large for a float")
+
+
 def _require_times(values: Sequence[Any]) -> None:
     if set(map(type, values)) <= _TIMES:
         return
@@ -131,10 +167,27 @@ def _require_lists(values: Sequence[Any]) -> None:
 def _require_fields(data_type: pa.DataType, structs: Sequence[Any]) -> None:
     structs = [struct for struct in structs if struct is not None]
     structs = [dict(struct) if isinstance(struct, list) else struct for struct in structs]
+    names = [part.name for part in data_type]
+    for struct in structs:
+        _require_names(names, struct)
     for i, part in enumerate(data_type):
         if _may_change(part.type):
             values = [s.get(part.name) if isinstance(s, dict) else s[i] for s in structs]
             require_kept(part.type, values)
+
+
+def _require_names(names: list[str], struct: Any) -> None:
+    """Refuse a dict with a name that the struct lacks, and a row with its names in another order.
+
+    Arrow leaves out the one, and takes the other by position.
+    """
+    if isinstance(struct, dict):
+        if unknown := [name for name in struct if name not in names]:
+            raise ValueError(f"no field {unknown[0]!r} among {', '.join(names)}")
+        return
+    given = getattr(struct, "_fields", None) or getattr(struct, "__fields__", None)
+    if given is not None and list(given) != names and set(given) == set(names):
+        raise ValueError(f"the fields are {', '.join(given)}, not {', '.join(names)}")
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:

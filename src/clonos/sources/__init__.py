@@ -32,7 +32,8 @@ from clonos.sources.files_reader import (
     parquet_schema,
 )
 from clonos.sources.inlets import mqtt, webhook, websocket
-from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema
+from clonos.sources.json_lines import require_json
+from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema, require_csv
 from clonos.sources.messages import (
     METADATA,
     ParseFields,
@@ -70,6 +71,7 @@ __all__ = [
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
 _FORMATS = ("text", "json", "csv", "parquet")
+_REQUIRE = {"json": require_json, "csv": require_csv}
 
 
 def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
@@ -117,7 +119,7 @@ def files(path: str | Path, format: str = "text", schema: Any = None) -> SourceS
         if [str(f.type) for f in rows] != ["string"]:
             raise BadSchema("text files have one column, a string")
     else:
-        rows = wanted or _guess(found, format)
+        rows = _REQUIRE[format](wanted or _guess(found, format))
     return SourceSpec(
         kind="files",
         schema=LINES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from clonos.sources.readers import BufferedReader
 
 _CHUNK_BYTES = 1 << 20
 _ROWS_PER_PIECE = 65_536
+_LINE_BYTES_MAX = 64 << 20
+"""A longer line is a bad record, because it must not fill the task's memory."""
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
@@ -97,17 +100,20 @@ class LinesReader(BufferedReader):
             for lines in self._lines(path, start, end):
                 yield pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], schema=LINES)
 
-    def _lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes]]:
-        skip_header = self._has_header and start == 0
+    def _lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes | None]]:
+        is_first = start == 0
         for lines in self._all_lines(path, start, end):
-            if skip_header and lines:
-                skip_header = False
-                del lines[0]
+            if is_first and lines:
+                is_first = False
+                if self._has_header:
+                    del lines[0]
+                elif lines[0] is not None:
+                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             if lines:
                 yield lines
 
-    def _all_lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes]]:
-        partial = b""
+    def _all_lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes | None]]:
+        partial = _Line()
         with self._open(path) as stream:
             last = None if end is None else _line_start(stream, end)
             at = _line_start(stream, start)
@@ -120,15 +126,41 @@ class LinesReader(BufferedReader):
                 if not chunk:
                     break
                 at += len(chunk)
-                *lines, partial = (partial + chunk).split(b"\n")
-                yield [line.rstrip(b"\r") for line in lines]
-            if partial:  # the last line lacks its line break
-                yield [partial.rstrip(b"\r")]
+                first, *others = chunk.split(b"\n")
+                partial.add(first)
+                if others:
+                    *whole, rest = others
+                    yield [partial.take(), *(line.rstrip(b"\r") for line in whole)]
+                    partial.add(rest)
+            if partial.size:  # the last line lacks its line break
+                yield [partial.take()]
 
     def _open(self, path: str) -> Any:
         if path.endswith(_COMPRESSED):
             return self._files.file_system.open_input_stream(path)
         return self._files.open_file(path)
+
+
+class _Line:
+    """A line that has not ended: its beginning, in pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        """What comes next of it; nothing is kept of a line that is too long."""
+        self.size += len(piece)
+        if self.size <= _LINE_BYTES_MAX:
+            self._pieces.append(piece)
+        else:
+            self._pieces.clear()
+
+    def take(self) -> bytes | None:
+        """It has ended: the line, or None if it was too long."""
+        line = None if self.size > _LINE_BYTES_MAX else b"".join(self._pieces).rstrip(b"\r")
+        self._pieces, self.size = [], 0
+        return line
 
 
 class ParquetReader(BufferedReader):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,15 +16,18 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
 from clonos.columns.batches import concat, conform
-from clonos.errors import BrokenLine
+from clonos.errors import BadSchema, BrokenLine
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
+from clonos.sources.json_lines import block_size, is_infinite, joined, parse_json
 
 LINES = pa.schema([pa.field("value", pa.binary())])
 """The schema of line readers; null stands for a line that was too long."""
 
 TEXT = pa.schema([pa.field("value", pa.string())])
+
+_INFINITY = r"(?i)^\s*[+-]?inf(?:inity)?\s*$"
 
 Parser = Callable[[pa.Array, pa.Schema], pa.RecordBatch]
 
@@ -77,14 +79,7 @@ def _parse_json(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     lines = _without_blank(lines)
     if not len(lines):
         return conform(pa.Table.from_pylist([], schema), schema)
-    text = pc.ascii_trim_whitespace(lines.cast(pa.string()))
-    # Otherwise two broken lines could form an object together.
-    if not pc.all(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))).as_py():
-        raise ValueError("not a JSON object")
-    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    read = pa_json.ReadOptions(use_threads=False, block_size=_block_size(lines))
-    table = pa_json.read_json(_joined(lines), read_options=read, parse_options=options)
-    return _checked(table, lines, schema)
+    return conform(parse_json(lines, schema), schema)
 
 
 def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
@@ -92,9 +87,24 @@ def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     lines = _without_blank(lines)
     if not len(lines):
         return conform(pa.Table.from_pylist([], schema), schema)
-    lines.cast(pa.string())  # checks that it is UTF-8
+    text = lines.cast(pa.string())  # checks that it is UTF-8
+    if len(lines) > 1 and pc.any(pc.match_substring(text, "\r")).as_py():
+        raise ValueError("for Arrow a line ends there")  # so the number of rows would prove nothing
+    table = _read_csv(lines, schema)
+    if table.num_rows != len(lines):
+        raise ValueError(f"{table.num_rows} rows in {len(lines)} lines")
+    _require_closed_quotes(lines.slice(len(lines) - 1), schema)
+    if large := [f.name for f in schema if pa.types.is_floating(f.type)]:
+        large = [name for name in large if is_infinite(table.column(name))]
+        texts = _read_csv(lines, _with_types(schema, large, pa.string())) if large else None
+        for name in large:
+            require_infinite(table.column(name), texts.column(name))  # type: ignore[union-attr]
+    return conform(table, schema)
+
+
+def _read_csv(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     read = pa_csv.ReadOptions(
-        use_threads=False, column_names=schema.names, block_size=_block_size(lines)
+        use_threads=False, column_names=schema.names, block_size=block_size(lines)
     )
     convert = pa_csv.ConvertOptions(
         column_types=schema,
@@ -102,8 +112,42 @@ def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    table = pa_csv.read_csv(_joined(lines), read_options=read, convert_options=convert)
-    return _checked(table, lines, schema)
+    return pa_csv.read_csv(joined(lines), read_options=read, convert_options=convert)
+
+
+def _require_closed_quotes(line: pa.Array, schema: pa.Schema) -> None:
+    """Refuse a quote that is open at the end, where Arrow closes it.
+
+    In another line than the last it takes the next line into its value: a row is missing then.
+    """
+    if b'"' in line[0].as_py():
+        table = _read_csv(line, _with_types(schema, schema.names, pa.binary()))
+        if (table.column(table.num_columns - 1)[0].as_py() or b"").endswith(b"\n"):
+            raise ValueError("a quote is never closed")
+
+
+def _with_types(schema: pa.Schema, names: list[str], data_type: pa.DataType) -> pa.Schema:
+    return pa.schema([f.with_type(data_type) if f.name in names else f for f in schema])
+
+
+def require_infinite(
+    numbers: pa.Array | pa.ChunkedArray, texts: pa.Array | pa.ChunkedArray
+) -> None:
+    """Raise `ValueError` if a text stands for a number that is too large, and not for infinity."""
+    said = pc.fill_null(pc.match_substring_regex(texts, _INFINITY), False)
+    if pc.any(pc.and_not(pc.is_inf(numbers), said)).as_py():
+        raise ValueError(f"a number is too large for {numbers.type}")
+
+
+def require_csv(schema: pa.Schema) -> pa.Schema:
+    """The schema, if its columns can be read from CSV; raises `BadSchema`."""
+    for field in schema:
+        if pa.types.is_nested(field.type):
+            raise BadSchema(
+                f"column {field.name!r}: {field.type} cannot be read from CSV",
+                remedy='read it as a "string"',
+            )
+    return schema
 
 
 PARSERS: dict[str, Parser] = {"text": _parse_text, "json": _parse_json, "csv": _parse_csv}
@@ -118,12 +162,6 @@ def infer_schema(line_format: str, sample: list[bytes], column_names: list[str])
     return pa_csv.read_csv(joined, read_options=read).schema
 
 
-def _checked(table: pa.Table, lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
-    if table.num_rows != len(lines):
-        raise ValueError(f"{table.num_rows} rows in {len(lines)} lines")
-    return conform(table.select(schema.names), schema)
-
-
 def _require_all(lines: pa.Array) -> None:
     if lines.null_count:
         raise ValueError("the line is longer than allowed")
@@ -132,12 +170,3 @@ def _require_all(lines: pa.Array) -> None:
 def _without_blank(lines: pa.Array) -> pa.Array:
     _require_all(lines)
     return lines.filter(pc.greater(pc.binary_length(lines), 0))
-
-
-def _joined(lines: pa.Array) -> Any:
-    return io.BytesIO(b"\n".join(lines.to_pylist()) + b"\n")
-
-
-def _block_size(lines: pa.Array) -> int:
-    # A single block, because blocks are parsed independently.
-    return int(pc.sum(pc.binary_length(lines)).as_py()) + 2 * len(lines) + 16

@@ -18,7 +18,8 @@ from clonos.errors import BadSchema, BrokenLine, WrongType
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
-from clonos.sources.lines import PARSERS, TEXT
+from clonos.sources.json_lines import require_json
+from clonos.sources.lines import PARSERS, TEXT, require_infinite
 
 VALUE: Final = pa.field("value", pa.binary())
 
@@ -46,7 +47,7 @@ def columns_of(value: Value, schema: Any) -> pa.Schema:
     Raises
     ------
     WrongType, BadSchema
-        The format is unknown; a schema is missing or superfluous.
+        The format is unknown; a schema is missing or superfluous, or has a type that JSON lacks.
     """
     if value not in get_args(Value):
         raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
@@ -54,7 +55,7 @@ def columns_of(value: Value, schema: Any) -> pa.Schema:
         wrong = "json without a schema" if value == "json" else f"a schema for {value}"
         raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
     if value == "json":
-        return parse_schema(schema)
+        return require_json(parse_schema(schema))
     return TEXT if value == "text" else pa.schema([VALUE])
 
 
@@ -151,7 +152,10 @@ class ParseFieldsOperator(_OneByOne):
         for i, wanted in enumerate(self._schema):
             fields[i] = wanted
             if not pa.types.is_binary(wanted.type):
-                columns[i] = columns[i].cast(pa.string()).cast(wanted.type)
+                texts = columns[i].cast(pa.string())
+                columns[i] = texts.cast(wanted.type)
+                if pa.types.is_floating(wanted.type):
+                    require_infinite(columns[i], texts)
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
