@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,10 +60,22 @@ _AWAY: Final = (
     "_TRANSPORT",
     "_WAIT_COORD",
     "BROKER_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH",
     "GROUP_AUTHORIZATION_FAILED",  # librdkafka looks for a group; none is used
+    "KAFKA_STORAGE_ERROR",  # of a leader, until there is another one
     "LEADER_NOT_AVAILABLE",
+    "NETWORK_EXCEPTION",
+    "NOT_COORDINATOR",
+    "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     "NOT_LEADER_FOR_PARTITION",
+    "OFFSET_NOT_AVAILABLE",
     "REPLICA_NOT_AVAILABLE",
+    "REQUEST_TIMED_OUT",
+    "THROTTLING_QUOTA_EXCEEDED",
+    "UNKNOWN_LEADER_EPOCH",
 )
 
 
@@ -190,6 +202,36 @@ def is_away(error: Any) -> bool:
     True
     """
     return bool(error.retriable()) or error.name() in _AWAY
+
+
+def edges(
+    consumer: Any, partitions: Sequence[Partition], timeout_s: float
+) -> dict[Partition, tuple[int, int]]:
+    """The offsets of the first existing message of each partition, and of the next one to come.
+
+    ``get_watermark_offsets`` asks two questions as well, but if only one of them is answered with
+    an error (a leader is elected, say), it returns the other answer twice, and no error.
+
+    Raises
+    ------
+    confluent_kafka.KafkaException
+        Brokers do not answer, or answer with an error.
+    """
+    kafka = driver()
+    found: list[list[int]] = []
+    for edge in (kafka.OFFSET_BEGINNING, kafka.OFFSET_END) if partitions else ():
+        asked = [kafka.TopicPartition(*partition, edge) for partition in partitions]
+        answers = {
+            (one.topic, one.partition): one
+            for one in consumer.offsets_for_times(asked, timeout=timeout_s)
+        }
+        for answer in answers.values():
+            if answer.error is not None:
+                raise kafka.KafkaException(answer.error)
+            if answer.offset < 0:
+                raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.OFFSET_NOT_AVAILABLE))
+        found.append([answers[partition].offset for partition in partitions])
+    return dict(zip(partitions, zip(*found, strict=True), strict=True)) if found else {}
 
 
 def shown(partition: Partition) -> str:

@@ -52,12 +52,10 @@ class Ending(KafkaReader):
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         is_tapped = self.tap.exists()
         batch = super().read(max_rows, max_wait_s)
-        if (
-            batch is None
-            and is_tapped
-            and all(self._edges(p)[1] <= e for p, e in self._ends.items())
-        ):
-            raise EndOfInput
+        if batch is None and is_tapped:
+            edges = self._edges(list(self._ends))
+            if all(edges[p][1] <= end for p, end in self._ends.items()):
+                raise EndOfInput
         return batch
 
 

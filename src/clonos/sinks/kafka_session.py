@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.errors import ClonosError, RowRefused, SinkFailed, StoreAway
-from clonos.kafka import METADATA_S, Cluster, driver, error_of, is_away
+from clonos.kafka import METADATA_S, Cluster, driver, edges, error_of, is_away
 from clonos.sinks.kafka_messages import Message
 from clonos.sinks.kafka_transactions import MARKS
 from clonos.sinks.lanes import Lane, Output
@@ -35,8 +35,11 @@ _BEGIN_AGAIN: Final = {
     "_PURGE_INFLIGHT",
     "_PURGE_QUEUE",
     "_STATE",  # the transaction has failed in the meantime
+    "CONCURRENT_TRANSACTIONS",
+    "INVALID_PRODUCER_ID_MAPPING",
     "INVALID_TXN_STATE",
     "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "TRANSACTION_COORDINATOR_FENCED",
     "UNKNOWN_PRODUCER_ID",
 }
 _REFUSED: Final = {"MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_TIMESTAMP"}
@@ -85,6 +88,10 @@ class Topic:
             yield
         except driver().KafkaException as exception:
             raise self.error(error_of(exception)) from None
+        except SystemError:
+            # confluent_kafka raises a fatal error while librdkafka reports messages to us. What
+            # comes out of that is an exception of the interpreter, which does not say what it was.
+            raise StoreAway("the producer has become unusable", where=self.place) from None
 
     def error(self, error: Any) -> ClonosError:
         """Translate one error of librdkafka."""
@@ -127,7 +134,8 @@ class Sender:
             try:
                 self.producer.produce(topic, message.value, message.key, **given)
             except BufferError:
-                self.producer.poll(_POLL_S)
+                with self._topic.translated():
+                    self.producer.poll(_POLL_S)
                 self.raise_failed()
                 continue
             except driver().KafkaException as exception:
@@ -185,7 +193,7 @@ class KafkaSession:
             self._sender.raise_failed()
 
     def close(self) -> None:
-        with contextlib.suppress(driver().KafkaException):
+        with contextlib.suppress(driver().KafkaException, SystemError):
             self._producer.abort_transaction(_POLL_S)
 
     def _patiently(self, step: Any) -> None:
@@ -218,12 +226,8 @@ class KafkaSession:
         """The offsets of the first and the next message of each partition of marks."""
         consumer = self._topic.consumer("read_uncommitted")
         try:
-            return {
-                number: consumer.get_watermark_offsets(
-                    driver().TopicPartition(MARKS, number), timeout=METADATA_S
-                )
-                for number in partitions_of(consumer, MARKS, self._topic)
-            }
+            places = [(MARKS, number) for number in partitions_of(consumer, MARKS, self._topic)]
+            return {n: ends for (_, n), ends in edges(consumer, places, METADATA_S).items()}
         finally:
             consumer.close()
 
@@ -268,7 +272,9 @@ class PlainWriter:
                 for n, message in enumerate(self._messages(batch)):
                     name = f"{self._lane.name}/{generation}/{seq}/{n}"
                     self._sender.send(self._topic.name, message, [("clonos-key", name.encode())])
-            if self._sender.producer.flush(ANSWER_S):
+            with self._topic.translated():
+                left = self._sender.producer.flush(ANSWER_S)
+            if left:
                 raise StoreAway("brokers do not answer", where=self._topic.place)
             self._sender.raise_failed()
         except BaseException:

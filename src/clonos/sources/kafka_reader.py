@@ -17,7 +17,17 @@ import pyarrow as pa
 
 from clonos.columns.instants import to_ms
 from clonos.errors import ProtocolError, SourceError, WrongType
-from clonos.kafka import LOG, METADATA_S, Cluster, Partition, driver, error_of, is_away, shown
+from clonos.kafka import (
+    LOG,
+    METADATA_S,
+    Cluster,
+    Partition,
+    driver,
+    edges,
+    error_of,
+    is_away,
+    shown,
+)
 from clonos.sources.kafka_cut import Cut, Span, task_of
 from clonos.sources.messages import METADATA, message_schema
 from clonos.sources.readers import CutReader
@@ -201,13 +211,18 @@ class KafkaReader(CutReader):
 
     def _begin(self) -> pa.RecordBatch | None:
         """Choose where to begin; the cut of an empty batch logs it before anything is read."""
-        try:
-            found = self._partitions(METADATA_S)
-            starts = self._starts(found)
-        except driver().KafkaException as exception:
-            told = [error_of(exception).str(), self._complaint]
-            raise self._failed("; ".join(["it does not answer", *filter(None, told)])) from None
-        self._ends = starts
+        until = time.monotonic() + METADATA_S
+        while True:
+            try:
+                self._ends = self._starts(self._partitions(METADATA_S))
+                break
+            except driver().KafkaException as exception:
+                error = error_of(exception)
+                if is_away(error) and time.monotonic() < until:  # a leader is elected, say
+                    time.sleep(_POLL_S)
+                    continue
+                told = [error.str(), self._complaint]
+                raise self._failed("; ".join(["it does not answer", *filter(None, told)])) from None
         self._has_begun = True
         self._refresh_at = time.monotonic() + self._topics.refresh_s
         return self._batch({})
@@ -232,8 +247,10 @@ class KafkaReader(CutReader):
         if isinstance(start, datetime):
             return self._at(partitions, to_ms(start))
         if isinstance(start, str):
-            return {p: self._edges(p)[start == "latest"] for p in partitions}
-        return {p: start[p] if p in start else self._edges(p)[0] for p in partitions}
+            found = self._edges(partitions)
+            return {p: found[p][start == "latest"] for p in partitions}
+        first = self._edges([p for p in partitions if p not in start])
+        return {p: start[p] if p in start else first[p][0] for p in partitions}
 
     def _at(self, partitions: Sequence[Partition], start_ms: int) -> dict[Partition, int]:
         """The first message at or after that time; the end of the partition if there is none."""
@@ -243,16 +260,12 @@ class KafkaReader(CutReader):
         for answer in answers:
             if answer.error is not None:
                 raise driver().KafkaException(answer.error)
-            partition = (answer.topic, answer.partition)
-            offset = answer.offset
-            found[partition] = offset if offset >= 0 else self._edges(partition)[1]
-        return {p: found[p] for p in partitions}
+            found[answer.topic, answer.partition] = answer.offset
+        ends = self._edges([p for p in partitions if found[p] < 0])
+        return {p: ends[p][1] if p in ends else found[p] for p in partitions}
 
-    def _edges(self, partition: Partition) -> tuple[int, int]:
-        """The offsets of the first existing message and of the next one to come."""
-        place = driver().TopicPartition(*partition)
-        first, end = self._consumer.get_watermark_offsets(place, timeout=METADATA_S)
-        return first, end
+    def _edges(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        return edges(self._consumer, partitions, METADATA_S)
 
     def _refresh(self) -> None:
         """Look for new partitions now and then; they are read from their first message."""
@@ -262,10 +275,10 @@ class KafkaReader(CutReader):
         self._refresh_at = now + self._topics.refresh_s
         try:
             found = self._partitions(_REFRESH_WAIT_S)
-            new = {p: self._edges(p)[0] for p in found if p not in self._ends}
+            new = self._edges([p for p in found if p not in self._ends])
         except (driver().KafkaException, SourceError):
             return  # brokers are away: ask later, and go on with the known partitions
-        self._place(new)
+        self._place({p: first for p, (first, _) in new.items()})
 
     def _place(self, new: Mapping[Partition, int]) -> None:
         if new:
