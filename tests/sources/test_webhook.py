@@ -98,7 +98,12 @@ def test_a_request_is_thanked_for_when_it_is_durable(hook, monkeypatch):
 
 
 def test_what_cannot_be_a_row_is_refused_with_the_reason(hook):
-    for body in (b"", b"not json", b"[1]", b'{"id": "x"}', b'{"id": 1}{"id": 2}', b"\xff"):
+    deep = b'{"id": 1,\n"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    broken = b'{"id": 1, "x": "a\nb"}'
+    for body in (
+        *(b"", b"not json", b"[1]", b'{"id": "x"}', b'{"id": 1}{"id": 2}', b"\xff"),
+        *(broken, deep),
+    ):
         status, text, _ = post(hook.port, body)
         assert status == 422, body
         assert text.startswith("the body is not json")
@@ -117,6 +122,17 @@ def test_bodies_have_a_limit_and_say_their_length(hook):
     with socket.create_connection(("127.0.0.1", hook.port), timeout=30) as one:
         one.sendall(b"POST /orders HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert b" 411 " in one.recv(100)
+    with socket.create_connection(("127.0.0.1", hook.port), timeout=30) as one:
+        one.sendall(b"POST /orders HTTP/1.1\r\nContent-Length: %s\r\n\r\n" % (b"9" * 5000))
+        assert b" 413 " in one.recv(100)
+    assert len(hook.rows()) == 1
+
+
+def test_a_key_says_something(hook):
+    for key in ("", "x" * 1025):
+        status, text, _ = post(hook.port, b'{"id": 1}', Idempotency_Key=key)
+        assert (status, text) == (400, "Idempotency-Key has 1 to 1024 characters\n")
+    assert post(hook.port, b'{"id": 1}', Idempotency_Key="x" * 1024)[0] == 200
     assert len(hook.rows()) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -281,8 +282,10 @@ def _form(value: Value, columns: pa.Schema, body: bytes) -> bytes:
         return body
     kept = body.replace(b"\r", b" ").replace(b"\n", b" ") if value == "json" else body
     try:
+        if kept != body:
+            json.loads(body)  # a line break within a text is not JSON; a space would be
         found = PARSERS[value](pa.array([kept], pa.binary()), columns).num_rows
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, RecursionError) as error:
         raise ValueError(f"the body is not {value}: {error}") from error
     if found != 1:
         raise ValueError(f"the body is not {value}: it is empty")

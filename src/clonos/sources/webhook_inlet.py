@@ -21,6 +21,10 @@ REQUEST_S: Final = 20.0
 THANKS_S: Final = 5.0
 """How long a request waits until its content is durable."""
 RETRY_AFTER_S: Final = 1
+KEY_MAX: Final = 1024
+"""The longest key of a sender, in characters: keys are kept in the state."""
+
+_DIGITS_MAX: Final = 18
 
 _TURNED_AWAY: Final = (
     b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: %d\r\nContent-Length: 0\r\n\r\n"
@@ -139,7 +143,7 @@ class _Request(KeepAlive):
             self._answer(404, "there is nothing here")
         elif len(lengths) > 1 or not (length.isascii() and length.isdigit()):
             self._answer(411, "say how long the body is, with Content-Length")
-        elif int(length) > hook.body_bytes:
+        elif len(length) > _DIGITS_MAX or int(length) > hook.body_bytes:
             self._answer(413, f"more than {hook.body_bytes} bytes are not taken")
         else:
             body = self.rfile.read(int(length))
@@ -151,17 +155,22 @@ class _Request(KeepAlive):
         if not self.server.hook.is_trusted(self.headers, body):
             self._answer(401, "who are you?")
             return
+        key = self.headers.get(self.server.hook.key)
+        if key is not None and not 0 < len(key) <= KEY_MAX:
+            # All requests with an empty key would be taken for repetitions of the first.
+            self._answer(400, f"{self.server.hook.key} has 1 to {KEY_MAX} characters")
+            return
         try:
             kept = self.server.hook.form(body)
         except ValueError as error:
             self._answer(422, str(error))
             return
-        if self._is_kept(path, kept):
+        if self._is_kept(path, kept, key):
             self._answer(200, "")
         else:
             self._answer(503, "not now")
 
-    def _is_kept(self, path: str, body: bytes) -> bool:
+    def _is_kept(self, path: str, body: bytes, key: str | None) -> bool:
         """Whether the message has become durable in time."""
         told = threading.Event()
         outcome: list[bool] = []
@@ -170,7 +179,6 @@ class _Request(KeepAlive):
             outcome.append(is_durable)
             told.set()
 
-        key = self.headers.get(self.server.hook.key)
         return self.server.offer(body, key, path, thank) and told.wait(THANKS_S) and outcome[0]
 
     def _answer(self, code: int, text: str) -> None:
