@@ -234,6 +234,14 @@ def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
     assert "for 12 s" in heard(store_away_s=12), "... and away once more"
 
 
+def test_a_conversation_without_end_is_told_once(job):
+    heard = partial(told, job)
+    assert heard(**{"agent: most_answers": 999, "agent: calls": 5_000}) is None
+    warning = heard(**{"agent: most_answers": 1_234})
+    assert warning.startswith(f"agent in {job.plan.tasks[1].name}: a conversation has had 1,234 ")
+    assert heard(**{"agent: most_answers": 2_000}) is None
+
+
 def test_a_directory_that_takes_no_layers_is_told_once_for_each_time(job):
     heard = partial(told, job)
     assert heard(layer_waits_s=9) is None

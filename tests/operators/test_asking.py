@@ -105,6 +105,24 @@ def test_the_oldest_conversation_comes_first():
     assert not harness.program.is_full
 
 
+def test_how_long_the_longest_conversation_is_that_goes_on():
+    class Endless(Talk):
+        def on_first(self, reply: Any, ctx: Any) -> None:
+            self.model.ask(ctx.key, "again", then="on_second" if ctx.key == 1 else "on_first")
+
+    program = program_of(Endless())
+    harness = StepHarness(program)
+    harness.input(0, given(1, 2), SCHEMA)
+    assert "talk: most_answers" not in program.traffic
+    harness.answer(call(1), 0)
+    harness.answer(call(2), 0)
+    assert program.traffic["talk: most_answers"] == 1
+    harness.answer(call(3), 0)  # the conversation of key 1 is over
+    for number in range(4, 9):
+        harness.answer(call(number), 0)
+    assert program.traffic["talk: most_answers"] == 6
+
+
 def test_answers_and_timers_ask_when_there_is_room():
     """Nobody waits for ever, whoever asks: each answer makes room for what waits."""
     program = program_of(in_flight=1)

@@ -42,6 +42,8 @@ MICROS: Final = 1_000_000
 """Slots report costs in millionths of their unit."""
 TIGHT: Final = 4
 """A warning is given if a process keeps this many times as much memory as is left to it."""
+ANSWERS: Final = 1_000
+"""A warning is given if one conversation has had so many answers and asks again."""
 AWAY_S: Final = 10
 """A warning is given if a sink's store has refused everything for so long, or if a layer has waited
 for so long to be stored."""
@@ -60,7 +62,8 @@ OUTAGES: Final = {
 """By counter, what is told of it."""
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
-TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
+_MOST_ANSWERS: Final = ": most_answers"
+TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT), _MOST_ANSWERS)
 """Counters of operators of which only the newest value is kept."""
 
 
@@ -131,6 +134,7 @@ class Chronicle:
         self._refused = set[int]()
         self._away = set[tuple[str, int]]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
+        self._talkative = set[str]()  # operators
         self._open: dict[int, int] = {}  # by task: index of its recovery
         self._floor = self._orphans = 0
 
@@ -153,7 +157,7 @@ class Chronicle:
                 "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
                 "full? SPARK_LOCAL_DIRS says where it is"
             )
-        return self._outage(sample) or self._tightness(sample)
+        return self._outage(sample) or self._tightness(sample) or self._endless(sample)
 
     def _outage(self, sample: Sample) -> str | None:
         for counter, warning in OUTAGES.items():
@@ -165,6 +169,20 @@ class Chronicle:
                 is_local = self._coordinator.plan.tasks[sample.task].level == LOCAL
                 disk = "its local disk" if is_local else "the checkpoint directory"
                 return f"{self._names[sample.task]}: {warning.format(s=seconds, disk=disk)}"
+        return None
+
+    def _endless(self, sample: Sample) -> str | None:
+        for counter, answers in sample.counters.items():
+            operator = counter.removesuffix(_MOST_ANSWERS)
+            is_new = operator != counter and operator not in self._talkative
+            if is_new and answers >= ANSWERS:
+                self._talkative.add(operator)
+                return (
+                    f"{operator} in {self._names[sample.task]}: a conversation has had {answers:,} "
+                    "answers and asks again. Does it come to an end? It keeps its place among the "
+                    "calls that may be open, watermarks wait for it, and each call may cost money. "
+                    "Let it count its questions in its state, or give its service a budget="
+                )
         return None
 
     def _tightness(self, sample: Sample) -> str | None:

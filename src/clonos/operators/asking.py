@@ -152,6 +152,7 @@ class CallTable:
         self._together: dict[int, list[int]] = {}  # calls with several questions: all, by the first
         self._waiting: dict[int, Call] = {}
         self._queues: defaultdict[str, Queue] = defaultdict(list)  # questions, by service
+        self._answers: Counter[int] = Counter()  # of this life, by conversation; for display
         self.nbytes = 0  # of all calls' arguments
 
     def __len__(self) -> int:
@@ -180,6 +181,13 @@ class CallTable:
         """See :attr:`clonos.operators.base.Operator.spent`."""
         each = [purse.usage for purse in self._purses.values()]
         return Usage(*map(sum, zip(Usage(), *each, strict=True)))
+
+    @property
+    def most_answers(self) -> int:
+        """How many answers the conversation has had that has had most; of those that go on."""
+        going_on = {*_origins(self._open), *_origins(self._waiting)}
+        self._answers = Counter({o: n for o, n in self._answers.items() if o in going_on})
+        return max(self._answers.values(), default=0)
 
     def require_known(self, outcome: Outcome) -> None:
         """Raise `EffectUnknown` if an effect's outcome is unknown and its policy says to fail."""
@@ -296,6 +304,7 @@ class CallTable:
         calls = [self._open.pop(number) for number in numbers]
         for number, call in zip(numbers, calls, strict=True):
             self.nbytes -= call.nbytes
+            self._answers[call.origin or number] += 1
             self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, None)
         service = calls[0].service
         self._under_way[service] -= 1

@@ -185,6 +185,11 @@ class Operator:
         return Usage()
 
     @property
+    def most_answers(self) -> int:
+        """How many answers one row, or timer, that still waits for more has had at most."""
+        return 0
+
+    @property
     def is_full(self) -> bool:
         """Whether it wants no more rows until calls are answered."""
         return False

@@ -116,6 +116,8 @@ class ChainProgram:
             spent = operator.spent._asdict()
             optional = ("hits", "tokens", "unknown")
             counts |= {f"{name}: {k}": n for k, n in spent.items() if n or k not in optional}
+            if most := operator.most_answers:
+                counts[f"{name}: most_answers"] = most
         return counts
 
     @property

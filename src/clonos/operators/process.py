@@ -458,6 +458,10 @@ class ProcessOperator(Operator):
     def spent(self) -> Usage:
         return self._calls.spent
 
+    @property
+    def most_answers(self) -> int:
+        return self._calls.most_answers
+
     def open_calls(self) -> dict[int, Request]:
         return self._calls.requests()
 
