@@ -12,7 +12,7 @@ import pytest
 
 import clonos
 from clonos.columns.schema import _SIMPLE_TYPES, parse_schema
-from clonos.errors import BadSchema
+from clonos.errors import BadSchema, OperatorError
 from clonos.sinks.json_texts import as_json
 from clonos.sources.json_lines import _by_arrow, parse_json
 from clonos.sources.lines import PARSERS
@@ -191,6 +191,13 @@ def test_bytes_that_are_no_digits_are_the_text():
     assert read(lines, "b binary").column(0).to_pylist() == [b"abc", b"ab"]
     with pytest.raises(ValueError, match="hex"):
         read([b'{"b": "\\\\x6"}'], "b binary")
+
+
+def test_a_reason_is_not_as_long_as_a_line():
+    source = clonos.sources.kafka("host:1", "topic", schema="n int")
+    with pytest.raises(OperatorError) as caught:
+        parse(source, [b'{"n": %s}' % (b"9" * 100_000)])
+    assert len(str(caught.value)) < 5000
 
 
 def test_a_map_has_each_key_once():

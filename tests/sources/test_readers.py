@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.errors import BadGraph, BadSchema, OperatorError, SourceError
+from clonos.errors import BadGraph, BadSchema, OperatorError, SourceError, UnknownColumn
 from clonos.sources.readers import EndOfInput, IteratorReader, RateReader
 from clonos.sources.socket_reader import SocketReader
 from clonos.testing import InMemoryRun, StepHarness, check_restore, rows
@@ -153,6 +153,38 @@ def test_bad_files(tmp_path):
     reader.open(0)
     with pytest.raises(SourceError, match="before the 5"):
         reader.read_exactly(5)
+
+
+@pytest.mark.parametrize(
+    ("column", "schema", "said"),
+    [
+        ([1, 2**40], "n int", "1099511627776 not in range"),
+        ([1.5], "n int", "truncated"),
+        ([1e300], "n float", "too large for float"),
+        (["x"], "n int", "'x'"),
+        ([None], "n int not null", "not nullable"),
+    ],
+)
+def test_a_parquet_file_that_does_not_fit_is_named(tmp_path, column, schema, said):
+    pq.write_table(pa.table({"n": column}), tmp_path / "a.parquet")
+    reader = clonos.sources.files(str(tmp_path), format="parquet", schema=schema).reader(0, 1)
+    with pytest.raises(SourceError, match=said) as caught:
+        read_all(reader)
+    assert caught.value.where == f"{tmp_path}/a.parquet"
+    other = clonos.sources.files(str(tmp_path), format="parquet", schema="m int").reader(0, 1)
+    with pytest.raises(UnknownColumn, match="no column 'm'"):
+        read_all(other)
+
+
+def test_a_file_that_is_broken_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1xxxxPAR1")
+    with pytest.raises(SourceError, match="cannot be read") as caught:
+        clonos.sources.files(str(tmp_path), format="parquet")
+    assert caught.value.where == f"{tmp_path}/a.parquet"
+    cut = tmp_path / "b.txt.gz"
+    cut.write_bytes(gzip.compress(b"line\n" * 1000)[:-10])
+    with pytest.raises(SourceError, match="Truncated"):
+        read_all(clonos.sources.files(str(cut)).reader(0, 1))
 
 
 def test_batches_and_iterators():

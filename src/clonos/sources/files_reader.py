@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import fnmatch
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from clonos.columns.batches import conform
+from clonos.columns.schema import require_columns
 from clonos.errors import SourceError
 from clonos.sources.lines import LINES
 from clonos.sources.readers import BufferedReader
@@ -97,8 +99,9 @@ class LinesReader(BufferedReader):
 
     def _pieces(self) -> Iterator[pa.RecordBatch]:
         for path, start, end in self._parts:
-            for lines in self._lines(path, start, end):
-                yield pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], schema=LINES)
+            with _named(path):
+                for lines in self._lines(path, start, end):
+                    yield pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], schema=LINES)
 
     def _lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes | None]]:
         is_first = start == 0
@@ -178,7 +181,12 @@ class ParquetReader(BufferedReader):
     def _pieces(self) -> Iterator[pa.RecordBatch]:
         number = 0
         for path in self._files.paths:
-            with self._files.open_file(path) as source, pq.ParquetFile(source) as file:
+            with (
+                _named(path),
+                self._files.open_file(path) as source,
+                pq.ParquetFile(source) as file,
+            ):
+                require_columns(file.schema_arrow, self.schema.names, path)
                 for group in range(file.num_row_groups):
                     if number % self._parallelism == self._task_index:
                         for batch in file.iter_batches(
@@ -215,8 +223,22 @@ def first_lines(files: FileList, limit: int) -> list[bytes]:
 
 def parquet_schema(files: FileList) -> pa.Schema:
     """The schema of the first file."""
-    with files.open_file(files.paths[0]) as source:
+    path = files.paths[0]
+    with _named(path), files.open_file(path) as source:
         return pq.read_schema(source).remove_metadata()
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Errors say which file cannot be read, or does not fit the schema."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(
+            f"it cannot be read: {error}",
+            where=path,
+            remedy="put the file right, or give a schema that it fits",
+        ) from error
 
 
 def _resolve(path: str) -> tuple[Any, str]:

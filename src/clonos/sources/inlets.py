@@ -14,7 +14,7 @@ import pyarrow as pa
 from clonos.arguments import require_types
 from clonos.columns.durations import parse_duration
 from clonos.errors import BadSchema, WrongType
-from clonos.sources.lines import PARSERS
+from clonos.sources.lines import PARSERS, short_reason
 from clonos.sources.messages import Value, columns_of
 from clonos.sources.offered import METADATA, OFFERED, ParseOffered
 from clonos.sources.spec import Inlet, SourceSpec
@@ -286,7 +286,7 @@ def _form(value: Value, columns: pa.Schema, body: bytes) -> bytes:
             json.loads(body)  # a line break within a text is not JSON; a space would be
         found = PARSERS[value](pa.array([kept], pa.binary()), columns).num_rows
     except (pa.ArrowException, ValueError, RecursionError) as error:
-        raise ValueError(f"the body is not {value}: {error}") from error
+        raise ValueError(f"the body is not {value}: {short_reason(error)}") from error
     if found != 1:
         raise ValueError(f"the body is not {value}: it is empty")
     return kept

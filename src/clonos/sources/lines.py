@@ -27,6 +27,7 @@ LINES = pa.schema([pa.field("value", pa.binary())])
 
 TEXT = pa.schema([pa.field("value", pa.string())])
 
+_REASON_MAX = 300
 _INFINITY = r"(?i)^\s*[+-]?inf(?:inity)?\s*$"
 
 Parser = Callable[[pa.Array, pa.Schema], pa.RecordBatch]
@@ -59,7 +60,8 @@ class ParseLinesOperator(Operator):
                 try:
                     parsed.append(self._parse(lines.slice(i, 1), self._schema))
                 except (pa.ArrowException, ValueError) as error:
-                    problem = BrokenLine(f"a line cannot be read as {self._format}: {error}")
+                    why = short_reason(error)
+                    problem = BrokenLine(f"a line cannot be read as {self._format}: {why}")
                     self.reject(problem, lines[i].as_py())
             return concat(parsed) if parsed else None
 
@@ -160,6 +162,12 @@ def infer_schema(line_format: str, sample: list[bytes], column_names: list[str])
         return pa_json.read_json(joined).schema
     read = pa_csv.ReadOptions(column_names=column_names)
     return pa_csv.read_csv(joined, read_options=read).schema
+
+
+def short_reason(error: Exception) -> str:
+    """What an error of a parser says, which may be as long as the line that it quotes."""
+    text = str(error)
+    return text if len(text) <= _REASON_MAX else f"{text[:_REASON_MAX]}..."
 
 
 def _require_all(lines: pa.Array) -> None:

@@ -19,7 +19,7 @@ from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
 from clonos.sources.json_lines import require_json
-from clonos.sources.lines import PARSERS, TEXT, require_infinite
+from clonos.sources.lines import PARSERS, TEXT, require_infinite, short_reason
 
 VALUE: Final = pa.field("value", pa.binary())
 
@@ -91,7 +91,7 @@ class _OneByOne(Operator):
                     parsed.append(self._parse(batch.slice(i, 1)))
                 except (pa.ArrowException, ValueError) as error:
                     (row,) = batch.slice(i, 1).to_pylist()
-                    self.reject(BrokenLine(f"{self._what}: {error}"), row)
+                    self.reject(BrokenLine(f"{self._what}: {short_reason(error)}"), row)
             return concat(parsed) if parsed else None
 
     def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
