@@ -157,7 +157,9 @@ def given_in_time(random):
 
 
 @pytest.mark.parametrize("nbytes", [0, 1000, 4000])
-@pytest.mark.parametrize("kind", ["tumbling", "sliding", "counts", "top", "in_order", "session"])
+@pytest.mark.parametrize(
+    "kind", ["tumbling", "sliding", "counts", "top", "in_order", "session", "rows"]
+)
 def test_windows_with_little_memory_go_on_after_any_step(kind, nbytes, monkeypatch):
     monkeypatch.setattr(pieces, "_APPENDED_MIN", 8)
     monkeypatch.setattr(runs, "BLOCK_BYTES", 200)

@@ -79,6 +79,9 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "session": lambda k: k.window(clonos.session("4 ms", on="t")).agg(
         **SUMS, pre_aggregate=False, name="op"
     ),
+    "sums of floats of sessions": lambda k: k.window(clonos.session("4 ms", on="t")).agg(
+        **FLOATS, pre_aggregate=False, name="op"
+    ),
     "rows": lambda k: k.window(clonos.tumbling("10 ms", on="t")).rows(name="op"),
     "rows of sessions": lambda k: k.window(clonos.session("4 ms", on="t")).rows(name="op"),
     "once": lambda k: k.deduplicate(name="op"),

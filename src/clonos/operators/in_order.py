@@ -110,4 +110,4 @@ class InOrderOperator(Operator):
 
     @property
     def numbered(self) -> Mapping[str, Numbered]:
-        return {"order": self._store.numbered}
+        return self._store.numbered

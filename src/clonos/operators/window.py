@@ -2,7 +2,8 @@
 
 A window [start, end) fires when processing time reaches its end or the watermark reaches its last
 millisecond; a session, one millisecond later. Later rows are dropped and counted. At the end of the
-input all open windows fire. Output is ordered by window, then by first appearance of the key.
+input all open windows fire. Output is ordered by window, then by first appearance of the key; that
+of sessions by start and end, then by hash of the key.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from clonos.errors import CannotUpgrade
 from clonos.operators.base import Operator
-from clonos.operators.shares import Share, highest, nothing
+from clonos.operators.shares import Share, highest, nothing, shared_out
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_content import Content
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
@@ -24,6 +25,7 @@ from clonos.state.deltas import Frozen
 from clonos.state.large_pieces import LargePieceStore
 from clonos.state.piece_runs import earliest_of
 from clonos.state.pieces import END, START, PieceStore, numbers, take
+from clonos.state.sessions import AWAY, KEPT, SessionStore
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
@@ -84,21 +86,27 @@ class WindowOperator(_Windowing):
     ``is_final``: the input are pieces made by a :class:`PartialOperator`.
     """
 
-    joins: ClassVar = {"order": nothing, "combined": nothing, "done": highest, "over": nothing}
+    joins: ClassVar = {
+        "order": nothing,
+        "combined": nothing,
+        "done": highest,
+        "over": nothing,
+        AWAY: nothing,
+        KEPT: shared_out,
+    }
+    has_values = True
 
     def __init__(self, content: Content, window: Window, *, is_final: bool) -> None:
         super().__init__(content, window)
         self._is_final = is_final
         self._in_event_time = is_event_time(window)
         self._store = self._store_of(content)
-        self.has_values = isinstance(self._store, LargePieceStore)
         self._next_end: int | None = None
         self._is_restored = False
 
     def _store_of(self, content: Content) -> PieceStore:
-        """Sessions must be in memory, because later rows join them."""
         is_session = isinstance(self._window, Session)
-        return (PieceStore if is_session else LargePieceStore)(content, self.facts)
+        return (SessionStore if is_session else LargePieceStore)(content, self.facts)
 
     @property
     def schema(self) -> pa.Schema:
@@ -142,17 +150,18 @@ class WindowOperator(_Windowing):
         self._is_restored = True
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        assert isinstance(self._store, LargePieceStore)
+        assert isinstance(self._store, (LargePieceStore, SessionStore))
         self._store.use(shelf, nbytes)
 
     def restore_values(self, run: Run) -> None:
-        assert isinstance(self._store, LargePieceStore)
+        assert isinstance(self._store, (LargePieceStore, SessionStore))
         self._store.restore_run(run)
         self._is_restored = True
 
     @property
     def numbered(self) -> Mapping[str, Numbered]:
-        return {"order": self._store.numbered} if isinstance(self._store, LargePieceStore) else {}
+        assert isinstance(self._store, (LargePieceStore, SessionStore))
+        return self._store.numbered
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         # No piece may belong to a window that was released already.
@@ -169,7 +178,7 @@ class WindowOperator(_Windowing):
                         where=where,
                         remedy="start the job as it was, and stop it again",
                     )
-        self._store.adopt([share.values for share in shares])
+        self._store.adopt([(share.values, share.facts.get("combined", 0)) for share in shares])
         self._is_restored = True
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:

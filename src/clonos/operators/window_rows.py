@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,11 @@ from clonos.operators.window_kinds import Fixed, Session
 from clonos.state.deltas import Frozen, both
 from clonos.state.large_rows import LargeRowStore
 from clonos.state.pieces import END, START, PieceStore, numbers
+from clonos.state.sessions import AWAY, SessionStore
+
+if TYPE_CHECKING:
+    from clonos.core.content import Shelf
+    from clonos.state.runs import Run
 
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62
@@ -33,7 +38,6 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str], window: Fixed | Session) -> None:
         super().__init__(Folded(schema, keys, window, {}), window, is_final=False)
-        self.has_values = True
         self._keys = tuple(keys)
         self._names = schema.names
         whole = schema.append(pa.field(_TIME, pa.int64()))
@@ -41,7 +45,8 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
         self._output = pa.schema([*schema, *BOUNDS])
 
     def _store_of(self, content: Content) -> PieceStore:
-        return PieceStore(content, self.facts)
+        is_session = isinstance(self._window, Session)
+        return (SessionStore if is_session else PieceStore)(content, self.facts)
 
     @property
     def schema(self) -> pa.Schema:
@@ -67,8 +72,22 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
     def changes(self) -> Frozen:
         return both(WindowOperator.changes(self), self._rows.changes())
 
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        if isinstance(self._store, SessionStore):
+            self._store.use(shelf, nbytes // 2)
+            nbytes -= nbytes // 2
+        self._rows.use(shelf, nbytes)
+
+    def restore_values(self, run: Run) -> None:
+        if isinstance(self._store, SessionStore):
+            self._store.restore_run(run)
+        self._rows.restore_run(run)
+        self._is_restored = True
+
     @property
     def row_stores(self) -> Mapping[str, LargeRowStore]:
+        if isinstance(self._store, SessionStore):
+            return {"row": self._rows, AWAY: self._store.away}
         return {"row": self._rows}
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:

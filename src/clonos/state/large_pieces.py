@@ -11,7 +11,7 @@ newest counts. Pieces that are over leave the levels together: nothing below the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Final
@@ -112,9 +112,9 @@ class LargePieceStore(PieceStore):
         self._gone_below: list[Rows] = []
 
     @property
-    def numbered(self) -> Numbered:
-        """Its pieces, to be renumbered in runs."""
-        return Numbered(range(1 << 63), self._schema)
+    def numbered(self) -> Mapping[str, Numbered]:
+        """Its pieces, to be renumbered in runs, by the fact that counts them."""
+        return {"order": Numbered(range(1 << 63), self._schema)}
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Use about this much memory; the rest goes on the shelf."""

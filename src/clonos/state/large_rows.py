@@ -270,7 +270,7 @@ class LargeRowStore(RowStore):
     # --- memory -----------------------------------------------------------------------------------
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._chunks and not self._below.all
 
     def _load(self, parts: Sequence[Found]) -> None:

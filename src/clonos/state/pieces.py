@@ -200,9 +200,11 @@ class PieceStore:
         columns = self._codec.decode(values)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def adopt(self, values: Sequence[pa.Array]) -> None:
-        """Take over pieces of other stores, encoded as in layers."""
-        pieces = in_one_order([self.decode(v) for v in values if len(v)], self._schema)
+    def adopt(self, shares: Sequence[tuple[pa.Array, int]]) -> None:
+        """Take over pieces of other stores, encoded as in layers; those with numbers below the one
+        given were combined."""
+        parts = [self.decode(values) for values, _ in shares if len(values)]
+        pieces = in_one_order(parts, self._schema)
         if pieces.num_rows:
             self.append(pieces)
 

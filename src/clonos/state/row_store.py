@@ -148,7 +148,7 @@ class RowStore:
     def find(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Found:
         """Find the rows that have the key of a row of `batch`."""
         nothing = np.empty(0, np.int64)
-        if self._is_empty or not batch.num_rows:
+        if self.is_empty or not batch.num_rows:
             return Found(nothing, nothing, empty(self.schema))
         columns = key_columns(batch, keys)
         codes, firsts = factorise(columns, batch.num_rows)
@@ -162,7 +162,8 @@ class RowStore:
         return Found(probes, which, rows)
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
+        """Whether it has certainly no rows."""
         return not self._chunks
 
     def _candidates(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:

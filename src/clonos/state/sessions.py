@@ -1,0 +1,235 @@
+"""The pieces of sessions, which need not fit into memory.
+
+Sessions are unlike other windows: a row may join two of them, and it moves their end. So pieces are
+found in two ways, by key when rows come, and by end when sessions are over. New pieces are in
+memory, as in any :class:`~clonos.state.pieces.PieceStore`. Those that were combined, and have got
+no rows for the longest time, *go away* to a :class:`~clonos.state.large_rows.LargeRowStore`, where
+both are quick. If new pieces touch one that is away, it comes back. So a piece is in one of two
+places, and layers have it from there: those in memory by their numbers, as always; the others in
+runs.
+
+Where a piece is must not show, even if its sums are floats:
+
+* Pieces are combined at moments that follow from what came, never from where they are. Each time
+  *all* pieces are combined, so those that are away never touch each other. The number of pieces
+  that were combined is therefore a fact, and not counted.
+* If new pieces join combined ones, these come first, ordered by their start.
+* Sessions that are over are released by hash of the key, since numbers are lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.columns.batches import concat, empty
+from clonos.columns.keys import hash_columns, key_columns
+from clonos.core.content import Shelf
+from clonos.state.deltas import Frozen, both
+from clonos.state.large_rows import LargeRowStore
+from clonos.state.piece_runs import LargeCombiner
+from clonos.state.pieces import (
+    END,
+    ORDER,
+    START,
+    Combined,
+    Int64,
+    PieceStore,
+    in_one_order,
+    numbers,
+)
+from clonos.state.renumbered import Numbered
+from clonos.state.row_store import DUE
+from clonos.state.runs import Run
+from clonos.state.stores import Facts
+
+AWAY: Final = "away"
+"""The fact that numbers pieces that go away."""
+KEPT: Final = "kept"
+"""The fact that counts combined pieces. After a change of parallelism it is an estimate."""
+_NUMBERS: Final = range(1 << 62)
+"""Of pieces that are away; the operator's own rows may have higher ones."""
+_APPENDED_MAX: Final = 1 << 17
+"""At most about so many pieces wait in memory to be combined."""
+
+
+class SessionStore(PieceStore):
+    """All pieces of a task's sessions.
+
+    Attributes
+    ----------
+    away
+        Those that are not in memory.
+    """
+
+    def __init__(self, combiner: LargeCombiner, facts: Facts) -> None:
+        super().__init__(combiner, facts)
+        self._is_exact = combiner.is_exact
+        schema = combiner.schema.append(pa.field(DUE, pa.int64()))
+        self.away = LargeRowStore(schema, combiner.keys, (DUE,), _NUMBERS)
+        self._limit: int | None = None
+
+    @property
+    def numbered(self) -> Mapping[str, Numbered]:
+        """Pieces that are away, to be renumbered in runs, by the fact that counts them."""
+        return {AWAY: self.away.numbered}
+
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        """Use about this much memory; the rest goes on the shelf."""
+        if self._combiner.keys:  # else there is one key, and few sessions
+            self._limit = nbytes - nbytes // 4
+            self.away.use(shelf, nbytes // 4)
+
+    def combine(self) -> pa.RecordBatch:
+        """Combine all pieces; return those in memory, in order."""
+        old = self.all()
+        if self._appended:
+            kept, known = self._kept, self._rows - self._appended
+            touched = self._touched(old.slice(known))
+            combined = self._with(old, touched)
+            if touched.num_rows or len(combined.firsts) < self._rows:
+                self._replace(old, combined)
+            self._appended = 0
+            self._count(kept, self._rows - known - touched.num_rows)
+            self._note_combined()
+        return self._batches[0]
+
+    def take_due(self, until: int, over: int) -> pa.RecordBatch:
+        """Combined pieces with a time of at most `over`, by hash of the key; they are removed."""
+        del until
+        here, names, kept = self.combine(), self._combiner.schema.names, self._kept
+        is_over = numbers(here, END) <= over
+        due = here.filter(pa.array(is_over)).select(names)
+        if is_over.any():
+            self.remove(is_over)
+        if not self.away.is_empty:
+            due = concat([due, self.away.take_due(over).select(names)])
+        self._count(kept, -due.num_rows)
+        if not self._combiner.keys:
+            return due
+        hashes = hash_columns(key_columns(due, self._combiner.keys))
+        return due.take(pa.array(np.argsort(hashes, kind="stable")))
+
+    def earliest(self) -> int | None:
+        here, there = super().earliest(), None
+        if not self.away.is_empty:
+            there = self.away.lowest(DUE)
+        return min((time for time in (here, there) if time is not None), default=None)
+
+    def changes(self) -> Frozen:
+        """See :meth:`PieceStore.changes`; now pieces may go away."""
+        if self._is_restored:
+            self._settle()
+        else:
+            self._facts.set(KEPT, self._kept)  # layers of earlier versions do not have it
+            self._relieve()
+        return both(super().changes(), self.away.changes())
+
+    def restore_run(self, run: Run) -> None:
+        """Restore pieces that are away. A large run is used in place, without being read."""
+        self._is_restored = True
+        self.away.restore_run(run)
+
+    def adopt(self, shares: Sequence[tuple[pa.Array, int]]) -> None:
+        combined, others = [], []
+        for values, end in shares:
+            pieces = self.decode(values) if len(values) else empty(self._schema)
+            was_combined = numbers(pieces, ORDER) < end
+            combined.append(pieces.filter(pa.array(was_combined)))
+            others.append(pieces.filter(pa.array(~was_combined)))
+        parts = [in_one_order(some, self._schema) for some in (combined, others)]
+        orders = pa.array(np.arange(sum(part.num_rows for part in parts)))
+        columns = [*concat(parts).columns, orders]
+        self._keep(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self._appended = parts[1].num_rows
+        self._facts.set("order", len(orders))
+        self._facts.set("combined", parts[0].num_rows)
+
+    # --- combining --------------------------------------------------------------------------------
+
+    @property
+    def _kept(self) -> int:
+        """How many pieces were combined, wherever they are."""
+        known: int | None = self._facts.get(KEPT)
+        return self._rows - self._appended if known is None else known
+
+    def _count(self, kept: int, more: int) -> None:
+        """Note that there are more combined pieces than there were, or fewer."""
+        if more:
+            self._facts.set(KEPT, max(kept + more, 0))
+
+    def _combine_many(self) -> None:
+        is_much = self._appended > self._kept
+        if not self._is_exact or not self.away.is_empty:
+            is_much |= self._appended > _APPENDED_MAX
+        if is_much:
+            self.combine()
+
+    def _touched(self, fresh: pa.RecordBatch) -> pa.RecordBatch:
+        """The pieces that were away, and belong to sessions of new ones; they come back."""
+        if self.away.is_empty:
+            return empty(self._combiner.schema)
+        found = self.away.find(fresh, self._combiner.keys)
+        starts, ends = (numbers(fresh, name)[found.probes] for name in (START, END))
+        here, there = (numbers(found.rows, name)[found.which] for name in (START, END))
+        rows = found.rows.take(pa.array(np.unique(found.which[(here <= ends) & (starts <= there)])))
+        if rows.num_rows:
+            self.away.discard(rows)
+        return rows.select(self._combiner.schema.names)
+
+    def _with(self, old: pa.RecordBatch, touched: pa.RecordBatch) -> Combined:
+        """Combine all pieces in memory with those that came back."""
+        pieces = old.select(self._combiner.schema.names)
+        if self._is_exact and not touched.num_rows:
+            return self._combiner.combine(pieces)
+        pieces = concat([pieces, touched])
+        numbered = np.arange(pieces.num_rows)
+        is_new = numbered < self._rows
+        is_new[: self._rows - self._appended] = False
+        known, fresh = numbered[~is_new], numbered[is_new]
+        known = known[np.argsort(numbers(pieces, START)[known], kind="stable")]
+        arranged = np.concatenate([known, fresh])
+        combined = self._combiner.combine(pieces.take(pa.array(arranged)))
+        codes = np.empty(len(arranged), np.int64)
+        codes[arranged] = combined.codes
+        return _in_order(combined.pieces, codes)
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    @property
+    def _nbytes(self) -> int:
+        """Of all pieces in memory."""
+        return sum(batch.nbytes for batch in self._batches)
+
+    def _relieve(self) -> None:
+        """If too much is in memory, let combined pieces go away, those that end first."""
+        if self._limit is None or self._nbytes <= self._limit:
+            return
+        pieces = self.combine() if self._is_exact else self.all()
+        known = self._rows - self._appended
+        if not known:
+            return
+        ends = numbers(pieces, END)[:known]
+        count = self._rows - self._rows * (self._limit // 2) // self._nbytes
+        last = min(max(count, 1), known) - 1
+        leave = np.zeros(self._rows, np.bool_)
+        leave[:known] = ends <= np.partition(ends, last)[last]
+        leaving = pieces.filter(pa.array(leave)).select(self._combiner.schema.names)
+        columns = [*leaving.columns, leaving.column(END)]
+        rows = pa.RecordBatch.from_arrays(columns, schema=self.away.schema.remove(len(columns)))
+        first = self._facts.get(AWAY, 0)
+        self.away.append(rows, first)
+        self._facts.set(AWAY, first + rows.num_rows)
+        self.remove(leave)
+
+
+def _in_order(pieces: pa.RecordBatch, codes: Int64) -> Combined:
+    """Combined pieces by the first of their parts."""
+    _, firsts = np.unique(codes, return_index=True)
+    by_first = np.argsort(firsts)
+    renumbered = np.empty(len(firsts), np.int64)
+    renumbered[by_first] = np.arange(len(firsts))
+    return Combined(pieces.take(pa.array(by_first)), firsts[by_first], renumbered[codes])
