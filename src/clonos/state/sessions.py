@@ -36,7 +36,6 @@ from clonos.state.pieces import (
     ORDER,
     START,
     Combined,
-    Int64,
     PieceStore,
     in_one_order,
     numbers,
@@ -183,19 +182,36 @@ class SessionStore(PieceStore):
     def _with(self, old: pa.RecordBatch, touched: pa.RecordBatch) -> Combined:
         """Combine all pieces in memory with those that came back."""
         pieces = old.select(self._combiner.schema.names)
-        if self._is_exact and not touched.num_rows:
-            return self._combiner.combine(pieces)
-        pieces = concat([pieces, touched])
-        numbered = np.arange(pieces.num_rows)
-        is_new = numbered < self._rows
-        is_new[: self._rows - self._appended] = False
-        known, fresh = numbered[~is_new], numbered[is_new]
-        known = known[np.argsort(numbers(pieces, START)[known], kind="stable")]
-        arranged = np.concatenate([known, fresh])
-        combined = self._combiner.combine(pieces.take(pa.array(arranged)))
-        codes = np.empty(len(arranged), np.int64)
-        codes[arranged] = combined.codes
-        return _in_order(combined.pieces, codes)
+        back = touched.num_rows
+        if not back:
+            return self._in_order_of_start(pieces, self._rows - self._appended)
+        known = back + self._rows - self._appended
+        combined = self._in_order_of_start(concat([touched, pieces]), known)
+        came_back, codes = combined.codes[:back], combined.codes[back:]
+        firsts = np.empty(len(combined.firsts), np.int64)
+        firsts[codes[::-1]] = np.arange(len(codes))[::-1]  # where several are, the last one stays
+        order = np.argsort(firsts)
+        renumbered = np.empty(len(order), np.int64)
+        renumbered[order] = np.arange(len(order))
+        codes = renumbered[np.concatenate([codes, came_back])]
+        return Combined(combined.pieces.take(pa.array(order)), firsts[order], codes)
+
+    def _in_order_of_start(self, pieces: pa.RecordBatch, known: int) -> Combined:
+        """Combine pieces, of which the first ones were combined before; the start of those decides
+        in which order sums are made."""
+        combined = self._combiner.combine(pieces)
+        codes = combined.codes[:known]
+        if self._is_exact or not known:
+            return combined
+        (places,) = (np.bincount(codes)[codes] > 1).nonzero()
+        starts = numbers(pieces, START)[places]
+        by_place = places[np.argsort(codes[places], kind="stable")]
+        by_start = places[np.lexsort((starts, codes[places]))]
+        if (by_place == by_start).all():
+            return combined
+        order = np.arange(pieces.num_rows)
+        order[by_place] = by_start
+        return combined._replace(pieces=self._combiner.combine(pieces.take(pa.array(order))).pieces)
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -224,12 +240,3 @@ class SessionStore(PieceStore):
         self.away.append(rows, first)
         self._facts.set(AWAY, first + rows.num_rows)
         self.remove(leave)
-
-
-def _in_order(pieces: pa.RecordBatch, codes: Int64) -> Combined:
-    """Combined pieces by the first of their parts."""
-    _, firsts = np.unique(codes, return_index=True)
-    by_first = np.argsort(firsts)
-    renumbered = np.empty(len(firsts), np.int64)
-    renumbered[by_first] = np.arange(len(firsts))
-    return Combined(pieces.take(pa.array(by_first)), firsts[by_first], renumbered[codes])
