@@ -13,7 +13,7 @@ import clonos
 from clonos.graph.compile import TaskCode
 from clonos.operators import window_rows
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import runs
+from clonos.state import large_rows, runs, sessions
 from clonos.testing import StepHarness, rows
 from tests.state.held import counted
 
@@ -28,9 +28,12 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "sliding": lambda k: k.window(clonos.sliding("10 s", "5 s", on="t")).agg(
         n=clonos.count(), pre_aggregate=False, name="op"
     ),
+    "session": lambda k: k.window(clonos.session("1 s", on="t")).agg(
+        n=clonos.count(), pre_aggregate=False, name="op"
+    ),
     "in order": lambda k: k.in_order("t", name="op"),
 }
-TIMES = {"tumbling": 3, "sliding": 4, "in order": 3}
+TIMES = {"tumbling": 3, "sliding": 4, "session": 4, "in order": 3}
 """In windows that slide, parts of windows are held beside the windows."""
 
 
@@ -74,6 +77,8 @@ def test_rows_of_windows_are_read_a_few_windows_at_a_time(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fires_is_in_memory_a_few_times(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "MERGED_BYTES", RANGE)
+    monkeypatch.setattr(large_rows, "_READ_ROWS", 100)
+    monkeypatch.setattr(sessions, "_HASHED_ROWS", 100)
     code = code_of(kind)
     (channel, *_) = code.task.inputs
     whole = StepHarness(code.program())
@@ -88,6 +93,8 @@ def test_what_fires_is_in_memory_a_few_times(kind: str, monkeypatch: pytest.Monk
         whole.input(channel, given, ROWS)
         layer: Any = whole.program
         program.apply(bytes(layer.delta()))
+    for _ in range(9 if kind == "session" else 0):
+        program.delta()  # they leave the memory
     small = StepHarness(program)
     mark = 10_000
     expected = [rows(batch) for batch in whole.watermark(channel, mark).batches.values()]

@@ -20,7 +20,7 @@ from clonos.columns.row_codec import RowCodec
 from clonos.core.content import Shelf, Writable
 from clonos.state.deltas import Frozen
 from clonos.state.levels import LOADED_BYTES, Levels
-from clonos.state.pieces import ORDER, numbers
+from clonos.state.pieces import ORDER, numbers, take
 from clonos.state.placed import (
     TIMES_END,
     Entries,
@@ -42,6 +42,8 @@ _ROW_BYTES: Final = 40
 """Approximate overhead of a row in memory: its number, its liveness, the index."""
 _DEAD_BYTES: Final = 200
 """Approximate cost of remembering that a row in a level is deleted."""
+_READ_ROWS: Final = 4096
+"""About so many rows are read at once: as objects of Python they are several times as large."""
 _FOR_EVER: Final = range(1 << 63)
 
 
@@ -225,7 +227,7 @@ class LargeRowStore(RowStore):
         due = self._due_below(mark)
         below = self._rows_below(due)
         self._bury(due)
-        return _by_number(concat([rows, below]))
+        return _by_number(concat([rows, below]) if rows.num_rows else below)
 
     def lowest(self, name: str) -> int | None:
         here, below = super().lowest(name), self._lowest_below(name)
@@ -375,7 +377,18 @@ class LargeRowStore(RowStore):
     def _find_below(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
         """Rows in levels whose keys have these hashes, and the index of the hash of each."""
         order = np.argsort(hashes)
-        in_order = hashes[order]
+        which, parts = [np.empty(0, np.int64)], [empty(self.schema)]
+        for start in range(0, len(hashes), _READ_ROWS):
+            chosen = order[start : start + _READ_ROWS]
+            places, values = self._values_below(hashes[chosen])
+            if places:
+                which.append(chosen[np.array(places)])
+                parts.append(self._decoded(pa.array(values, pa.large_binary())))
+            del values  # they may be large
+        return np.concatenate(which), concat(parts[1:] or parts)
+
+    def _values_below(self, in_order: UInt64) -> tuple[list[int], list[bytes]]:
+        """The same for a few sorted hashes, encoded."""
         start, end = (n.to_bytes(8, "big") for n in (self._orders.start, self._orders.stop))
         found: list[tuple[int, bytes, bytes]] = []
         gone: set[bytes] = set()
@@ -391,10 +404,7 @@ class LargeRowStore(RowStore):
             for i, key, value in found
             if key not in gone and not self._is_dead(int.from_bytes(key, "big"))
         ]
-        if not alive:
-            return np.empty(0, np.int64), empty(self.schema)
-        which, values = zip(*alive, strict=True)
-        return order[np.array(which)], self._decoded(pa.array(values, pa.large_binary()))
+        return [i for i, _ in alive], [value for _, value in alive]
 
     def _is_dead(self, order: int) -> bool:
         leaving = self._leaving
@@ -434,7 +444,7 @@ class LargeRowStore(RowStore):
     def _rows_below(self, entries: Entries) -> pa.RecordBatch:
         """The rows of these entries."""
         _, rows = self._find_below(np.unique(entries.hashes))
-        return rows.filter(pa.array(np.isin(numbers(rows, ORDER), entries.orders)))
+        return take(rows, np.isin(numbers(rows, ORDER), entries.orders).nonzero()[0])
 
 
 def _by_number(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -39,6 +39,7 @@ from clonos.state.pieces import (
     PieceStore,
     in_one_order,
     numbers,
+    take,
 )
 from clonos.state.renumbered import Numbered
 from clonos.state.row_store import DUE
@@ -53,6 +54,9 @@ _NUMBERS: Final = range(1 << 62)
 """Of pieces that are away; the operator's own rows may have higher ones."""
 _APPENDED_MAX: Final = 1 << 17
 """At most about so many pieces wait in memory to be combined."""
+
+_HASHED_ROWS: Final = 4096
+"""So many keys are hashed at once: as objects of Python they are several times as large."""
 
 
 class SessionStore(PieceStore):
@@ -97,20 +101,23 @@ class SessionStore(PieceStore):
         return self._batches[0]
 
     def take_due(self, until: int, over: int) -> pa.RecordBatch:
-        """Combined pieces with a time of at most `over`, by hash of the key; they are removed."""
+        """Combined pieces with a time of at most `over`, by start, end and hash of the key; they
+        are removed."""
         del until
         here, names, kept = self.combine(), self._combiner.schema.names, self._kept
         is_over = numbers(here, END) <= over
-        due = here.filter(pa.array(is_over)).select(names)
-        if is_over.any():
+        due = take(here, is_over.nonzero()[0]).select(names)
+        if due.num_rows:
             self.remove(is_over)
+        del here  # it may be large
         if not self.away.is_empty:
             due = concat([due, self.away.take_due(over).select(names)])
         self._count(kept, -due.num_rows)
-        if not self._combiner.keys:
-            return due
-        hashes = hash_columns(key_columns(due, self._combiner.keys))
-        return due.take(pa.array(np.argsort(hashes, kind="stable")))
+        hashes, keys = np.zeros(due.num_rows, np.uint64), self._combiner.keys
+        for start in range(0, due.num_rows if keys else 0, _HASHED_ROWS):
+            some = key_columns(due.slice(start, _HASHED_ROWS), keys)
+            hashes[start : start + _HASHED_ROWS] = hash_columns(some)
+        return take(due, np.lexsort((hashes, numbers(due, END), numbers(due, START))))
 
     def earliest(self) -> int | None:
         here, there = super().earliest(), None
