@@ -426,5 +426,5 @@ def test_a_generator_that_does_not_end_is_stopped(monkeypatch, lists):
     assert len(run(lambda s: s.flat_map(some, "n long"), given, "n long")) == 5
     with pytest.raises(OperatorError, match="more than 5 rows come of one call"):
         run(lambda s: s.flat_map(endless, "n long"), given, "n long")
-    dropped = run(lambda s: s.flat_map(endless, "n long", on_bad_record="drop"), given, "n long")
+    dropped = run(lambda s: s.flat_map(endless, "n long"), given, "n long", on_bad_record="drop")
     assert dropped == []
