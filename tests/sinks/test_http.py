@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -124,6 +126,35 @@ def test_rows_are_sent_in_order_under_names_that_say_which_they_are(service):
     headers = service.requests[0][2]
     assert (headers["Authorization"], headers["Content-Type"]) == ("Bearer y", "application/json")
     one.close()
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 503 No\r\nContent-Length: 400\r\n\r\n"]
+)
+def test_an_answer_that_comes_bit_by_bit_is_none(start):
+    """A limit for each read alone would let it hold the task for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            with listener.accept()[0] as connection, suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(start)
+                for _ in range(400):
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+                connection.sendall(b"\r\n\r\n")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        store = clonos.sinks.http(url, timeout="300 ms").store
+        one: Any = store.writer(LANE)  # type: ignore[union-attr]
+        began_s = time.monotonic()
+        with suppress(StoreAway):  # what has come of it may have said that the rows were taken
+            one.write([output(1, 1)])
+        assert time.monotonic() - began_s < 10
+        one.close()
+        thread.join()
 
 
 @pytest.mark.parametrize(

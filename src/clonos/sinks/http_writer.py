@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
 from clonos.storage.retry import may_pass
 from clonos.storage.retry_after import retry_after_s
+from clonos.storage.watchdog import Watchdog
 
 Body = Literal["array", "lines", "object"]
 """The body of a request: an array of rows, a row per line, or one row."""
@@ -61,7 +63,7 @@ class Endpoint:
     rows
         The largest number of rows in a request.
     timeout_s
-        How long to wait for an answer.
+        How long to wait for an answer: for the whole of it, once the request is sent.
     dead_letters
         The folder of rows that the service refuses; None: they fail the job.
     under_way_s
@@ -158,6 +160,9 @@ class HttpWriter:
     def __init__(self, endpoint: Endpoint, lane: Lane) -> None:
         self._endpoint, self._lane = endpoint, lane
         self._connection: http.client.HTTPConnection | None = None
+        # A connection's own limit is that of a single read: an answer may come a byte at a time.
+        self._watchdog = Watchdog(self._cut_off, endpoint.timeout_s)
+        self._listens_at: socket.socket | None = None
         self._is_used = False  # it has had an answer, so the server may close it any time
         self._sent: tuple[OutputKey, int] | None = None  # the output, and the next row
         self._conflict: tuple[str, float] | None = None  # the name, and when it began
@@ -172,6 +177,7 @@ class HttpWriter:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         self._is_used = False
+        self._watchdog.close()
         if connection is not None:
             with suppress(OSError):
                 connection.close()
@@ -256,8 +262,11 @@ class HttpWriter:
                 if self._connection is None:
                     self._connection = endpoint.connect()
                 self._connection.request("POST", endpoint.target, content, headers)
+                self._listens_at = self._connection.sock
+                self._watchdog.begin()
                 answer = self._connection.getresponse()
                 text = answer.read(ANSWER_BYTES).decode(errors="replace")
+                self._watchdog.end()
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if not was_used:  # else the server may have closed it while it was idle
@@ -267,6 +276,12 @@ class HttpWriter:
             if not answer.isclosed():  # the answer was not read to its end
                 self.close()
             return answer.status, retry_after_s(answer.headers.get("Retry-After")), text
+
+    def _cut_off(self) -> None:
+        """The answer takes too long: have its reader hear so."""
+        if (connection := self._listens_at) is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def _content(self, request: _Request) -> bytes:
         rows = _texts(request)
