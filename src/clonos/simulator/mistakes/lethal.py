@@ -45,4 +45,7 @@ WRONG_LETHAL: dict[str, Mutation] = {
     "nobody says that a call kills": mutation(
         "poison", (watch_module, "_not_made", nameless), kind=CALLS
     ),
+    "calls are not held back, so no executor dies of one call alone": mutation(
+        "poison", (Blame, "_hold_ms", constant(0)), kind=CALLS
+    ),
 }
