@@ -63,10 +63,11 @@ scripts = st.lists(
 )
 
 
-@pytest.fixture(params=[4, 1000], autouse=True)
+@pytest.fixture(params=[(4, 1000), (4, 6), (1000, 1000)], autouse=True)
 def _eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     few_pieces_are_many(monkeypatch)
-    monkeypatch.setattr(pieces, "_APPENDED_MIN", request.param)
+    monkeypatch.setattr(pieces, "_APPENDED_MIN", request.param[0])
+    monkeypatch.setattr(sessions, "_HERE_MAX", request.param[1])
     monkeypatch.setattr(sessions, "_APPENDED_MAX", 8)
 
 
@@ -157,7 +158,7 @@ class Model:
         return over
 
 
-@pytest.mark.parametrize("nbytes", [0, 500, 3000])
+@pytest.mark.parametrize("nbytes", [0, 500, 3000, 1 << 20])
 @pytest.mark.parametrize("name", CONTENTS)
 @settings(deadline=None, max_examples=40)
 @given(script=scripts, seed=st.integers(0, 999))

@@ -79,15 +79,19 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "session": lambda k: k.window(clonos.session("4 ms", on="t")).agg(
         **SUMS, pre_aggregate=False, name="op"
     ),
-    "sums of floats of sessions": lambda k: k.window(clonos.session("4 ms", on="t")).agg(
-        **FLOATS, pre_aggregate=False, name="op"
-    ),
     "rows": lambda k: k.window(clonos.tumbling("10 ms", on="t")).rows(name="op"),
     "rows of sessions": lambda k: k.window(clonos.session("4 ms", on="t")).rows(name="op"),
     "once": lambda k: k.deduplicate(name="op"),
     "in order": lambda k: k.in_order("t", name="op"),
     "last": lambda k: k.last(3, name="op", c=clonos.sum("n")),
 }
+FLOATS_OF_SESSIONS = "sums of floats of sessions"
+"""How they are added depends on the number of tasks, but not on where the sessions are."""
+
+
+def floats_of_sessions(keyed: Any) -> Any:
+    sessions = keyed.window(clonos.session("4 ms", on="t"))
+    return sessions.agg(**FLOATS, **SUMS, pre_aggregate=False, name="op")
 
 
 @cache
@@ -95,7 +99,9 @@ def at(kind: str, parallelism: int) -> CompiledJob:
     made = clonos.Job("job", parallelism=parallelism)
     given = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=1)
     keyed = given.with_watermark("t", "0 ms", name="marks").key_by("key")
-    KINDS[kind](keyed).sink(clonos.sinks.collect(), name="out")
+    (floats_of_sessions if kind == FLOATS_OF_SESSIONS else KINDS[kind])(keyed).sink(
+        clonos.sinks.collect(), name="out"
+    )
     return made.compile()
 
 
@@ -264,6 +270,37 @@ def test_nobody_can_tell_where_state_was(kind, seed, tmp_path):
     for each in (alone, tasks):
         each.end()
     assert Counter(tasks.made) == Counter(alone.made)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sums_of_floats_of_sessions_do_not_depend_on_where_these_were(seed, tmp_path):
+    random, disk = Random(seed), Random(seed)
+    store = LayerStore(tmp_path, "process")
+
+    def both_of(parallelism: int) -> list[Tasks]:
+        return [Tasks(FLOATS_OF_SESSIONS, parallelism, nbytes, disk, store) for nbytes in memories]
+
+    memories = (None, random.choice((0, 500, 2000)))
+    both, n_tasks = both_of(random.randint(1, 3)), 0
+    for _ in range(60):
+        what = random.choice("ffffffwssssru")
+        given, step, n_tasks = some(random, both[0].mark), random.randrange(4), n_tasks % 3 + 1
+        then = both_of(n_tasks) if what == "u" else []
+        for number, each in enumerate(both):
+            if what == "f":
+                each.feed(given)
+            elif what == "w":
+                each.advance(each.mark + step)
+            else:
+                each.seal()
+            if what == "r":
+                each.restore()
+            elif what == "u":
+                each.become(then[number])
+        both = then or both
+    for each in both:
+        each.end()
+    assert both[0].made == both[1].made
 
 
 @pytest.mark.parametrize("is_later", [False, True])

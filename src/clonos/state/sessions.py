@@ -55,6 +55,8 @@ _NUMBERS: Final = range(1 << 62)
 _APPENDED_MAX: Final = 1 << 17
 """At most about so many pieces wait in memory to be combined."""
 
+_HERE_MAX: Final = 1 << 19
+"""If more pieces are here, each time that some are over takes too long: all are combined then."""
 _HASHED_ROWS: Final = 4096
 """So many keys are hashed at once: as objects of Python they are several times as large."""
 
@@ -223,21 +225,24 @@ class SessionStore(PieceStore):
     # --- memory -----------------------------------------------------------------------------------
 
     @property
-    def _nbytes(self) -> int:
-        """Of all pieces in memory."""
-        return sum(batch.nbytes for batch in self._batches)
+    def _most(self) -> int:
+        """How many pieces may be here."""
+        nbytes = sum(batch.nbytes for batch in self._batches)
+        if self._limit is None or nbytes <= self._limit:
+            return _HERE_MAX if self._combiner.keys else self._rows
+        return int(min(_HERE_MAX, self._rows * self._limit // nbytes))
 
     def _relieve(self) -> None:
         """If too much is in memory, let combined pieces go away, those that end first."""
-        if self._limit is None or self._nbytes <= self._limit:
+        limit = self._most
+        if self._rows <= limit:
             return
         pieces = self.combine() if self._is_exact else self.all()
         known = self._rows - self._appended
         if not known:
             return
         ends = numbers(pieces, END)[:known]
-        count = self._rows - self._rows * (self._limit // 2) // self._nbytes
-        last = min(max(count, 1), known) - 1
+        last = min(max(self._rows - limit // 2, 1), known) - 1
         leave = np.zeros(self._rows, np.bool_)
         leave[:known] = ends <= np.partition(ends, last)[last]
         leaving = pieces.filter(pa.array(leave)).select(self._combiner.schema.names)
