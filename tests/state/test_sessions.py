@@ -213,6 +213,22 @@ def test_sessions_go_away_come_back_and_are_over():
     assert [(*row[:2], row[3]) for row in fired[0]] == [(0, 8, 2)] * 50 + [(20, 25, 1)] * 50
 
 
+def test_sessions_that_are_joined_add_up_in_order_of_their_start(monkeypatch):
+    monkeypatch.setattr(sessions, "_HERE_MAX", 1000)
+    large, small = (Sealed("sums of floats", nbytes, Random(1)) for nbytes in (None, 18_000))
+    for each in (large, small):
+        for value, time in ((HUGE, 20), (-HUGE, 10), (1.0, 0)):
+            each.append([(key, value, 1, time) for key in range(50)])
+        each.store.combine()
+    small.seal()
+    assert 0 < small.facts.get(AWAY) < 150, "some of them have gone away"
+    for each in (large, small):
+        each.append([(key, 0.0, 1, time) for key in range(50) for time in (5, 15)])
+    fired = [each.fire(FOR_EVER) for each in (large, small)]
+    assert fired[0] == fired[1]
+    assert {row[-1] for row in fired[0]} == {1.0 - HUGE + HUGE}
+
+
 def test_layers_of_earlier_versions_are_read():
     """These had all pieces in tables, and no facts of where they are."""
     facts = Facts()

@@ -272,7 +272,7 @@ def test_nobody_can_tell_where_state_was(kind, seed, tmp_path):
     assert Counter(tasks.made) == Counter(alone.made)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_sums_of_floats_of_sessions_do_not_depend_on_where_these_were(seed, tmp_path):
     random, disk = Random(seed), Random(seed)
     store = LayerStore(tmp_path, "process")
@@ -284,7 +284,8 @@ def test_sums_of_floats_of_sessions_do_not_depend_on_where_these_were(seed, tmp_
     both, n_tasks = both_of(random.randint(1, 3)), 0
     for _ in range(60):
         what = random.choice("ffffffwssssru")
-        given, step, n_tasks = some(random, both[0].mark), random.randrange(4), n_tasks % 3 + 1
+        given = [(row[0] % 5, *row[1:]) for row in some(random, both[0].mark)]
+        step, n_tasks = random.randrange(4), n_tasks % 3 + 1
         then = both_of(n_tasks) if what == "u" else []
         for number, each in enumerate(both):
             if what == "f":
