@@ -101,6 +101,12 @@ LAZY: dict[str, set[str]] = {"api": {"branch", "cluster", "dataframes", "replay"
 """layer -> what it may import in addition, but only inside a function: when a job is started, or
 looked back at."""
 
+ROOMS: dict[str, set[str]] = {
+    "stateless": set(), "windows": set(), "by_key": {"windows"}, "calls": {"stateless"},
+    "process": {"calls"},
+}  # fmt: skip
+"""The rooms of ``operators``, and which others each of them uses. All use what lies above them."""
+
 EVERYBODY = {"errors", "version"}
 """Modules that every layer may import and that import none."""
 
@@ -255,6 +261,26 @@ def test_every_module_keeps_to_its_layer():
     assert not found, "\n".join(["imports against the layers:", *found])
 
 
+def uses_of_rooms(source: str, room: str) -> set[str]:
+    """The other rooms of ``operators`` that the text of a module in a room uses."""
+    used = (name for name, _, _ in imports(ast.parse(source), ""))
+    parts = (name.split(".")[2] for name in used if name.startswith("clonos.operators."))
+    return {part for part in parts if part in ROOMS} - {room}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_operator_keeps_to_its_room(room):
+    files = list((PACKAGE / "operators" / room).glob("*.py"))
+    assert len(files) > 1
+    assert set().union(*(uses_of_rooms(f.read_text(), room) for f in files)) == ROOMS[room]
+
+
+def test_a_step_into_another_room_is_found():
+    assert uses_of_rooms("from clonos.operators.windows.kinds import FOR_EVER", "calls") == {
+        "windows"
+    }
+
+
 @pytest.mark.parametrize("folder", ["benchmarks/src/clonos_bench", "examples"])
 def test_what_lies_beside_the_package_imports_what_is_listed(folder):
     found = [
@@ -300,7 +326,11 @@ def test_the_table_points_downwards():
         ("clonos.core.log", "from .. import graph", "core must not import graph"),
         ("clonos.nodes.slot", "import threading", "nodes is sans-I/O"),
         ("clonos.nodes.slot", "from clonos.transport.plane import Plane", "nodes is sans-I/O"),
-        ("clonos.operators.join", "import clonos.transport", "operators must not import transport"),
+        (
+            "clonos.operators.by_key.join",
+            "import clonos.transport",
+            "operators must not import transport",
+        ),
         ("clonos.runtime.loop", "from clonos import cluster", "runtime must not import cluster"),
         ("clonos.api.job", "from clonos.cluster import run", "api must not import cluster"),
         ("clonos.errors", "from clonos.core import plan", "errors must not import core"),

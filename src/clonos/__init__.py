@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     from clonos.columns.rows import Row
     from clonos.errors import ClonosError, Fenced
     from clonos.nodes.views import Recovery
-    from clonos.operators.budget import Budget
-    from clonos.operators.cache import Cache
+    from clonos.operators.calls.budget import Budget
+    from clonos.operators.calls.cache import Cache
+    from clonos.operators.calls.effects import Effect, EffectCall, Made, NotMade, effect
+    from clonos.operators.calls.service import Service
     from clonos.operators.context import Context
-    from clonos.operators.effects import Effect, EffectCall, Made, NotMade, effect
-    from clonos.operators.process import Process, ProcessContext
-    from clonos.operators.service import Service
+    from clonos.operators.process.process import Process, ProcessContext
     from clonos.replay import Replay
 
 __version__ = VERSION
 
 _HOMES = {
     "Branch": "clonos.branch",
-    "Budget": "clonos.operators.budget",
-    "Cache": "clonos.operators.cache",
+    "Budget": "clonos.operators.calls.budget",
+    "Cache": "clonos.operators.calls.cache",
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
-    "Effect": "clonos.operators.effects",
-    "EffectCall": "clonos.operators.effects",
+    "Effect": "clonos.operators.calls.effects",
+    "EffectCall": "clonos.operators.calls.effects",
     "Fenced": "clonos.errors",
     "Job": "clonos.api.job",
     "KeyedStream": "clonos.api.keyed",
     "Listener": "clonos.cluster.listener",
-    "Made": "clonos.operators.effects",
-    "NotMade": "clonos.operators.effects",
-    "Process": "clonos.operators.process",
-    "ProcessContext": "clonos.operators.process",
+    "Made": "clonos.operators.calls.effects",
+    "NotMade": "clonos.operators.calls.effects",
+    "Process": "clonos.operators.process.process",
+    "ProcessContext": "clonos.operators.process.process",
     "Recovery": "clonos.nodes.views",
     "Replay": "clonos.replay",
     "Row": "clonos.columns.rows",
     "RunningJob": "clonos.cluster.driver",
-    "Service": "clonos.operators.service",
+    "Service": "clonos.operators.calls.service",
     "Stream": "clonos.api.streams",
     "avg": "clonos.api.aggregates",
     "bundle": "clonos.branch.bundling",
     "count": "clonos.api.aggregates",
-    "effect": "clonos.operators.effects",
+    "effect": "clonos.operators.calls.effects",
     "max": "clonos.api.aggregates",
     "min": "clonos.api.aggregates",
     "service": "clonos.causal.services",

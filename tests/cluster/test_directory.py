@@ -16,8 +16,8 @@ from clonos.columns.formula import Column, Constant, apply
 from clonos.errors import BadDirectory, OtherJob, OtherJournal, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, differences
-from clonos.operators.columns import Projection
 from clonos.operators.operations import Project, Where
+from clonos.operators.stateless.columns import Projection
 
 
 def compiled(

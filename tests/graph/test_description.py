@@ -9,7 +9,7 @@ import pytest
 
 from clonos.errors import OtherJob
 from clonos.graph.description import require_same
-from clonos.operators.join import Keep, SameWindow
+from clonos.operators.by_key.join import Keep, SameWindow
 from clonos.operators.operations import Join
 
 

@@ -13,7 +13,7 @@ from clonos.columns.formula import Apply, Called, Column
 from clonos.errors import OtherJob, WrongType
 from clonos.graph.description import describe, require_same
 from clonos.operators import operations as op
-from clonos.operators.columns import Projection
+from clonos.operators.stateless.columns import Projection
 from clonos.upgrade.shape import Shape
 
 SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])

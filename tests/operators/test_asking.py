@@ -12,7 +12,7 @@ from clonos.blame import complaint_of
 from clonos.core.calls import CallId, Request
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown, OperatorError, StateMismatch, WrongType
-from clonos.operators.budget import Usage
+from clonos.operators.calls.budget import Usage
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Answers,

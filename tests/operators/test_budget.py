@@ -10,9 +10,9 @@ import clonos
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode_error, encode
 from clonos.errors import BudgetSpent, OperatorError, WrongType
+from clonos.operators.calls.purse import Purse
+from clonos.operators.calls.service import ask_once, policy_of
 from clonos.operators.chain import ChainProgram
-from clonos.operators.purse import Purse
-from clonos.operators.service import ask_once, policy_of
 from clonos.runtime.calls import CallRunner
 from clonos.state.stores import Facts
 from clonos.testing import Answers, StepHarness

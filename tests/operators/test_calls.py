@@ -12,8 +12,8 @@ import clonos
 from clonos.core.calls import CallId, Request
 from clonos.core.step import arguments_digest
 from clonos.errors import AnswerTooLarge, BadDuration, CallError, OperatorError, WrongType
+from clonos.operators.calls.marks import LOWEST
 from clonos.operators.chain import ChainProgram
-from clonos.operators.marks import LOWEST
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (

@@ -11,8 +11,8 @@ import clonos
 from clonos.columns.formula import Column, Constant, apply
 from clonos.columns.rows import row_type
 from clonos.errors import BadSchema, ExpressionFailed, UnknownColumn, WrongType
-from clonos.operators.columns import Projection, WhereOperator
 from clonos.operators.operations import Project, Where
+from clonos.operators.stateless.columns import Projection, WhereOperator
 from clonos.testing import StepHarness, rows
 from clonos.testing.in_memory import InMemoryRun
 

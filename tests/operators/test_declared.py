@@ -12,9 +12,9 @@ import clonos
 from clonos import causal
 from clonos.columns.durations import parse_duration
 from clonos.errors import BadDuration, DefinitionError, OperatorError, WrongType
-from clonos.operators.effects import Effect
+from clonos.operators.calls.effects import Effect
+from clonos.operators.calls.service import undeclared
 from clonos.operators.operations import WithColumnAsync
-from clonos.operators.service import undeclared
 from clonos.testing import StepHarness, simulate
 
 SCHEMA = "id long"

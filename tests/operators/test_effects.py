@@ -8,8 +8,8 @@ import pytest
 
 import clonos
 from clonos.errors import BadGraph, EffectUnknown, StateMismatch, UnknownColumn, WrongType
+from clonos.operators.calls.effects import effect_key
 from clonos.operators.chain import ChainProgram
-from clonos.operators.effects import effect_key
 from clonos.operators.shares import REWOUND
 from clonos.state.kept import nothing_kept
 from clonos.testing import Answers, StepHarness, rows

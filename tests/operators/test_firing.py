@@ -11,7 +11,7 @@ import pytest
 
 import clonos
 from clonos.graph.compile import TaskCode
-from clonos.operators import window_rows
+from clonos.operators.windows import rows as window_rows
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import large_rows, runs, sessions
 from clonos.testing import StepHarness, rows

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import clonos
 from clonos.columns.batches import to_bytes
 from clonos.errors import BadGraph, ProtocolError, UnknownColumn, WrongType
-from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.by_key.look_up import VERSIONS, SideTable
 from clonos.testing import Batches, End, Source, StepHarness, Watermark, check_restore, rows
 from clonos.testing.harness import Event
 from tests.simulated import delivered

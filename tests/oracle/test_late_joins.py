@@ -21,8 +21,8 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.operators.join import JoinOperator
-from clonos.operators.outer_join import HOWS
+from clonos.operators.by_key.join import JoinOperator
+from clonos.operators.by_key.outer_join import HOWS
 from clonos.state.row_store import DUE
 from clonos.testing import InMemoryRun
 from tests.oracle.programs import EPOCH, SCHEMA, batches_of, build, rows_of

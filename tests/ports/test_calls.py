@@ -13,7 +13,7 @@ import pytest
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.nodes.events import CallsOver
 from clonos.nodes.ports import Calls
-from clonos.operators.service import Policy
+from clonos.operators.calls.service import Policy
 from clonos.runtime.calls import CallRunner
 from clonos.simulator.processes.calls import SlotCalls
 

@@ -6,7 +6,7 @@ import queue
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.nodes.events import CallsOver
-from clonos.operators.service import Policy
+from clonos.operators.calls.service import Policy
 from clonos.runtime.calls import CallRunner
 
 LIMIT_S = 60.0

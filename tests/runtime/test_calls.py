@@ -14,8 +14,8 @@ import pytest
 from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import AnswerTooLarge, UnencodableValue, WrongLength
-from clonos.operators.effects import effect
-from clonos.operators.service import Service, policy_of
+from clonos.operators.calls.effects import effect
+from clonos.operators.calls.service import Service, policy_of
 from clonos.runtime import call_threads
 from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
 from clonos.runtime.calls import CallRunner

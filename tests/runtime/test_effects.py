@@ -14,8 +14,8 @@ from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import EffectUnknown
 from clonos.nodes.events import CallsOver
-from clonos.operators.effects import EffectCall, Made, NotMade, effect
-from clonos.operators.service import Service, policy_of
+from clonos.operators.calls.effects import EffectCall, Made, NotMade, effect
+from clonos.operators.calls.service import Service, policy_of
 from clonos.runtime import effects as effects_module
 from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
 from clonos.runtime.calls import CallRunner

@@ -12,7 +12,7 @@ import clonos
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
 from clonos.errors import BadDuration, BudgetSpent, WrongType
-from clonos.operators.purse import Purse
+from clonos.operators.calls.purse import Purse
 from clonos.runtime.memory import Memory, question_of
 from clonos.state.stores import Facts
 from tests.runtime.slot import LIFE, Slot, policy

@@ -14,7 +14,7 @@ import pytest
 import clonos
 from clonos.core.canonical import decode
 from clonos.errors import WrongType
-from clonos.operators.service import policy_of
+from clonos.operators.calls.service import policy_of
 from clonos.runtime import shared_answers
 from clonos.runtime.shared_answers import Known, SharedAnswers
 from tests.processes import free_port

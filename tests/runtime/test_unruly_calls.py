@@ -16,7 +16,7 @@ import pytest
 from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import BudgetSpent, EffectUnknown
-from clonos.operators.effects import effect
+from clonos.operators.calls.effects import effect
 from clonos.runtime import calls
 from tests.runtime.slot import LIFE, LIMIT_S, policy
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.operators.asking import CallTable
-from clonos.operators.outer_join import OuterJoinOperator
+from clonos.operators.by_key.outer_join import OuterJoinOperator
+from clonos.operators.process.asking import CallTable
 from clonos.simulator.user_job import answers
 from clonos.state.stores import KeyedStore
 from clonos.state.values import ValueStore

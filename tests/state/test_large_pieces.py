@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.core.content import Held
-from clonos.operators.window_content import Folded, Ranking, Top
-from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Window
+from clonos.operators.windows.content import Folded, Ranking, Top
+from clonos.operators.windows.kinds import FOR_EVER, Fixed, Given, Window
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state.deltas import Delta, decode_delta, merge_deltas, open_delta
 from clonos.state.kept import kept_of

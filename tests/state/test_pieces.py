@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.operators.window_content import Content, Folded, Ranking, Top
-from clonos.operators.window_kinds import Fixed, Session
+from clonos.operators.windows.content import Content, Folded, Ranking, Top
+from clonos.operators.windows.kinds import Fixed, Session
 from clonos.state import pieces
 from clonos.state.deltas import Delta, decode_delta, merge_deltas
 from clonos.state.pieces import START, PieceStore, numbers

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.operators.window_content import WINDOW_END, WINDOW_START, Folded
-from clonos.operators.window_kinds import FOR_EVER, Session
+from clonos.operators.windows.content import WINDOW_END, WINDOW_START, Folded
+from clonos.operators.windows.kinds import FOR_EVER, Session
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import pieces, sessions
 from clonos.state.deltas import Delta, decode_delta, merge_deltas, open_delta

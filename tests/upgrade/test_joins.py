@@ -10,7 +10,7 @@ import clonos
 from clonos.columns.keys import DistinctKeys, distinct_keys, owner_of_group
 from clonos.core.messages import Dependency, Layer
 from clonos.core.plan import Incarnation
-from clonos.operators.outer_join import HOWS
+from clonos.operators.by_key.outer_join import HOWS
 from clonos.testing import StepHarness, rows
 from clonos.testing.harness import _batch
 from clonos.upgrade.layers import Redistribution

@@ -18,7 +18,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.graph.compile import CompiledJob
-from clonos.operators.process import _STATE
+from clonos.operators.process.process import _STATE
 from clonos.state.deltas import CHAIN, Values, encode_delta, merge_deltas
 from clonos.state.kept import fact_changes, kept_of
 from clonos.storage.layers import LayerStore, get_layers, put_whole

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clonos.columns.schema import require_columns
 from clonos.errors import WrongType
-from clonos.operators.effects import Effect
-from clonos.operators.service import (
+from clonos.operators.calls.effects import Effect
+from clonos.operators.calls.service import (
     Declared,
     Policy,
     PolicyOptions,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
-    from clonos.operators.service import Duration
+    from clonos.operators.calls.service import Duration
 
 
 class CallOptions(PolicyOptions, total=False):
@@ -87,7 +87,7 @@ def call_policy(
         How long rows wait for others, if there are fewer than `batch`. By default rows that wait
         at the same time go together.
     how
-        See :func:`clonos.operators.service.policy_of`.
+        See :func:`clonos.operators.calls.service.policy_of`.
 
     Raises
     ------

@@ -15,9 +15,9 @@ from clonos.api.placed import Placed
 from clonos.columns.formula import Column, columns_of
 from clonos.columns.schema import parse_schema, require_columns, spark_type
 from clonos.errors import WrongType
-from clonos.operators.columns import Projection
 from clonos.operators.context import takes_context
 from clonos.operators.operations import Filter, Operation, Project, Where
+from clonos.operators.stateless.columns import Projection
 
 if TYPE_CHECKING:
     from clonos.api.streams import Stream

@@ -13,10 +13,10 @@ from clonos.columns.formula import Column, Constant, Expression, apply
 from clonos.columns.schema import require_columns
 from clonos.errors import BadGraph, NotInTasks, WrongType
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.columns import Projection
 from clonos.operators.operations import Project
-from clonos.operators.window_content import WINDOW_END, WINDOW_START
-from clonos.operators.window_kinds import Fixed, Session, Window
+from clonos.operators.stateless.columns import Projection
+from clonos.operators.windows.content import WINDOW_END, WINDOW_START
+from clonos.operators.windows.kinds import Fixed, Session, Window
 
 if TYPE_CHECKING:
     from clonos.api.streams import Stream

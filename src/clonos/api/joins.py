@@ -13,11 +13,11 @@ from clonos.columns.batches import from_table
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, WrongType
-from clonos.operators.join import Always, Between, Bound, Keep, SameWindow
-from clonos.operators.look_up import SideTable
+from clonos.operators.by_key.join import Always, Between, Bound, Keep, SameWindow
+from clonos.operators.by_key.look_up import SideTable
+from clonos.operators.by_key.outer_join import HOWS
 from clonos.operators.operations import LookUp
-from clonos.operators.outer_join import HOWS
-from clonos.operators.window_kinds import Fixed, Window
+from clonos.operators.windows.kinds import Fixed, Window
 
 if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream

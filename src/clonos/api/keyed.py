@@ -16,10 +16,10 @@ from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.graph.logical import Edge, Vertex
 from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.join import Always
-from clonos.operators.process import Process
+from clonos.operators.by_key.join import Always
+from clonos.operators.process.process import Process
 from clonos.operators.router import Routing
-from clonos.operators.window_kinds import Window
+from clonos.operators.windows.kinds import Window
 
 
 class KeyedStream(Stream):

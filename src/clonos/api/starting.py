@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
-from clonos.operators.budget import is_number
+from clonos.operators.calls.budget import is_number
 from clonos.options import renames_of, require_known
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from clonos.api.frames import watermark_of
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, NotInTasks, WrongType
 from clonos.operators.operations import TransformRows
-from clonos.operators.stateful import EVENT, MODES, StatefulHandle
+from clonos.operators.process.stateful import EVENT, MODES, StatefulHandle
 
 if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream

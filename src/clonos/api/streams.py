@@ -19,10 +19,10 @@ from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Edge, Vertex
 from clonos.operators import operations as op
+from clonos.operators.calls.service import Service
 from clonos.operators.context import takes_context
 from clonos.operators.router import Routing
-from clonos.operators.service import Service
-from clonos.operators.window_kinds import Window
+from clonos.operators.windows.kinds import Window
 from clonos.sinks.spec import SinkSpec
 from clonos.sources import table_versions
 

@@ -12,8 +12,8 @@ from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Vertex
 from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.window_content import BOUNDS, WINDOW_END, WINDOW_START, Ranking
-from clonos.operators.window_kinds import Fixed, Given, Session, Window
+from clonos.operators.windows.content import BOUNDS, WINDOW_END, WINDOW_START, Ranking
+from clonos.operators.windows.kinds import Fixed, Given, Session, Window
 
 if TYPE_CHECKING:
     from clonos.api.streams import Stream

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import BadDuration
-from clonos.operators.window_content import Ranking
-from clonos.operators.window_kinds import Fixed, Given, Session
+from clonos.operators.windows.content import Ranking
+from clonos.operators.windows.kinds import Fixed, Given, Session
 
 
 def tumbling(size: str | timedelta, on: str | None = None) -> Fixed:

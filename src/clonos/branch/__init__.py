@@ -30,7 +30,7 @@ from clonos.core.history import Point
 from clonos.errors import CannotReplace, OperatorError, Unanswered
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
-from clonos.operators.budget import Budget
+from clonos.operators.calls.budget import Budget
 from clonos.options import keywords, require_known
 from clonos.replay.bundle import Bundle
 from clonos.replay.kept import At, find

@@ -23,7 +23,7 @@ from clonos.core.canonical import decode, outcome_of
 from clonos.errors import Unanswered, WrongType
 from clonos.graph.replaced import function_name
 from clonos.nodes.events import CallsOver
-from clonos.operators.budget import Budget, require_budget
+from clonos.operators.calls.budget import Budget, require_budget
 from clonos.runtime.calls import CallRunner
 
 SHOWN_MAX: Final = 200

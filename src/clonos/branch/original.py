@@ -32,7 +32,7 @@ from clonos.core.step import arguments_digest
 from clonos.errors import Divergence, NothingToReplay, OperatorError
 from clonos.graph.replaced import function_name
 from clonos.operators.chain import ChainProgram
-from clonos.operators.process import ProcessOperator
+from clonos.operators.process.process import ProcessOperator
 from clonos.replay import Replay, ReplayedTask
 from clonos.replay.past import Past
 from clonos.replay.tasks import Watched

@@ -21,14 +21,21 @@ import numpy as np
 
 from clonos.causal import process, values  # noqa: F401 - teaches the log NumPy's and pandas' values
 from clonos.causal.entries import CALL, CLOCK, Entry, decode_error, digest_of, encode_error
+from clonos.causal.shipped import Shipped
 from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
 from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
 from clonos.errors.causal import CausalError, NotIdempotent, OutsideTask, ServiceTooSlow
 from clonos.extras import imported
-from clonos.operators.effects import Effect, EffectCall, effect, effect_key
-from clonos.operators.service import Declared, Policy, PolicyOptions, ServiceOptions, policy_of
+from clonos.operators.calls.effects import Effect, EffectCall, effect, effect_key
+from clonos.operators.calls.service import (
+    Declared,
+    Policy,
+    PolicyOptions,
+    ServiceOptions,
+    policy_of,
+)
 from clonos.options import OF_OPERATORS, require_known
 
 if TYPE_CHECKING:
@@ -37,20 +44,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _asking: ContextVar[_Question | None] = ContextVar("clonos_question", default=None)
-
-
-class Shipped:
-    """An object that is pickled together with the access to its job's log."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (type(self), process.access(), self.__dict__)
-
-
-def _rebuild(cls: type[Any], access: Any, state: dict[str, Any]) -> Any:
-    rebuilt = object.__new__(cls)
-    rebuilt.__dict__.update(state)
-    process.arrived(access)
-    return rebuilt
 
 
 class _Question:
@@ -203,7 +196,7 @@ class Service(Shipped, Declared, Generic[F]):
         return self._call(process.operator_name(self._name), None, args, kwargs)
 
     def at_once(self, *arguments: Any, **named: Any) -> Any:
-        """See :class:`~clonos.operators.service.Declared`."""
+        """See :class:`~clonos.operators.calls.service.Declared`."""
         try:
             if self._is_async:
                 return _run(self._perform(arguments, named))
@@ -413,11 +406,11 @@ def service(
         Short for ``clonos.effect(idempotent=..., check=...)``. Tasks of plain PySpark make only
         idempotent effects, with the key of :func:`idempotency_key`.
     how
-        See :func:`clonos.operators.service.policy_of`. Options of ``map_async`` override them.
-        Blocking calls, in plain PySpark or with ``ctx.call``, use only ``timeout``, ``attempts``
-        and ``backoff``, and have no time limit without ``timeout``. A longer attempt ends with
-        :class:`~clonos.errors.causal.ServiceTooSlow`, or `TimeoutError` in ``ctx.call``; if the
-        function is not async, it goes on in an abandoned thread.
+        See :func:`clonos.operators.calls.service.policy_of`. Options of ``map_async`` override
+        them. Blocking calls, in plain PySpark or with ``ctx.call``, use only ``timeout``,
+        ``attempts`` and ``backoff``, and have no time limit without ``timeout``. A longer attempt
+        ends with :class:`~clonos.errors.causal.ServiceTooSlow`, or `TimeoutError` in ``ctx.call``;
+        if the function is not async, it goes on in an abandoned thread.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of
-from clonos.causal.services import Shipped
+from clonos.causal.shipped import Shipped
 from clonos.core import canonical
 from clonos.errors import DefinitionError
 from clonos.errors.causal import OtherRows

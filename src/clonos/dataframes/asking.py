@@ -23,9 +23,9 @@ from clonos.errors import NotInSpark, OperatorError
 from clonos.graph.logical import Vertex
 from clonos.operators import operations as op
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.calls.service import Policy, PolicyOptions
+from clonos.operators.calls.service import Service as Connection
 from clonos.operators.context import takes_context
-from clonos.operators.service import Policy, PolicyOptions
-from clonos.operators.service import Service as Connection
 
 _CALLS = (op.MapAsync, op.WithColumnAsync, op.ForEachAsync)
 _FUNCTIONS = (op.Map, op.FlatMap, op.Filter, op.MapBatches, op.WithColumn)

@@ -12,8 +12,8 @@ from clonos.columns.keys import has_floats
 from clonos.dataframes.rows import Rows, Site, col, cols, one_zero, select, signs
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
-from clonos.operators.join import Always, Between, Keep, SameWindow
-from clonos.operators.outer_join import HOWS
+from clonos.operators.by_key.join import Always, Between, Keep, SameWindow
+from clonos.operators.by_key.outer_join import HOWS
 
 _TIMES: Final = ("~left time", "~right time")
 _WINDOWS: Final = ("~left window", "~right window")

@@ -14,8 +14,8 @@ from clonos.dataframes.asking import Asker, asks, why_not
 from clonos.dataframes.functions import Step
 from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, select, spark_schema
 from clonos.operators import operations as op
-from clonos.operators.look_up import SideTable
-from clonos.operators.window_content import WINDOW_END, WINDOW_START
+from clonos.operators.by_key.look_up import SideTable
+from clonos.operators.windows.content import WINDOW_END, WINDOW_START
 from clonos.spark.expressions import read_by
 
 

@@ -26,8 +26,8 @@ from clonos.dataframes.rows import (
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.window_content import WINDOW_END, WINDOW_START, Ranking
-from clonos.operators.window_kinds import Fixed, Given, Session, Window
+from clonos.operators.windows.content import WINDOW_END, WINDOW_START, Ranking
+from clonos.operators.windows.kinds import Fixed, Given, Session, Window
 
 _START: Final = "~start"
 _END: Final = "~end"

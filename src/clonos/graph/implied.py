@@ -10,7 +10,7 @@ from clonos.columns.user_functions import prepared
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.operators import operations as op
 from clonos.operators.operations import Operation
-from clonos.operators.window_kinds import is_event_time
+from clonos.operators.windows.kinds import is_event_time
 
 
 def is_implied(graph: LogicalGraph, chain: Sequence[Vertex], inputs: int) -> bool:

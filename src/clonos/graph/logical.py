@@ -15,9 +15,9 @@ from clonos.core.levels import STORE, strictest
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.base import OnBadRecord
-from clonos.operators.columns import Projection
 from clonos.operators.operations import Operation, Project
 from clonos.operators.router import Routing
+from clonos.operators.stateless.columns import Projection
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
 

@@ -10,10 +10,10 @@ from clonos.errors import CannotReplace
 from clonos.graph.logical import LogicalGraph
 from clonos.graph.rebuilt import rebuilt
 from clonos.operators import operations as op
-from clonos.operators.effects import Effect
+from clonos.operators.calls.effects import Effect
+from clonos.operators.calls.service import Policy, Service, undeclared
 from clonos.operators.operations import Operation
-from clonos.operators.process import Process
-from clonos.operators.service import Policy, Service, undeclared
+from clonos.operators.process.process import Process
 
 
 def replaced(graph: LogicalGraph, functions: Mapping[str, Any]) -> LogicalGraph:

@@ -20,8 +20,8 @@ from clonos.errors import (
     UnreadableLayer,
 )
 from clonos.operators.bad_records import BadRecords
-from clonos.operators.budget import Usage
-from clonos.operators.effects import effect_key
+from clonos.operators.calls.budget import Usage
+from clonos.operators.calls.effects import effect_key
 from clonos.operators.shares import Heir, Join, Share, joined, total
 from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts

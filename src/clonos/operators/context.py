@@ -15,8 +15,8 @@ import numpy as np
 from clonos.columns.instants import from_ms
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
-from clonos.operators.effects import Effect
-from clonos.operators.service import Declared, Service
+from clonos.operators.calls.effects import Effect
+from clonos.operators.calls.service import Declared, Service
 
 
 class Clock:

@@ -9,25 +9,33 @@ from functools import singledispatch
 
 from clonos.operators import operations as op
 from clonos.operators.base import Operator
-from clonos.operators.calls import ForEachAsyncOperator, MapAsyncOperator, WithColumnAsyncOperator
-from clonos.operators.columns import ProjectOperator, WhereOperator
-from clonos.operators.deduplicate import DeduplicateOperator
-from clonos.operators.filter import FilterOperator
-from clonos.operators.flat_map import FlatMapOperator
+from clonos.operators.by_key.deduplicate import DeduplicateOperator
+from clonos.operators.by_key.in_order import InOrderOperator
+from clonos.operators.by_key.join import JoinOperator
+from clonos.operators.by_key.last import LastOperator
+from clonos.operators.by_key.look_up import (
+    LookUpOperator,
+    VersionedLookUpOperator,
+    VersionsOperator,
+)
+from clonos.operators.by_key.outer_join import OuterJoinOperator
+from clonos.operators.calls.map_async import (
+    ForEachAsyncOperator,
+    MapAsyncOperator,
+    WithColumnAsyncOperator,
+)
 from clonos.operators.identity import IdentityOperator
-from clonos.operators.in_order import InOrderOperator
-from clonos.operators.join import JoinOperator
-from clonos.operators.last import LastOperator
-from clonos.operators.look_up import LookUpOperator, VersionedLookUpOperator, VersionsOperator
-from clonos.operators.map import MapOperator
-from clonos.operators.map_batches import MapBatchesOperator
-from clonos.operators.outer_join import OuterJoinOperator
-from clonos.operators.process import ProcessOperator
-from clonos.operators.stateful import StatefulOperator
+from clonos.operators.process.process import ProcessOperator
+from clonos.operators.process.stateful import StatefulOperator
+from clonos.operators.stateless.columns import ProjectOperator, WhereOperator
+from clonos.operators.stateless.filter import FilterOperator
+from clonos.operators.stateless.flat_map import FlatMapOperator
+from clonos.operators.stateless.map import MapOperator
+from clonos.operators.stateless.map_batches import MapBatchesOperator
+from clonos.operators.stateless.with_column import WithColumnOperator
 from clonos.operators.watermark import WatermarkOperator
-from clonos.operators.window import PartialOperator, WindowOperator
-from clonos.operators.window_rows import WindowRowsOperator
-from clonos.operators.with_column import WithColumnOperator
+from clonos.operators.windows.rows import WindowRowsOperator
+from clonos.operators.windows.window import PartialOperator, WindowOperator
 
 
 @singledispatch

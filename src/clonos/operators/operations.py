@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from clonos.columns.formula import Expression, ReadBy
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.columns import Projection
-from clonos.operators.join import Always, Bound
-from clonos.operators.look_up import SideTable, looked_up
-from clonos.operators.outer_join import joined_schema
-from clonos.operators.process import Process
-from clonos.operators.service import Policy
-from clonos.operators.window_content import Content, Folded, Ranking, Top
-from clonos.operators.window_kinds import Fixed, Session, Window, is_event_time
+from clonos.operators.by_key.join import Always, Bound
+from clonos.operators.by_key.look_up import SideTable, looked_up
+from clonos.operators.by_key.outer_join import joined_schema
+from clonos.operators.calls.service import Policy
+from clonos.operators.process.process import Process
+from clonos.operators.stateless.columns import Projection
+from clonos.operators.windows.content import Content, Folded, Ranking, Top
+from clonos.operators.windows.kinds import Fixed, Session, Window, is_event_time
 
 Function = Callable[..., Any]
 
@@ -329,7 +329,7 @@ class RowsOfWindows(Operation):
 
 @dataclass(frozen=True)
 class Join(Operation):
-    """``join``; `how` is one of :data:`clonos.operators.outer_join.HOWS`."""
+    """``join``; `how` is one of :data:`clonos.operators.by_key.outer_join.HOWS`."""
 
     schemas: tuple[pa.Schema, pa.Schema]
     keys: tuple[tuple[str, ...], tuple[str, ...]]

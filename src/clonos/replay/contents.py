@@ -28,8 +28,8 @@ from clonos.core.messages import Run
 from clonos.core.version import version_of
 from clonos.errors import ClonosError, NothingToReplay, UnreadableLayer
 from clonos.graph.logical import LogicalGraph
-from clonos.operators.budget import MICROS, Cost
-from clonos.operators.purse import amount_of
+from clonos.operators.calls.budget import MICROS, Cost
+from clonos.operators.calls.purse import amount_of
 from clonos.replay.kept import find, since
 from clonos.replay.past import copied_journal
 from clonos.state.deltas import CHAIN, merge_deltas

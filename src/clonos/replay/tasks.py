@@ -33,7 +33,7 @@ from clonos.core.task import TaskMachine
 from clonos.errors import ClonosError, Divergence, NothingToReplay, OperatorError
 from clonos.nodes.versions import HASH_SEED
 from clonos.operators.chain import ChainProgram
-from clonos.operators.process import ProcessOperator
+from clonos.operators.process.process import ProcessOperator
 from clonos.replay.errors import NotInLog
 from clonos.replay.past import Past
 from clonos.replay.steps import State, Step, count

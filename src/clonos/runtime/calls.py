@@ -22,9 +22,9 @@ from clonos.blame import awaiting_lines, in_short, your_code
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import ClonosError
 from clonos.nodes.events import CallsOver
-from clonos.operators.cache import Cache
-from clonos.operators.effects import NotMade
-from clonos.operators.service import Policy, Service
+from clonos.operators.calls.cache import Cache
+from clonos.operators.calls.effects import NotMade
+from clonos.operators.calls.service import Policy, Service
 from clonos.runtime.call_outcomes import encoded, failed, given_up
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch

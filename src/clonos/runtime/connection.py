@@ -1,4 +1,4 @@
-"""The :class:`~clonos.operators.service.Service` of one life: opened once, and closed."""
+"""The :class:`~clonos.operators.calls.service.Service` of one life: opened once, and closed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clonos.blame import awaiting_lines, your_code
-from clonos.operators.service import Service
+from clonos.operators.calls.service import Service
 from clonos.runtime.effects import by_engine
 from clonos.runtime.first import guarded
 

@@ -1,4 +1,4 @@
-"""Effects, from the first attempt to a known outcome: see :mod:`clonos.operators.effects`.
+"""Effects, from the first attempt to a known outcome: see :mod:`clonos.operators.calls.effects`.
 
 An effect is *in doubt* after a timeout, after an error that does not prove that nothing was done,
 or if an earlier life of the task may have made it. Then no attempt is made before a check has said
@@ -18,8 +18,8 @@ from clonos.blame import in_short
 from clonos.columns.rows import short
 from clonos.core.calls import Request
 from clonos.errors import EffectUnknown
-from clonos.operators.effects import Effect, EffectCall, Made, NotMade
-from clonos.operators.service import Policy
+from clonos.operators.calls.effects import Effect, EffectCall, Made, NotMade
+from clonos.operators.calls.service import Policy
 from clonos.runtime.deadlines import Undisturbed, sleep_until
 
 CUT_OFF_S: Final = 5.0

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from clonos.blame import in_short
 from clonos.extras import imported
-from clonos.operators.cache import Cache
+from clonos.operators.calls.cache import Cache
 
 LOGGER: Final = logging.getLogger("clonos")
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from clonos.operators.effects import NotMade
+from clonos.operators.calls.effects import NotMade
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.deadlines import T, sleep_until
 from clonos.runtime.effects import Pulse

@@ -22,7 +22,7 @@ from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
-from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.by_key.look_up import VERSIONS, SideTable
 from clonos.operators.operations import Operation, PassOn, PassVersions
 from clonos.sources.files_reader import (
     FileList,

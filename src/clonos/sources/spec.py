@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from clonos.errors import ProtocolError, WrongType
-from clonos.operators.budget import is_number
+from clonos.operators.calls.budget import is_number
 from clonos.operators.operations import Operation, PassOn
 from clonos.sources.readers import Reader
 

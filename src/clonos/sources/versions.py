@@ -17,7 +17,7 @@ import pyarrow as pa
 from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.digest import content_digest
 from clonos.errors import ClonosError, TableFailed, UnreadableLayer
-from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.by_key.look_up import VERSIONS, SideTable
 from clonos.operators.operations import LookUp, Operation
 from clonos.sources.spool import Spool, write_parts
 from clonos.spark.slots import SPARK_ERRORS, in_short

@@ -17,9 +17,9 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.calls.effects import EffectCall
+from clonos.operators.calls.service import Policy, ask_once
 from clonos.operators.chain import ChainProgram
-from clonos.operators.effects import EffectCall
-from clonos.operators.service import Policy, ask_once
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state.deltas import decode_delta, open_delta
 from clonos.state.sessions import AWAY

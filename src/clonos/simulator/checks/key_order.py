@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from clonos.api.streams import Stream
 from clonos.core.task import TaskMachine
-from clonos.operators.calls import CallOperator
+from clonos.operators.calls.map_async import CallOperator
 from clonos.operators.chain import ChainProgram
-from clonos.operators.process import Process, ProcessContext
+from clonos.operators.process.process import Process, ProcessContext
 from clonos.simulator.checks.violations import require
 from clonos.simulator.world.service import MARK_BIT
 

@@ -19,9 +19,9 @@ from clonos.api.windows import session, sliding, tumbling
 from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
-from clonos.operators.asking import Reply
-from clonos.operators.outer_join import HOWS
-from clonos.operators.process import Process, ProcessContext
+from clonos.operators.by_key.outer_join import HOWS
+from clonos.operators.process.asking import Reply
+from clonos.operators.process.process import Process, ProcessContext
 from clonos.simulator.checks.key_order import answered_by, with_order
 from clonos.simulator.jobs.programs import Rows
 from clonos.sources.readers import EndOfInput, Reader

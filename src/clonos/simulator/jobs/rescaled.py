@@ -13,8 +13,8 @@ from clonos.api.aggregates import count
 from clonos.api.aggregates import sum as total
 from clonos.api.job import Job
 from clonos.api.windows import session, sliding, tumbling
-from clonos.operators.effects import effect
-from clonos.operators.process import Process, ProcessContext
+from clonos.operators.calls.effects import effect
+from clonos.operators.process.process import Process, ProcessContext
 from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob, look_up
 
 READERS = 2

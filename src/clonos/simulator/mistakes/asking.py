@@ -6,7 +6,7 @@ from typing import Any
 
 from clonos.core.calls import Request
 from clonos.core.program import Step
-from clonos.operators.asking import CallTable
+from clonos.operators.process.asking import CallTable
 
 
 def first_declared(original: Any) -> Any:

@@ -53,8 +53,8 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
-from clonos.operators.asking import CallTable
-from clonos.operators.lanes import Lanes
+from clonos.operators.calls.lanes import Lanes
+from clonos.operators.process.asking import CallTable
 from clonos.simulator.jobs.programs import Job, Toy, Waiting
 from clonos.simulator.mistakes import (
     asking,

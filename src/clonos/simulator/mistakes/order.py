@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from clonos.operators.lanes import Lanes
+from clonos.operators.calls.lanes import Lanes
 from clonos.state.stores import KeyedStore
 
 

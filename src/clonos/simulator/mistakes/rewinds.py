@@ -8,7 +8,7 @@ from typing import Any
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Kind
 from clonos.errors import CannotRewind, SourceError
-from clonos.operators import calls as calls_module
+from clonos.operators.calls import map_async as calls_module
 from clonos.replay import reread as reread_module
 from clonos.simulator.mistakes.mutation import REWIND, Mutation, mutation
 from clonos.simulator.runs import rewinds as runs

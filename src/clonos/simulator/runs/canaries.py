@@ -25,7 +25,7 @@ from clonos.core.messages import Run
 from clonos.errors import ClonosError, NothingToReplay
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.process import ProcessContext
+from clonos.operators.process.process import ProcessContext
 from clonos.replay.kept import since
 from clonos.replay.past import Past, activations
 from clonos.simulator.checks.violations import Violation, require

@@ -22,9 +22,9 @@ from clonos.core.determinants import Call, Outcomes
 from clonos.core.plan import Incarnation, TaskSpec
 from clonos.core.step import arguments_digest
 from clonos.errors import CannotSimulate, EffectUnknown
-from clonos.operators.effects import Effect, EffectCall
-from clonos.operators.service import Declared, Policy, ask_once
-from clonos.operators.service import Service as UserService
+from clonos.operators.calls.effects import Effect, EffectCall
+from clonos.operators.calls.service import Declared, Policy, ask_once
+from clonos.operators.calls.service import Service as UserService
 from clonos.simulator.checks.violations import require
 from clonos.simulator.user_job.errors import Unanswered
 from clonos.simulator.world.service import Entries, Service, determinants

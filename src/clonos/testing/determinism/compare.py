@@ -11,7 +11,7 @@ from clonos.columns.batches import concat
 from clonos.columns.digest import content_digest
 from clonos.columns.rows import short
 from clonos.core.canonical import decode, encode
-from clonos.operators.process import described
+from clonos.operators.process.process import described
 from clonos.state.kept import Kept, kept_of
 from clonos.testing.determinism.runs import History, Made, Run
 from clonos.testing.harness import Batches, Event, Source

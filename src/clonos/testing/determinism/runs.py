@@ -22,7 +22,7 @@ from clonos.core.program import Batch
 from clonos.core.step import arguments_digest
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.chain import ChainProgram
-from clonos.operators.process import ProcessOperator
+from clonos.operators.process.process import ProcessOperator
 from clonos.operators.router import Routing
 from clonos.simulator.user_job.answers import Answers, names_of
 from clonos.testing.determinism.traps import Refused, Watch, connections

@@ -3,7 +3,8 @@
 The user's object calls PySpark's names, so the objects that it is given here look like PySpark's
 own. A batch of a task corresponds to Spark's micro-batch: the object is called once for each key
 with rows in it. Values, lists and maps by key are values of the operator, like those of a
-:class:`~clonos.operators.process.Process`. So are, for each key, the times of timers and expiries.
+:class:`~clonos.operators.process.process.Process`. So are, for each key, the times of timers and
+expiries.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from clonos.columns.rows import results_of, values_of
 from clonos.core.canonical import decode
 from clonos.errors import NotInTasks, WrongType
 from clonos.operators.base import OperatorInfo, Services
-from clonos.operators.process import Process, ProcessOperator
-from clonos.operators.states import PROCESSING, TIMERS, TTL, HiddenState, States
+from clonos.operators.process.process import Process, ProcessOperator
+from clonos.operators.process.states import PROCESSING, TIMERS, TTL, HiddenState, States
 from clonos.operators.watermark import event_ms
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, Timer
 

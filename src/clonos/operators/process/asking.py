@@ -1,4 +1,5 @@
-"""Calls of a :class:`~clonos.operators.process.Process`: made for one key, answered later."""
+"""Calls of a :class:`~clonos.operators.process.process.Process`, made for one key and answered
+later."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from clonos.core.program import Step
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown, OperatorError, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
-from clonos.operators.budget import Usage
-from clonos.operators.purse import Purse
-from clonos.operators.service import Policy, columns_of
+from clonos.operators.calls.budget import Usage
+from clonos.operators.calls.purse import Purse
+from clonos.operators.calls.service import Policy, columns_of
 from clonos.operators.shares import REWOUND, may_be_made
 from clonos.state.deltas import WHOLE_TASK
 from clonos.state.stores import Facts, KeyedStore
@@ -81,7 +82,7 @@ class Call:
     """A call of a process that is open or waiting.
 
     ``origin``: the number of the call that began its conversation; 0: this call begins one.
-    ``kind``: the fingerprint of its :class:`~clonos.operators.service.Policy`.
+    ``kind``: the fingerprint of its :class:`~clonos.operators.calls.service.Policy`.
     """
 
     __slots__ = ("arguments", "encoded_key", "group", "kind", "nbytes", "origin", "service", "then")

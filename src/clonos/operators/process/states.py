@@ -29,7 +29,7 @@ TTL: Final = "~ttl"
 """Names of hidden states: the times of a key's timers, and its next expiry."""
 
 _STATE: Final = b"s"
-"""The prefix of states' addresses, as in :mod:`clonos.operators.process`."""
+"""The prefix of states' addresses, as in :mod:`clonos.operators.process.process`."""
 
 _CLASSES: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...]] = (
     (pa.types.is_boolean, (bool,)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from clonos.columns.rows import rows_of
-from clonos.operators.rowwise import UserFunctionOperator
+from clonos.operators.stateless.rowwise import UserFunctionOperator
 
 
 class FilterOperator(UserFunctionOperator):

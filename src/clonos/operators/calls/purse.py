@@ -14,8 +14,8 @@ from typing import Any
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
-from clonos.operators.budget import MICROS, Budget, Cost, Usage
-from clonos.operators.service import Policy
+from clonos.operators.calls.budget import MICROS, Budget, Cost, Usage
+from clonos.operators.calls.service import Policy
 from clonos.state.stores import Facts
 
 

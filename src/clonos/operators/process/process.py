@@ -17,13 +17,11 @@ from clonos.columns.schema import parse_type
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, encode, split
 from clonos.errors import OperatorError, WrongType
-from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
-from clonos.operators.budget import Usage
-from clonos.operators.context import Context
-from clonos.operators.effects import Effect
-from clonos.operators.marks import JOINS, Marks
-from clonos.operators.service import (
+from clonos.operators.calls.budget import Usage
+from clonos.operators.calls.effects import Effect
+from clonos.operators.calls.marks import JOINS, Marks
+from clonos.operators.calls.service import (
     Declared,
     Policy,
     PolicyOptions,
@@ -32,6 +30,8 @@ from clonos.operators.service import (
     policy_of,
     undeclared,
 )
+from clonos.operators.context import Context
+from clonos.operators.process.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.shares import CALLS, Share, highest, nothing, require_answered
 from clonos.options import require_known
 from clonos.state.deltas import Frozen, both
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from clonos.core.content import Shelf
-    from clonos.operators.service import Duration
+    from clonos.operators.calls.service import Duration
     from clonos.state.runs import Run
 
 _STATE = b"s"
@@ -224,7 +224,7 @@ class ProcessContext(Context):
             questions that are waiting when it is made.
         how
             ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``: see
-            :func:`clonos.operators.service.policy_of`.
+            :func:`clonos.operators.calls.service.policy_of`.
         """
         return self._process.declare(name, fn, how, batch, batch_within)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from clonos.columns.keys import densify, factorise, key_columns
 from clonos.columns.schema import TIMESTAMP
 from clonos.operators.aggregates import Aggregate, Fold
-from clonos.operators.window_kinds import Given, Session, Window, sessions
+from clonos.operators.windows.kinds import Given, Session, Window, sessions
 from clonos.state.pieces import END, INTERVAL, START, Combined, numbers
 
 ROWS: Final = "~rows"

@@ -17,7 +17,7 @@ import pyarrow as pa
 from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
-from clonos.operators.window_kinds import FOR_EVER
+from clonos.operators.windows.kinds import FOR_EVER
 from clonos.state.large_rows import LargeRowStore
 from clonos.state.pieces import numbers, take
 from clonos.state.row_store import DUE, Found

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.columns.rows import RowBuilder, results_of, rows_of
-from clonos.operators.rowwise import UserFunctionOperator
+from clonos.operators.stateless.rowwise import UserFunctionOperator
 
 
 class FlatMapOperator(UserFunctionOperator):

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from clonos.columns.batches import concat
-from clonos.operators.join import TIME as ROW_TIME
-from clonos.operators.join import Always, Bounds, JoinOperator, Keys, Schemas
+from clonos.operators.by_key.join import TIME as ROW_TIME
+from clonos.operators.by_key.join import Always, Bounds, JoinOperator, Keys, Schemas
 from clonos.operators.shares import lowest, nothing
 from clonos.operators.watermark import IDLE
 from clonos.state.large_rows import LargeRowStore

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clonos.core.program import Step
-from clonos.operators.service import Policy
+from clonos.operators.calls.service import Policy
 from clonos.state.deltas import WHOLE_TASK
 from clonos.state.stores import Facts, KeyedStore
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.columns.batches import conform
-from clonos.operators.rowwise import UserFunctionOperator
+from clonos.operators.stateless.rowwise import UserFunctionOperator
 
 
 class MapBatchesOperator(UserFunctionOperator):

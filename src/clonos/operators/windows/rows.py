@@ -12,9 +12,9 @@ from clonos.columns.batches import concat
 from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
-from clonos.operators.window import WindowOperator
-from clonos.operators.window_content import BOUNDS, Content, Folded, instants
-from clonos.operators.window_kinds import Fixed, Session
+from clonos.operators.windows.content import BOUNDS, Content, Folded, instants
+from clonos.operators.windows.kinds import Fixed, Session
+from clonos.operators.windows.window import WindowOperator
 from clonos.state.deltas import Frozen, both
 from clonos.state.large_rows import LargeRowStore
 from clonos.state.pieces import END, START, PieceStore, numbers

@@ -22,12 +22,12 @@ from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
 from clonos.errors import BudgetSpent, ClonosError, EffectUnknown, OperatorError, PoisonRecord
 from clonos.operators.base import Operator, OperatorInfo, Services
-from clonos.operators.budget import Usage
-from clonos.operators.cuts import Cuts
-from clonos.operators.lanes import Lanes
-from clonos.operators.marks import JOINS, Marks
-from clonos.operators.purse import Purse
-from clonos.operators.service import Policy, columns_of
+from clonos.operators.calls.budget import Usage
+from clonos.operators.calls.cuts import Cuts
+from clonos.operators.calls.lanes import Lanes
+from clonos.operators.calls.marks import JOINS, Marks
+from clonos.operators.calls.purse import Purse
+from clonos.operators.calls.service import Policy, columns_of
 from clonos.operators.shares import (
     CALLS,
     REWOUND,
@@ -37,7 +37,7 @@ from clonos.operators.shares import (
     nothing,
     require_answered,
 )
-from clonos.operators.with_column import with_values, without
+from clonos.operators.stateless.with_column import with_values, without
 from clonos.state.deltas import Frozen, both
 from clonos.state.pieces import groups_of
 from clonos.state.row_store import RowStore

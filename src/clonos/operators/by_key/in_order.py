@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from clonos.operators.base import Operator
 from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
-from clonos.operators.window_kinds import FOR_EVER
+from clonos.operators.windows.kinds import FOR_EVER
 from clonos.state.deltas import Frozen
 from clonos.state.large_pieces import LargePieceStore
 from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers, take

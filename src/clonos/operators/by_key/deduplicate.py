@@ -12,7 +12,7 @@ from clonos.columns.keys import factorise, key_columns
 from clonos.operators.keeps_rows import KeepsRows
 from clonos.operators.shares import nothing
 from clonos.operators.watermark import event_ms
-from clonos.operators.window_kinds import FOR_EVER
+from clonos.operators.windows.kinds import FOR_EVER
 from clonos.state.large_rows import LargeRowStore
 from clonos.state.row_store import DUE
 

@@ -15,9 +15,9 @@ from typing import Any, Final, TypedDict
 from clonos.columns.durations import parse_duration
 from clonos.columns.rows import short
 from clonos.errors import EffectUnknown, WrongLength, WrongType
-from clonos.operators.budget import Budget, Cost, is_number, require_budget
-from clonos.operators.cache import Cache, require_cache
-from clonos.operators.effects import Effect
+from clonos.operators.calls.budget import Budget, Cost, is_number, require_budget
+from clonos.operators.calls.cache import Cache, require_cache
+from clonos.operators.calls.effects import Effect
 
 Duration = str | timedelta
 

@@ -19,8 +19,8 @@ from clonos.errors import CannotUpgrade
 from clonos.operators.base import Operator
 from clonos.operators.shares import Share, highest, nothing, shared_out
 from clonos.operators.watermark import event_ms
-from clonos.operators.window_content import Content
-from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
+from clonos.operators.windows.content import Content
+from clonos.operators.windows.kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
 from clonos.state.deltas import Frozen
 from clonos.state.large_pieces import LargePieceStore
 from clonos.state.piece_runs import earliest_of

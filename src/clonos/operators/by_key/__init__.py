@@ -1,0 +1,1 @@
+"""Rows kept by key: joins, duplicates, the rows before, rows in order."""

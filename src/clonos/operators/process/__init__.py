@@ -1,0 +1,1 @@
+"""Your own logic by key, with state, timers and calls."""

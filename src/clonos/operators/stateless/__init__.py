@@ -1,0 +1,1 @@
+"""What is done to each row or batch by itself, without state."""

@@ -1,0 +1,1 @@
+"""Rows that belong together in time, and what is made of them."""
