@@ -51,20 +51,27 @@ def keywords(function: Callable[..., Any]) -> list[str]:
     return [one.name for one in found if one.kind is one.KEYWORD_ONLY]
 
 
-def renames_of(renamed: Any, where: str) -> Mapping[str, str]:
-    """Which operators have another name now. Raise `WrongType` if `renamed` says something else.
+def renames_of(renamed: Any, where: str) -> Mapping[Any, str]:
+    """What has another name now. Raise `WrongType` if `renamed` says something else.
 
     Examples
     --------
+    >>> renames_of({("score", "total"): "sum"}, "start")
+    {('score', 'total'): 'sum'}
     >>> renames_of(["score"], "start")
     Traceback (most recent call last):
     ...
     clonos.errors.WrongType: start: renamed=['score']. To do: give a dict from former names of \
-operators to those that they have now
+operators to those that they have now; for a state, from (operator, former name)
     """
     found = {} if renamed is None else renamed
-    names = [*found, *found.values()] if isinstance(found, Mapping) else [None]
-    if not all(isinstance(name, str) for name in names):
-        remedy = "give a dict from former names of operators to those that they have now"
-        raise WrongType(f"renamed={renamed!r}", where=where, remedy=remedy)
-    return found
+    if isinstance(found, Mapping):
+        former = [n for one in found for n in (one if type(one) is tuple else (one,))]
+        is_right = all(len(one) == 2 for one in found if type(one) is tuple)
+        if is_right and all(isinstance(name, str) for name in [*former, *found.values()]):
+            return found
+    remedy = (
+        "give a dict from former names of operators to those that they have now; for a state, from "
+        "(operator, former name)"
+    )
+    raise WrongType(f"renamed={renamed!r}", where=where, remedy=remedy)

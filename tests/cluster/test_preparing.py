@@ -49,6 +49,12 @@ def includes_all(_: object, **_request: object) -> Iterator[Any]:
         yield Prepared(upto, frozenset({"op"}), {1: (MADE,) * rounds}, rounds)
 
 
+def refuses(_: object, **_request: object) -> Iterator[Any]:
+    """Finds that the state cannot go along."""
+    yield from ()
+    raise CannotUpgrade("state 'c' is not there")
+
+
 def job(parallelism: int) -> Any:
     made = clonos.Job("job", parallelism=parallelism)
     rows = made.source(clonos.sources.from_batches([], "n long"), name="rows", parallelism=1)
@@ -220,4 +226,11 @@ def test_slots_that_are_there_before_there_is_anything_to_copy_are_not_ready(mon
     for _ in range(100):
         running.succession.look(waiting)
     assert not running.succession._may_pause.is_set()
+    running.succession.give_up()
+
+
+def test_what_only_the_state_can_tell_is_refused_before_the_pause(monkeypatch):
+    running = Running("refuses", monkeypatch)
+    with pytest.raises(CannotUpgrade, match="'c' is not there"):
+        running.asked_to_stop()
     running.succession.give_up()

@@ -57,10 +57,13 @@ class Totals(clonos.Process):
 
 
 class Counting(clonos.Process):
-    """Numbers the rows of a key."""
+    """Numbers the rows of a key, in a state of this name."""
+
+    def __init__(self, state: str = "count") -> None:
+        self.state = state
 
     def on_row(self, row: Any, ctx: Any) -> Any:
-        count = ctx.state("count", "long")
+        count = ctx.state(self.state, "long")
         count.set(count.get(0) + 1)
         yield row.key, "count", count.get()
 
@@ -311,6 +314,44 @@ def test_an_operator_gets_another_name_while_the_job_runs_and_after_a_stop(kit, 
     keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
     whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
     found = again.wait(300).table("out").to_pylist()
+    assert sorted((row["key"], row["number"]) for row in found) == whole
+
+
+def test_a_state_gets_another_name_while_the_job_runs_and_after_a_stop(kit, spark, tmp_path):
+    """The graph does not show it: what was renamed is written down."""
+    source, rows = staged(kit, tmp_path, 2_000), 2_000
+
+    def make(state: str, parallelism: int) -> clonos.Job:
+        folder = str(tmp_path / "checkpoint")
+        job = clonos.Job("named", parallelism=parallelism, checkpoint_dir=folder)
+        keyed = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        counted = keyed.key_by("key").process(Counting(state), TOLD, name="score")
+        counted.sink(clonos.sinks.collect(), name="out")
+        return job
+
+    names = {("score", "nothing yet"): "count"}
+    running = make("count", 1).start(spark, upgrade=True, renamed=names)
+    kit.wait_rows(running, 100, sink="out")
+    with pytest.raises(CannotUpgrade, match="no key has a value of that name"):
+        running.upgrade(make("sum", 1), renamed={("score", "cuont"): "sum"})
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="out")
+    running.upgrade(make("sum", 1), renamed={("score", "count"): "sum"}, within="60 seconds")
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="out")
+    names = {("score", "sum"): "n"}
+    running.upgrade(make("n", 2), renamed=names, within="60 seconds")
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="out")
+    assert running.stop(settle="60 seconds")
+    again = make("n", 2).start(spark, upgrade=True, renamed=names)  # as before
+    assert any("renamed=" in said for said in again.warnings)
+    assert again.stop(settle="60 seconds")
+    all_the_rest(kit, tmp_path)
+    last = make("all", 2).start(spark, upgrade=True, renamed={("score", "n"): "all"})
+    keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
+    whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
+    found = last.wait(300).table("out").to_pylist()
     assert sorted((row["key"], row["number"]) for row in found) == whole
 
 

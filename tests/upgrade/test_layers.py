@@ -103,6 +103,7 @@ class Before:
 
     def upgraded(self, to: clonos.Job, drop_state: Any = (), **names: Any) -> After:
         compiled, numbers = to.compile(), names.pop("numbers", None)
+        names = names.pop("renamed", names)
         shape = shape_before(describe(self.compiled), compiled, names, drop_state)
         how = (drop_state, numbers)
         return After(compiled, Redistribution(shape, self.layers, compiled, SEALED, *how).layers())

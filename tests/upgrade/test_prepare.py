@@ -17,10 +17,12 @@ from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
-from clonos.operators.process.process import _STATE
+from clonos.operators.process.process import prefix_of
 from clonos.state.deltas import CHAIN, Values, encode_delta, merge_deltas
 from clonos.state.kept import fact_changes, kept_of
+from clonos.state.timers import place_of
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.prepare import NOTHING, Prepared, layers_since, prepare
@@ -69,13 +71,14 @@ class Working:
         mine = [g for g in range(KEY_GROUPS) if g * owners // KEY_GROUPS == self.homes.index(task)]
         groups = self.random.sample(mine, min(len(mine), 6))
         values = {
-            _STATE + bytes([group % 256, self.random.randrange(3)]): self.random.choice(
-                (None, f"{self.epoch}".encode() * self.random.randint(1, 40))
+            prefix_of("ab"[group % 2]) + bytes([group % 256, self.random.randrange(3)]): (
+                self.random.choice((None, f"{self.epoch}".encode() * self.random.randint(1, 40)))
             )
             for group in groups
         }
         names = self.shape.chains[task]
-        return encode_delta(names, [(names.index("seen"), lambda: [Values(values, groups)])])
+        kept = Values(values, groups, place_of)
+        return encode_delta(names, [(names.index("seen"), lambda: [kept])])
 
     def _facts(self, task: int) -> bytes:
         return encode_delta(self.shape.chains[task], [(CHAIN, fact_changes({"n": self.epoch}))])
@@ -90,6 +93,11 @@ class Working:
                 merged = merge_layers(layers, merge_deltas, is_base=first)
                 path = f"{task}/merged-{self.epoch}-{self.random.random()}"
                 chain[start:end] = [put_whole(self.store, merged, path)]
+
+    def has_both(self) -> bool:
+        """Whether both states have values."""
+        kept = [key for rows in state(self.whole()).values() for of in rows for key, _ in of]
+        return all(any(key.startswith(prefix_of(name)) for key in kept) for name in "ab")
 
     def whole(self) -> dict[int, Layer]:
         """All that there is."""
@@ -112,10 +120,16 @@ def state(layers: Mapping[int, Layer]) -> dict[int, Any]:
     return found
 
 
+SWAP = {("seen", "a"): "b", ("seen", "b"): "a"}
+"""Both states of the process get other names."""
+
+
+@pytest.mark.parametrize("renamed", [{}, SWAP], ids=["", "renamed"])
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_shared_out_before_is_what_is_shared_out_after(seed, tmp_path):
+def test_what_is_shared_out_before_is_what_is_shared_out_after(seed, renamed, tmp_path):
     random = Random(seed)
     before = Working(tmp_path, random.choice((1, 2, 3)), random)
+    before.shape = Shape.of(before.compiled, renamed)
     now = job(random.choice((1, 2, 3, 4)))
     prepared: Prepared = NOTHING
     idle, wakes = random.sample(sorted(before.chains), random.randint(0, 2)), random.randint(3, 9)
@@ -123,9 +137,11 @@ def test_what_is_shared_out_before_is_what_is_shared_out_after(seed, tmp_path):
         before.work(idle if before.epoch < wakes else ())
         if random.random() < 0.3:
             before.merge(first=random.random() < 0.3)
-        if before.epoch > 2 and random.random() < 0.5:
+        if before.epoch > 2 and random.random() < 0.5 and (not renamed or before.has_both()):
             how: Any = (before.store, Incarnation(2, 1 << 30), (), prepared)
             prepared = prepare(before.shape, Shape.of(now), before.chains, *how) or prepared
+    if renamed and not before.has_both():
+        return  # a state without values cannot have another name
     due = Redistribution(before.shape, before.whole(), now, Sealed(LIFE, 99, 1)).layers()
     if not prepared.fits(before.chains, before.store):
         return  # the switch does all of it, as it did before
@@ -174,6 +190,14 @@ def test_a_task_that_has_done_nothing_does_not_keep_others_from_being_shared_out
     more = prepare(*shapes, before.chains, before.store, maker, (), made)
     assert more is not None
     assert source in more.basis
+
+
+def test_a_state_that_is_not_there_cannot_have_another_name(tmp_path):
+    before = Working(tmp_path, 2, Random(1))
+    before.work()
+    shape, maker = Shape.of(before.compiled, {("seen", "c"): "d"}), Incarnation(2, 1 << 30)
+    with pytest.raises(CannotUpgrade, match="its state 'c', and no key has a value"):
+        prepare(shape, Shape.of(job(3)), before.chains, before.store, maker)
 
 
 def test_what_is_not_in_the_journal_is_not_gone_on_from(tmp_path):

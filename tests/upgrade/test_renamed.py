@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import clonos
-from clonos.columns.keys import KEY_GROUPS
+from clonos.columns.keys import KEY_GROUPS, owner_of_group
+from clonos.core.canonical import decode, encode
 from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import CannotUpgrade
 from clonos.graph.description import describe
-from clonos.state.deltas import CHAIN, Changes, encode_delta
+from clonos.operators.process.process import prefix_of
+from clonos.state.deltas import CHAIN, Changes, Values, encode_delta, merge_deltas
 from clonos.state.kept import kept_of
+from clonos.state.timers import place_of
 from clonos.upgrade.layers import Redistribution
 from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.shape import Shape
@@ -183,6 +187,103 @@ def test_half_a_swap_is_refused():
     with pytest.raises(CannotUpgrade, match="an operator of that name, too") as told:
         Before(swapping("kept", "scoring")).upgraded(job(2, name="scoring"), kept="scoring")
     assert "say what 'scoring' is now, too" in told.value.remedy
+
+
+def summing(state: str, parallelism: int = 2, name: str = "kept") -> clonos.Job:
+    """A job whose process has a state of this name."""
+
+    class Summing(clonos.Process):
+        def on_row(self, row: Any, ctx: Any) -> Any:
+            ctx.state(state).set(row.n)
+
+    return job(parallelism, process=Summing(), name=name)
+
+
+def states_of(after: Any, name: str) -> dict[bytes, Any]:
+    """All values of a process, by address; timers have none."""
+    found = dict[bytes, Any]()
+    for kept in after.kept(name):
+        rows = zip(kept.keys.to_pylist(), kept.values.to_pylist(), strict=True)
+        mine = {key: decode(value) for key, value in rows if key[:1] == b"s"}
+        assert not found.keys() & mine.keys()
+        found |= mine
+        at = dict(zip(kept.keys.to_pylist(), kept.hashes.tolist(), strict=True))
+        assert all(at[key] in (0, place_of(key)) for key in at), "where it is looked up"
+    return found
+
+
+def renamed_state(group: int, name: str) -> bytes:
+    return prefix_of(name) + encode([f"key {group}"])
+
+
+@pytest.mark.parametrize("becomes", [1, 2, 5])
+def test_a_state_has_another_name(becomes):
+    before = Before(job(2))
+    after = before.upgraded(summing("total", becomes), renamed={("kept", "n"): "total"})
+    due = {renamed_state(group, "total"): group for group in range(KEY_GROUPS)}
+    assert states_of(after, "kept") == due
+    timers = [key for kept in after.kept("kept") for key in kept.keys.to_pylist()]
+    assert len(timers) == 2 * KEY_GROUPS, "timers stay"
+
+
+def test_a_state_and_its_operator_have_other_names():
+    names = {("kept", "n"): "total", "kept": "scoring"}
+    after = Before(job(2)).upgraded(summing("total", 3, "scoring"), renamed=names)
+    due = {renamed_state(group, "total"): group for group in range(KEY_GROUPS)}
+    assert states_of(after, "scoring") == due
+
+
+def with_state(before: Before, state: str, value: Any) -> Before:
+    """The same job, in which one key has this value (None: had, and has forgotten it)."""
+    group = 0
+    task = before.shape.homes["kept"][owner_of_group(group, len(before.shape.homes["kept"]))]
+    number = before.shape.chains[task].index("kept")
+    address = renamed_state(group, state)
+    kept = None if value is None else encode(value)
+    more = encode_delta(
+        before.shape.chains[task],
+        [(number, lambda: [Values({address: kept}, [group], place_of)])],
+    )
+    delta = merge_deltas([before.layers[task].delta, more], is_base=False)
+    before.layers[task] = _with(before.layers[task], delta=delta)
+    return before
+
+
+@pytest.mark.parametrize("becomes", [2, 3])
+def test_two_states_swap_their_names(becomes):
+    before = with_state(Before(job(2)), "m", "other")
+    names = {("kept", "n"): "m", ("kept", "m"): "n"}
+    due: dict[bytes, Any] = {renamed_state(g, "m"): g for g in range(KEY_GROUPS)}
+    due[renamed_state(0, "n")] = "other"
+    assert states_of(before.upgraded(job(becomes), renamed=names), "kept") == due
+
+
+def test_what_was_forgotten_under_the_new_name_is_no_obstacle():
+    before = with_state(Before(job(2)), "total", None)
+    after = before.upgraded(summing("total"), renamed={("kept", "n"): "total"})
+    assert len(states_of(after, "kept")) == KEY_GROUPS
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "remedy"),
+    [
+        ({("kep", "n"): "m"}, "a state of 'kep', and the job had no operator", "it had rows, kept"),
+        ({("rows", "n"): "m"}, "only process(...) has states with names", "a state of a process"),
+        ({("kept", "x"): "m"}, "its state 'x', and no key has a value of that", "check the name"),
+        ({("kept", "n"): "taken"}, "another state has values of that name", "'taken' is now, too"),
+        ({("kept", "n"): "m", ("kept", "taken"): "m"}, "gives 2 states this name", "name one"),
+    ],
+)
+def test_a_wrong_name_of_a_state(names, said, remedy):
+    before = with_state(Before(job(2)), "taken", 1)
+    with pytest.raises(CannotUpgrade, match=re.escape(said)) as told:
+        before.upgraded(job(3), renamed=names)
+    assert remedy in told.value.remedy
+
+
+def test_a_state_cannot_both_go_and_stay():
+    with pytest.raises(CannotUpgrade, match="drop_state= drops all"):
+        Before(job(2)).upgraded(job(2), ["kept"], renamed={("kept", "n"): "m"})
 
 
 def test_a_source_goes_on_where_it_was():

@@ -42,7 +42,7 @@ class StartOptions(TypedDict, total=False):
     ui_port: int | None
     upgrade: bool
     drop_state: Collection[str]
-    renamed: Mapping[str, str] | None
+    renamed: Mapping[Any, str] | None
     profile: Any
 
     processing_time: str | None

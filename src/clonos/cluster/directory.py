@@ -41,7 +41,9 @@ from clonos.storage.folder import Folder
 from clonos.storage.objects import ObjectDisk, is_object_store, objects_of
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
+from clonos.upgrade.names import Renamed, states_in
 
+_NOTHING: Final[Renamed] = {}
 _FORMAT: Final = 9
 """The format of everything in these folders, including the names of files."""
 _DATABASE: Final = ("postgresql://", "postgres://")
@@ -106,6 +108,7 @@ class JobDirectory:
         self._graphs: dict[int, Any] = {}  # by version of the plan; two while it is being replaced
         self._retired: list[str] = []  # operators that an earlier plan had
         self._rewound: list[dict[str, Any]] = []
+        self._states: list[tuple[int, dict[str, dict[str, str]]]] = []
         self.numbers: dict[str, int] = {}
         """By name, how many calls an operator had asked in earlier plans."""
         self.hash_seed = ""
@@ -274,6 +277,7 @@ class JobDirectory:
                 self._graphs[version + 1] = about["next"]
             self._retired = list(about.get("retired", []))
             self._rewound = list(about.get("rewound", []))
+            self._states = [(since, states) for since, states in about.get("states", [])]
             self.numbers = dict(about.get("numbers", {}))
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
@@ -326,6 +330,13 @@ class JobDirectory:
         generation and version that began, the newest point then, and what sinks have taken back."""
         return [one for one in self._rewound if one["version"] <= version]
 
+    def is_to_rename(self, renamed: Renamed, version: int) -> bool:
+        """Whether states have other names according to `renamed`, and have not got these names with
+        this version of the graph or before. The graph does not show what states there are."""
+        done = [states for since, states in self._states if since <= version]
+        states = states_in(renamed)
+        return bool(self._graphs and states) and states not in done[-1:]
+
     @property
     def lanes_began(self) -> dict[tuple[str, int], int]:
         """By sink and index of its task: the last output before the job was last rewound. An
@@ -340,13 +351,17 @@ class JobDirectory:
         numbers: Mapping[str, int] | None = None,
         *,
         rewound: Mapping[str, Any] | None = None,
+        renamed: Renamed = _NOTHING,
     ) -> None:
         """Write down the graph of the next version, beside the present one, and how many calls
         operators have asked, which is valid with either graph.
 
-        ``rewound``: the point to which the job goes back with this version.
+        ``rewound``: the point to which the job goes back with this version. ``renamed``: what has
+        another name in it.
         """
         self.numbers |= numbers or {}
+        if states := states_in(renamed):
+            self._states = [one for one in self._states if one[0] < version] + [(version, states)]
         if rewound is not None:
             self._rewound = [*self.rewound(version - 1), {"version": version, **rewound}]
         self._graphs[version] = json.loads(json.dumps(describe(compiled)))
@@ -377,6 +392,7 @@ class JobDirectory:
             "retired": self._retired,
             "rewound": self._rewound,
             "numbers": self.numbers,
+            "states": self._states,
         }
         if version + 1 in self._graphs:
             about["next"] = self._graphs[version + 1]

@@ -84,11 +84,10 @@ class RunningJob(RunningPast):
     ui_port
         Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
         ends; :attr:`ui_url` says where. Default: no page.
-    upgrade
+    upgrade, drop_state, renamed
         The graph may differ from that of the checkpoint: in parallelism, or by operators that were
-        added, removed or changed. The job must have settled; see :meth:`stop`.
-    drop_state, renamed
-        With `upgrade`: operators whose state may be lost; present names, by former name.
+        added, removed, renamed or changed (see :meth:`upgrade`). The job must have settled; see
+        :meth:`stop`.
     profile
         PySpark's ``ResourceProfile`` for the slots, as for ``mapInArrow``: with ``cpus(0.25)`` four
         slots share a core. Not every master supports it; see ``docs/deploy.md``.
@@ -123,7 +122,7 @@ class RunningJob(RunningPast):
         ui_port: int | None = None,
         upgrade: bool = False,
         drop_state: Collection[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        renamed: Mapping[Any, str] | None = None,
         profile: Any = None,
         graph: LogicalGraph | None = None,
     ) -> None:
@@ -252,7 +251,7 @@ class RunningJob(RunningPast):
         job: Any,
         *,
         drop_state: Collection[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        renamed: Mapping[Any, str] | None = None,
         within: str | timedelta = "30 seconds",
     ) -> None:
         """Go on with another graph, or with other functions, after a short pause. State is kept.
@@ -265,11 +264,12 @@ class RunningJob(RunningPast):
         ----------
         job
             A :class:`clonos.Job` of the same name, with the same ``checkpoint_dir``;
-            ``docs/deploy.md`` says what else must be the same.
+            ``docs/upgrade.md`` says what else must be the same.
         drop_state
             Names of operators whose state may be lost.
         renamed
-            The present names of operators, by former name: ``{"score": "scoring"}``.
+            Present names, by former name of an operator (``{"score": "scoring"}``), or by operator
+            and former name of a state of its process (``{("score", "total"): "sum"}``).
         within
             How long the job may take to settle.
 

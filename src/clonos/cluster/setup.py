@@ -415,7 +415,8 @@ class DriverSetup:
             directory.require(compiled, version)
         self._look_back(version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
-        if directory.is_same(compiled, version):
+        renames_states = directory.is_to_rename(of_state["renamed"], version)
+        if directory.is_same(compiled, version) and not renames_states:
             for option, names in of_state.items():  # a driver that then died may have switched
                 if names:
                     self.warn(f"{option}={names!r} does nothing: the job has this graph already")
@@ -429,7 +430,7 @@ class DriverSetup:
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
         how = (drop_state, directory.numbers, self._prepared())
-        announce = partial(directory.announce, compiled, version + 1)
+        announce = partial(directory.announce, compiled, version + 1, renamed=renamed)
         begins("switching", compiled.name)
         with ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
             switch = Switch(before, keeper, waiting, compiled, successor, *how, pool.map)

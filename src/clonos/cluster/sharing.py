@@ -11,6 +11,7 @@ from clonos.cluster.aside import told
 from clonos.core.plan import Incarnation
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
+from clonos.upgrade.names import Renamed
 from clonos.upgrade.prepare import NOTHING, Prepared, prepare
 from clonos.upgrade.shape import Shape
 
@@ -23,7 +24,7 @@ def share_out(
     durability: Durability,
     maker: Incarnation,
     drop_state: tuple[str, ...],
-    renamed: dict[str, str],
+    renamed: Renamed,
 ) -> Iterator[Prepared | None]:
     """Do one round for each floor that the driver sends; see :mod:`clonos.upgrade.prepare`.
 
@@ -32,7 +33,7 @@ def share_out(
     before, now
         Descriptions of the graphs, in JSON.
     renamed
-        From names of operators in the first to those in the second.
+        What has another name in the second.
     """
     del is_to_end
     was, becomes = Shape(json.loads(before), renamed), Shape(json.loads(now))

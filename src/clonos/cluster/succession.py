@@ -40,6 +40,7 @@ from clonos.graph.description import describe
 from clonos.nodes.events import EndIsNear, RoundBegins, StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable, require_droppable
+from clonos.upgrade.names import Renamed
 from clonos.upgrade.prepare import LAST_ROUNDS, NOTHING, ROUNDS, Prepared
 from clonos.upgrade.renamed import shape_before
 
@@ -80,6 +81,7 @@ class Succession:
         self._patient_until_s = time.monotonic() + READY_S
         self._copied_until_s: float | None = None  # how long copies in these slots may take
         self._so_far = NOTHING  # what the rounds have come to
+        self._refusal: CannotUpgrade | None = None
         self._is_ahead = threading.Event()  # few values have changed since the newest round
         self._is_prepared = threading.Event()  # no more rounds follow
         self._stays, self._asking = False, threading.Lock()
@@ -87,14 +89,13 @@ class Succession:
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
 
-    def prepare(
-        self, compiled: CompiledJob, drop_state: Collection[str], renamed: Mapping[str, str]
-    ) -> None:
+    def prepare(self, compiled: CompiledJob, drop_state: Collection[str], renamed: Renamed) -> None:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
         begins("sharing out", self._setup.compiled.name)
-        self._stays = describe(before) == describe(compiled)  # state does, where it is
+        # Whether state does, where it is.
+        self._stays = describe(before) == describe(compiled) and not self._renames_states(renamed)
         if self._stays:
             self._is_ahead.set()
             self._is_prepared.set()
@@ -112,6 +113,10 @@ class Succession:
         thread = threading.Thread(target=self._prepare, args=(request,), daemon=True)
         thread.start()
 
+    def _renames_states(self, renamed: Renamed) -> bool:
+        version = self._setup.keeper.version
+        return self._setup.directory.is_to_rename(renamed, version)
+
     def _prepare(self, request: dict[str, Any]) -> None:
         try:
             with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
@@ -122,6 +127,8 @@ class Succession:
                 self._may_pause.wait()
                 self._setup.inbox.put(EndIsNear())
                 self._rounds(aside, said, ROUNDS)
+        except CannotUpgrade as error:
+            self._refusal = error
         except (ClonosError, OSError) as error:
             LOGGER.info("%s: no more is prepared: %s", self._setup.compiled.name, error)
         finally:
@@ -190,9 +197,7 @@ class Succession:
         """The values that were shared out."""
         return self._so_far if self._is_prepared.is_set() else NOTHING
 
-    def require(
-        self, compiled: CompiledJob, drop_state: Collection[str], renamed: Mapping[str, str]
-    ) -> None:
+    def require(self, compiled: CompiledJob, drop_state: Collection[str], renamed: Renamed) -> None:
         """Check that the job can go on with another graph, as far as that does not depend on its
         state.
 
@@ -217,7 +222,8 @@ class Succession:
                 where=compiled.name,
                 remedy="leave it as it was",
             )
-        if (known := describe(before)) != describe(compiled):
+        is_same = (known := describe(before)) == describe(compiled)
+        if not is_same or self._renames_states(renamed):
             require_continuable(known, compiled, directory.retired)
             shape = shape_before(known, compiled, renamed, drop_state)
             require_droppable(shape, compiled, drop_state)
@@ -230,12 +236,14 @@ class Succession:
         NotSettled
             The job goes on as it was.
         CannotUpgrade
-            It has ended by itself.
+            It has ended by itself, or its state cannot be shared out.
         """
         if self._loop.over.is_set():
             if self._loop.error is not None or self._setup.keeper.complete or not self._is_asked:
                 raise self._ended()
             return True
+        if self._refusal is not None and not self._is_asked:
+            raise self._refusal
         if self._goes_on.is_set():
             raise NotSettled(
                 f"the job did not settle within {self._settle_s:g} s, and goes on as it was",

@@ -34,6 +34,7 @@ from clonos.upgrade.renamed import has_a_trace, is_spooled
 from clonos.upgrade.sealed import NUMBERS_APART, Sealed
 from clonos.upgrade.section import gone_back
 from clonos.upgrade.shape import Shape
+from clonos.upgrade.states import state_names
 
 _SAME_GRAPH: Final = "start the job as it was; or, if that state may go, add "
 
@@ -129,6 +130,7 @@ class Redistribution:
         self._kept = {
             task: kept_of(layer.delta, reads_runs=False) for task, layer in layers.items()
         }
+        self._rename_states()
         self._files: dict[int, ScratchFile] = {}  # by new task: the runs that it takes over
         self._shared: dict[str, tuple[dict[int, Run], dict[str, int]]] = {}
         self._flow = Flow(before, layers, self._kept, self._now)
@@ -138,6 +140,15 @@ class Redistribution:
         if sealed.discarded is not None:
             self._position = sealed.discarded.position
         self._clock_ms = max(layer.clock_ms for layer in layers.values())
+
+    def _rename_states(self) -> None:
+        for name, names in state_names(self._before).items():
+            for task in self._before.homes[name]:
+                place = self._before.chains[task].index(name)
+                kept = names.kept(self._of(name, task), ScratchFile())
+                self._kept[task] = {**self._kept[task], place: kept}
+            if name not in self._elsewhere:
+                names.require_found()
 
     def layers(self) -> dict[int, Layer]:
         """The first layer of each new task.

@@ -31,6 +31,7 @@ from clonos.upgrade.flow import Flow
 from clonos.upgrade.owners import Owns, all_of_them, owned, share_out
 from clonos.upgrade.sealed import beginning
 from clonos.upgrade.shape import Shape
+from clonos.upgrade.states import state_names
 
 Chains = Mapping[int, Sequence[LayerRef]]
 
@@ -114,11 +115,18 @@ def prepare(
         A unique incarnation, used in the names of the layers.
     so_far
         The result of earlier rounds.
+
+    Raises
+    ------
+    CannotUpgrade
+        A state cannot have another name.
     """
     if so_far.rounds and not so_far.fits(chains, store):
         return None
     since = so_far.since(chains)
     values = _Values(before, now, since, store)
+    for renamed in values.renamed.values() if not so_far.rounds else ():
+        renamed.require_found()
     names = {
         name
         for name in values.operators - frozenset(drop_state)
@@ -201,11 +209,15 @@ class _Values:
     def __init__(self, before: Shape, now: Shape, chains: Chains, store: LayerStore) -> None:
         self._now = now
         self._flow = Flow(before, {}, {}, now)
+        self.renamed, scratch = state_names(before), ScratchFile()
         self._runs: dict[tuple[str, int], list[Run]] = {}
         for task, chain in chains.items():
             for layer in get_layers(store, chain):
                 for operator, run in open_delta(layer.delta).runs:
-                    self._runs.setdefault((before.chains[task][operator], task), []).append(run)
+                    name = before.chains[task][operator]
+                    names = self.renamed.get(name)
+                    mine = run if names is None else names.run(run, scratch)
+                    self._runs.setdefault((name, task), []).append(mine)
 
     @property
     def operators(self) -> set[str]:

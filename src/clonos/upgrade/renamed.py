@@ -15,13 +15,15 @@ from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import names_of
 from clonos.graph.early import EARLY
+from clonos.upgrade.names import Renamed, operators_in, states_in
 from clonos.upgrade.shape import Shape
+from clonos.upgrade.states import HAS_STATES
 
 
 def shape_before(
     description: Mapping[str, Any],
     compiled: CompiledJob,
-    renamed: Mapping[str, str],
+    renamed: Renamed,
     drop_state: Collection[str] = (),
 ) -> Shape:
     """The shape of the job that `compiled` continues, with the operators' next names.
@@ -31,7 +33,7 @@ def shape_before(
     description
         Of the job before.
     renamed
-        From an operator's name to the next one.
+        What has another name in `compiled`.
 
     Raises
     ------
@@ -40,9 +42,10 @@ def shape_before(
     """
     before = Shape(description)
     known, homes = names_of(description), _homes(compiled)
-    for name, becomes in renamed.items():
+    names = operators_in(renamed)
+    for name, becomes in names.items():
         _require_names(name, becomes, known, homes)
-        if becomes in known and becomes not in renamed:
+        if becomes in known and becomes not in names:
             raise CannotUpgrade(
                 f"renamed= says that {name!r} is {becomes!r} now, and the job had an operator of "
                 "that name, too",
@@ -55,14 +58,42 @@ def shape_before(
             )
         if name in before.sources and is_spooled(homes[becomes]):
             raise has_a_trace(name, "the rows that the checkpoint keeps of a source have its name")
-    for becomes, count in Counter(renamed.values()).items():
-        if count > 1:
-            raise CannotUpgrade(
-                f"renamed= gives {count} operators this name", where=becomes, remedy="name one"
-            )
-    early = {f"{name}{EARLY}": f"{becomes}{EARLY}" for name, becomes in renamed.items()}
+    _require_one_each(names, "operators")
+    for name, states in states_in(renamed).items():
+        _require_states(name, states, before, drop_state)
+    early = {f"{name}{EARLY}": f"{becomes}{EARLY}" for name, becomes in names.items()}
     parts = {n: now for n, now in early.items() if n in known and (now in homes or now in known)}
     return Shape(description, {**parts, **renamed})
+
+
+def _require_one_each(names: Mapping[str, str], what: str) -> None:
+    for becomes, count in Counter(names.values()).items():
+        if count > 1:
+            raise CannotUpgrade(
+                f"renamed= gives {count} {what} this name", where=becomes, remedy="name one"
+            )
+
+
+def _require_states(
+    name: str, states: Mapping[str, str], before: Shape, drop_state: Collection[str]
+) -> None:
+    """Raise `CannotUpgrade` if an operator has no states that could have other names."""
+    if name not in before.homes:
+        raise CannotUpgrade(
+            f"renamed= names a state of {name!r}, and the job had no operator of this name",
+            remedy=f"it had {', '.join(before.had)}",
+        )
+    if before.operators[name][0] != HAS_STATES:
+        raise CannotUpgrade(
+            "renamed= names a state of it, and only process(...) has states with names",
+            where=name,
+            remedy="name an operator, or a state of a process",
+        )
+    if name in drop_state:
+        raise CannotUpgrade(
+            "renamed= keeps a state of it, and drop_state= drops all", where=name, remedy="say one"
+        )
+    _require_one_each(states, "states")
 
 
 def is_spooled(code: TaskCode) -> bool:

@@ -10,9 +10,10 @@ from typing import Any, Final
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, names_of
+from clonos.upgrade.names import Renamed, operators_in, states_in
 
 _HOUSE_KEEPER: Final = "house-keeper"
-_NONE: Final = MappingProxyType[str, str]({})
+_NONE: Final = MappingProxyType[Any, str]({})
 
 
 class Shape:
@@ -21,7 +22,7 @@ class Shape:
     Parameters
     ----------
     renamed
-        From names of operators in the description to those that they have here.
+        What has another name here than in the description.
 
     Attributes
     ----------
@@ -39,6 +40,8 @@ class Shape:
         By operator, their descriptions.
     had
         The names of its operators in the description.
+    states
+        By operator, the states that have another name now.
 
     Examples
     --------
@@ -51,10 +54,12 @@ class Shape:
     ([2, 3], ('once', 'out'), [('numbers', 0), ('numbers', 1)])
     """
 
-    def __init__(self, description: Mapping[str, Any], renamed: Mapping[str, str] = _NONE) -> None:
+    def __init__(self, description: Mapping[str, Any], renamed: Renamed = _NONE) -> None:
         tasks = description["tasks"]
         self.had = names_of(description)
-        self.renamed = {name: now for name, now in renamed.items() if name != now}
+        names, states = operators_in(renamed), states_in(renamed)
+        self.renamed = {name: now for name, now in names.items() if name != now}
+        self.states = {names.get(name, name): now for name, now in states.items()}
         self.plan = _plan(description)
         self._origins: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}
         self.chains: dict[int, tuple[str, ...]] = {}
@@ -64,19 +69,19 @@ class Shape:
         self.sources: dict[str, Any] = {}
         self.sinks: dict[str, Any] = {}
         for spec, about in zip(self.plan.tasks, tasks.values(), strict=True):
-            names = tuple(renamed.get(name, name) for name, *_ in about["operators"])
-            self.chains[spec.id] = names
-            self.keeps.update((renamed.get(name, name), of) for name, of in about["keeps"].items())
-            for name, (_, *operation) in zip(names, about["operators"], strict=True):
+            chain = tuple(names.get(name, name) for name, *_ in about["operators"])
+            self.chains[spec.id] = chain
+            self.keeps.update((names.get(name, name), of) for name, of in about["keeps"].items())
+            for name, (_, *operation) in zip(chain, about["operators"], strict=True):
                 self.homes.setdefault(name, []).append(spec.id)
                 self.operators[name] = operation
             if about["source"] is not None:
-                self.sources[names[0]] = about["source"]
+                self.sources[chain[0]] = about["source"]
             if about["sink"] is not None:
-                self.sinks[names[-1]] = about["sink"]
+                self.sinks[chain[-1]] = about["sink"]
 
     @classmethod
-    def of(cls, compiled: CompiledJob, renamed: Mapping[str, str] = _NONE) -> Shape:
+    def of(cls, compiled: CompiledJob, renamed: Renamed = _NONE) -> Shape:
         """The shape of a compiled job."""
         return cls(json.loads(json.dumps(describe(compiled))), renamed)
 

@@ -105,6 +105,11 @@ class Process:
         """A timer of this key is due (`due` in ms since the epoch)."""
 
 
+def prefix_of(state: str) -> bytes:
+    """How the addresses of all values of a state begin."""
+    return _STATE + encode(state)
+
+
 class ValueState:
     """One value per key.
 
@@ -114,7 +119,7 @@ class ValueState:
     def __init__(self, name: str, data_type: str | None, operator: ProcessOperator) -> None:
         self._name = name
         self._operator = operator
-        self.prefix = _STATE + encode(name)
+        self.prefix = prefix_of(name)
         self._classes: tuple[type, ...] | None = None
         if data_type is not None:
             parsed = parse_type(data_type)

@@ -1,0 +1,35 @@
+"""What has another name in the next graph: operators, and states of a `Process`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Renamed = Mapping[Any, str]
+"""Present names, by former name of an operator, or by (operator, former name of its state)."""
+
+
+def operators_in(renamed: Renamed) -> dict[str, str]:
+    """The operators among what has another name.
+
+    Examples
+    --------
+    >>> operators_in({"score": "scoring", ("score", "total"): "sum"})
+    {'score': 'scoring'}
+    """
+    return {name: now for name, now in renamed.items() if isinstance(name, str)}
+
+
+def states_in(renamed: Renamed) -> dict[str, dict[str, str]]:
+    """The states among what has another name, by former name of their operator.
+
+    Examples
+    --------
+    >>> states_in({"score": "scoring", ("score", "total"): "sum"})
+    {'score': {'total': 'sum'}}
+    """
+    found = dict[str, dict[str, str]]()
+    for name, now in renamed.items():
+        if not isinstance(name, str):
+            found.setdefault(name[0], {})[name[1]] = now
+    return found
