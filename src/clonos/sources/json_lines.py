@@ -11,7 +11,8 @@ import io
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -100,7 +101,7 @@ def parse_json(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     # Otherwise two broken lines could form an object together.
     if not pc.all(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))).as_py():
         raise ValueError("not a JSON object")
-    if not any(_is_in(field.type, _only_here) for field in schema):
+    if not _form_of(schema).is_only_here:
         try:
             return _by_arrow(lines, schema)
         except (pa.ArrowException, ValueError):
@@ -110,33 +111,46 @@ def parse_json(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def joined(lines: pa.Array) -> io.BytesIO:
-    """Lines as a file."""
-    return io.BytesIO(b"\n".join(lines.to_pylist()) + b"\n")
-
-
-def block_size(lines: pa.Array) -> int:
-    """The size of all lines: they are parsed as a single block, because blocks are independent."""
-    return int(pc.sum(pc.binary_length(lines)).as_py()) + 2 * len(lines) + 16
-
-
 def is_infinite(column: pa.Array | pa.ChunkedArray) -> bool:
     """Whether a number in the column is infinite."""
     return bool(pc.any(pc.is_inf(column)).as_py())
 
 
 def _by_arrow(lines: pa.Array, schema: pa.Schema) -> pa.Table:
-    texts = pa.schema([field.with_type(_as_text(field.type)) for field in schema])
-    options = pa_json.ParseOptions(explicit_schema=texts, unexpected_field_behavior="ignore")
-    read = pa_json.ReadOptions(use_threads=False, block_size=block_size(lines))
-    table = pa_json.read_json(joined(lines), read_options=read, parse_options=options)
+    form = _form_of(schema)
+    text = b"\n".join([*lines.to_pylist(), b""])
+    # A single block, because blocks are parsed independently.
+    read = pa_json.ReadOptions(use_threads=False, block_size=len(text) + 16)
+    table = pa_json.read_json(io.BytesIO(text), read_options=read, parse_options=form.options)
     if table.num_rows != len(lines):
         raise ValueError(f"{table.num_rows} rows in {len(lines)} lines")
-    table = table.select(schema.names).combine_chunks()
-    columns = [column.cast(field.type) for field, column in zip(schema, table.columns, strict=True)]
-    if any(not _is_finite(chunk) for column in columns for chunk in column.chunks):
+    columns = [table.column(name) for name in schema.names]
+    for i in form.texts:
+        columns[i] = columns[i].cast(schema.field(i).type)
+    if any(not _is_finite(chunk) for i in form.floats for chunk in columns[i].chunks):
         raise ValueError("a number that is none, or is too large")
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+class _Form(NamedTuple):
+    """How a schema is read; `texts` and `floats` are the columns that have some inside."""
+
+    options: pa_json.ParseOptions
+    texts: tuple[int, ...]
+    floats: tuple[int, ...]
+    is_only_here: bool
+
+
+@lru_cache(maxsize=64)
+def _form_of(schema: pa.Schema) -> _Form:
+    types = list(schema.types)
+    given = pa.schema([field.with_type(_as_text(field.type)) for field in schema])
+    return _Form(
+        pa_json.ParseOptions(explicit_schema=given, unexpected_field_behavior="ignore"),
+        tuple(i for i, kind in enumerate(types) if kind != given.types[i]),
+        tuple(i for i, kind in enumerate(types) if _is_in(kind, pa.types.is_floating)),
+        any(_is_in(kind, _only_here) for kind in types),
+    )
 
 
 def _as_text(data_type: pa.DataType) -> pa.DataType:

@@ -20,7 +20,7 @@ from clonos.errors import BadSchema, BrokenLine
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
-from clonos.sources.json_lines import block_size, is_infinite, joined, parse_json
+from clonos.sources.json_lines import is_infinite, parse_json
 
 LINES = pa.schema([pa.field("value", pa.binary())])
 """The schema of line readers; null stands for a line that was too long."""
@@ -89,24 +89,30 @@ def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     lines = _without_blank(lines)
     if not len(lines):
         return conform(pa.Table.from_pylist([], schema), schema)
-    text = lines.cast(pa.string())  # checks that it is UTF-8
-    if len(lines) > 1 and pc.any(pc.match_substring(text, "\r")).as_py():
+    lines.cast(pa.string())  # checks that it is UTF-8
+    # An open quote takes the next line into its value, so a row is missing. The last line has a
+    # next one, too: a row of nulls. With one column it would be blank, and blank lines are no rows.
+    end = [b"," * (len(schema) - 1)] if len(schema) > 1 else []
+    text = b"\n".join([*lines.to_pylist(), *end, b""])
+    if len(lines) > 1 and b"\r" in text:
         raise ValueError("for Arrow a line ends there")  # so the number of rows would prove nothing
-    table = _read_csv(lines, schema)
-    if table.num_rows != len(lines):
-        raise ValueError(f"{table.num_rows} rows in {len(lines)} lines")
-    _require_closed_quotes(lines.slice(len(lines) - 1), schema)
+    table = _read_csv(text, schema)
+    if table.num_rows != len(lines) + len(end):
+        raise ValueError("a line has a quote that is never closed, or is more than one row")
+    if not end:
+        _require_closed_quotes(lines[-1].as_py(), schema)
     if large := [f.name for f in schema if pa.types.is_floating(f.type)]:
         large = [name for name in large if is_infinite(table.column(name))]
-        texts = _read_csv(lines, _with_types(schema, large, pa.string())) if large else None
+        texts = _read_csv(text, _with_types(schema, large, pa.string())) if large else table
         for name in large:
-            require_infinite(table.column(name), texts.column(name))  # type: ignore[union-attr]
-    return conform(table, schema)
+            require_infinite(table.column(name), texts.column(name))
+    return conform(table.slice(0, len(lines)), schema)
 
 
-def _read_csv(lines: pa.Array, schema: pa.Schema) -> pa.Table:
+def _read_csv(text: bytes, schema: pa.Schema) -> pa.Table:
+    # A single block, because blocks are parsed independently.
     read = pa_csv.ReadOptions(
-        use_threads=False, column_names=schema.names, block_size=block_size(lines)
+        use_threads=False, column_names=schema.names, block_size=len(text) + 16
     )
     convert = pa_csv.ConvertOptions(
         column_types=schema,
@@ -114,16 +120,13 @@ def _read_csv(lines: pa.Array, schema: pa.Schema) -> pa.Table:
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    return pa_csv.read_csv(joined(lines), read_options=read, convert_options=convert)
+    return pa_csv.read_csv(io.BytesIO(text), read_options=read, convert_options=convert)
 
 
-def _require_closed_quotes(line: pa.Array, schema: pa.Schema) -> None:
-    """Refuse a quote that is open at the end, where Arrow closes it.
-
-    In another line than the last it takes the next line into its value: a row is missing then.
-    """
-    if b'"' in line[0].as_py():
-        table = _read_csv(line, _with_types(schema, schema.names, pa.binary()))
+def _require_closed_quotes(line: bytes, schema: pa.Schema) -> None:
+    """Refuse a quote that is open at the end, where Arrow closes it: the line's break is in it."""
+    if b'"' in line:
+        table = _read_csv(line + b"\n", _with_types(schema, schema.names, pa.binary()))
         if (table.column(table.num_columns - 1)[0].as_py() or b"").endswith(b"\n"):
             raise ValueError("a quote is never closed")
 
