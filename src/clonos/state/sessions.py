@@ -36,6 +36,7 @@ from clonos.state.pieces import (
     ORDER,
     START,
     Combined,
+    Int64,
     PieceStore,
     in_one_order,
     numbers,
@@ -115,11 +116,7 @@ class SessionStore(PieceStore):
         if not self.away.is_empty:
             due = concat([due, self.away.take_due(over).select(names)])
         self._count(kept, -due.num_rows)
-        hashes, keys = np.zeros(due.num_rows, np.uint64), self._combiner.keys
-        for start in range(0, due.num_rows if keys else 0, _HASHED_ROWS):
-            some = key_columns(due.slice(start, _HASHED_ROWS), keys)
-            hashes[start : start + _HASHED_ROWS] = hash_columns(some)
-        return take(due, np.lexsort((hashes, numbers(due, END), numbers(due, START))))
+        return take(due, self._order(due))
 
     def earliest(self) -> int | None:
         here, there = super().earliest(), None
@@ -155,6 +152,24 @@ class SessionStore(PieceStore):
         self._appended = parts[1].num_rows
         self._facts.set("order", len(orders))
         self._facts.set("combined", parts[0].num_rows)
+
+    def _order(self, due: pa.RecordBatch) -> Int64:
+        """By start, by end, and where these are equal by hash of the key."""
+        starts, ends = numbers(due, START), numbers(due, END)
+        order: Int64 = np.lexsort((ends, starts))
+        is_new = np.ones(len(order) + 1, np.bool_)
+        is_new[1:-1] = (np.diff(starts[order]) != 0) | (np.diff(ends[order]) != 0)
+        (places,) = (~(is_new[:-1] & is_new[1:])).nonzero()
+        if not len(places) or not self._combiner.keys:
+            return order
+        tied, keys = order[places], due.select(list(self._combiner.keys))
+        parts = [
+            hash_columns(key_columns(keys.take(pa.array(some)), keys.schema.names))
+            for some in np.split(tied, range(_HASHED_ROWS, len(tied), _HASHED_ROWS))
+        ]
+        windows = np.cumsum(is_new[:-1])[places]
+        order[places] = tied[np.lexsort((np.concatenate(parts), windows))]
+        return order
 
     # --- combining --------------------------------------------------------------------------------
 
