@@ -131,7 +131,10 @@ class SessionStore(PieceStore):
         else:
             self._facts.set(KEPT, self._kept)  # layers of earlier versions do not have it
             self._relieve()
-        return both(super().changes(), self.away.changes())
+        here = super().changes()
+        if self._facts.get(AWAY) is None and self.away.is_empty:  # none has ever gone away
+            return here
+        return both(here, self.away.changes())
 
     def restore_run(self, run: Run) -> None:
         """Restore pieces that are away. A large run is used in place, without being read."""
@@ -242,9 +245,12 @@ class SessionStore(PieceStore):
     @property
     def _most(self) -> int:
         """How many pieces may be here."""
+        most = _HERE_MAX if self._combiner.keys else self._rows
+        if self._limit is None:
+            return most
         nbytes = sum(batch.nbytes for batch in self._batches)
-        if self._limit is None or nbytes <= self._limit:
-            return _HERE_MAX if self._combiner.keys else self._rows
+        if nbytes <= self._limit:
+            return most
         return int(min(_HERE_MAX, self._rows * self._limit // nbytes))
 
     def _relieve(self) -> None:
