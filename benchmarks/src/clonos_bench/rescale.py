@@ -52,7 +52,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         pause, late, call = ([getattr(c, what) for c in changes] for what in _Change._fields[:3])
         judged = PAUSE.judge(float(np.median(pause)))
         report.add(way, str(len(changes)), spread(pause), spread(late), spread(call), judged)
-        stages = {stage: [c.stages.get(stage, 0.0) for c in changes] for stage in changes[0].stages}
+        names = dict.fromkeys(stage for change in changes for stage in change.stages)
+        stages = {name: [c.stages[name] for c in changes if name in c.stages] for name in names}
         parts = (f"{stage} {spread(took)}" for stage, took in stages.items())
         report.notes.append(f"{way}: {'; '.join(parts)}")
     return report

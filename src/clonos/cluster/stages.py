@@ -6,14 +6,14 @@ import logging
 from typing import Final
 
 LOGGER: Final = logging.getLogger("clonos.stages")
-"""Its records are of level DEBUG; their arguments are the stage that begins, and the job."""
+"""Its records are of level DEBUG, and have the stage that begins as an attribute."""
 
 
-def begins(stage: str, job: str) -> None:
+def begins(stage: str, job: str, about: str = "") -> None:
     """A stage begins, and the one before it is over.
 
     Examples
     --------
     >>> begins("settling", "totals")
     """
-    LOGGER.debug("%s: %s", job, stage, extra={"stage": stage})
+    LOGGER.debug("%s: %s%s", job, stage, about, extra={"stage": stage})

@@ -146,7 +146,8 @@ class Succession:
             # The layer of a round is its epoch, and below that of the switch.
             if self._so_far.rounds >= self._setup.keeper.epoch:
                 return
-            begins(f"sharing out {nbytes:,} bytes in {len(refs)} layers", self._setup.compiled.name)
+            stage, about = f"round {self._so_far.rounds + 1}", f": {nbytes:,} B, {len(refs)} layers"
+            begins(stage, self._setup.compiled.name, about)
             began_s, more = time.monotonic(), self._round(aside, said, layers)
             if more is None:
                 return
