@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from operator import is_
 from typing import Any, Final
 from uuid import UUID
@@ -219,26 +219,20 @@ class RowBuilder:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def results_of(returned: Any) -> Iterable[Any]:
-    """The result of a function that may return any number of rows, as an iterable of rows."""
+def results_of(returned: Any, make: Callable[[Any], Any]) -> list[Any]:
+    """The rows that `make` makes of what a function has returned, which may be any number."""
     if returned is None:
-        return ()
+        return []
     if isinstance(returned, (str, bytes, dict, Row)):
         raise TypeError(f"returned {short(returned)} where an iterable of rows is expected")
-    if isinstance(returned, (list, tuple)):
-        return returned
-    rows = iter(returned)
-    return chain(islice(rows, RESULTS_MAX), _too_many(rows))
-
-
-def _too_many(more: Iterator[Any]) -> Iterator[Any]:
-    for _ in more:
+    results = [make(result) for result in islice(returned, RESULTS_MAX + 1)]
+    if len(results) > RESULTS_MAX:
         raise StepTooLarge(
             f"more than {RESULTS_MAX:,} rows come of one call",
             remedy="see whether what the function yields ever ends; if so, let it return fewer "
             "rows, for example the name of what holds them",
         )
-    yield from ()
+    return results
 
 
 def short(value: object, length: int = 200) -> str:

@@ -534,17 +534,16 @@ class ProcessOperator(Operator):
         *args: Any,
     ) -> None:
         """Run one callback: its results and state changes take effect together or not at all."""
-        as_tuple = self._builder.as_tuple
         self._undo.begin()
         try:
-            returned = results_of(callback(*args, self._ctx))
-            results.extend([as_tuple(result) for result in returned])
+            made = results_of(callback(*args, self._ctx), self._builder.as_tuple)
         except Exception as error:  # noqa: BLE001 - user code
             self._undo.roll_back()
             self._asks.clear()
             self.reject(error, record)
         else:
             self._undo.commit()
+            results += made
             if self._asks:
                 self._ask_now()
 

@@ -300,7 +300,7 @@ class StatefulOperator(ProcessOperator):
         as_tuple = self._builder.as_tuple
         self._undo.begin()
         try:
-            made = [as_tuple(_named(result)) for result in results_of(call())]
+            made = results_of(call(), lambda result: as_tuple(_named(result)))
         except Exception as error:  # noqa: BLE001 - user code
             self._undo.roll_back()
             self.reject(error, record())

@@ -24,7 +24,7 @@ class FlatMapOperator(UserFunctionOperator):
         for row in rows_of(batch):
             try:
                 # All or nothing: a generator that fails half-way leaves no rows.
-                results.extend([as_tuple(result) for result in results_of(call(row))])
+                results += results_of(call(row), as_tuple)
             except Exception as error:  # noqa: BLE001 - user code
                 self.reject(error, row)
         return self._builder.build(results, self.reject)
