@@ -85,7 +85,7 @@ def require_nulls_allowed(field: pa.Field, column: pa.Array) -> None:
         require_nulls_allowed(part.with_name(f"{field.name}.{name}"), inside)
 
 
-def infinities(values: pa.Array) -> int:
+def infinities(values: pa.Array | pa.ChunkedArray) -> int:
     """How many infinite numbers are in an array, or inside of it: a cast to floats adds some.
 
     Examples

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from clonos.columns.kept_values import infinities
 from clonos.errors import BadSchema
 
 DEPTH_MAX: Final = 500
@@ -111,11 +112,6 @@ def parse_json(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def is_infinite(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether a number in the column is infinite."""
-    return bool(pc.any(pc.is_inf(column)).as_py())
-
-
 def _by_arrow(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     form = _form_of(schema)
     text = b"\n".join([*lines.to_pylist(), b""])
@@ -127,8 +123,8 @@ def _by_arrow(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     columns = [table.column(name) for name in schema.names]
     for i in form.texts:
         columns[i] = columns[i].cast(schema.field(i).type)
-    if any(not _is_finite(chunk) for i in form.floats for chunk in columns[i].chunks):
-        raise ValueError("a number that is none, or is too large")
+    if any(infinities(chunk) for i in form.floats for chunk in columns[i].chunks):
+        raise ValueError("infinity, or a number that is too large")
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -169,17 +165,6 @@ def _as_text(data_type: pa.DataType) -> pa.DataType:
 
 def _as_text_field(field: pa.Field) -> pa.Field:
     return field.with_type(_as_text(field.type))
-
-
-def _is_finite(values: pa.Array) -> bool:
-    types = pa.types
-    if types.is_floating(values.type):
-        return pc.all(pc.is_finite(values)).as_py() is not False
-    if types.is_list(values.type) or types.is_large_list(values.type):
-        return _is_finite(values.flatten())
-    if types.is_struct(values.type):
-        return all(map(_is_finite, values.flatten()))
-    return True
 
 
 def _object(line: str) -> _Object:

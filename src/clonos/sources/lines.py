@@ -16,11 +16,12 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
 from clonos.columns.batches import concat, conform
+from clonos.columns.kept_values import infinities
 from clonos.errors import BadSchema, BrokenLine
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
-from clonos.sources.json_lines import is_infinite, parse_json
+from clonos.sources.json_lines import parse_json
 
 LINES = pa.schema([pa.field("value", pa.binary())])
 """The schema of line readers; null stands for a line that was too long."""
@@ -101,9 +102,9 @@ def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
         raise ValueError("a line has a quote that is never closed, or is more than one row")
     if not end:
         _require_closed_quotes(lines[-1].as_py(), schema)
-    if large := [f.name for f in schema if pa.types.is_floating(f.type)]:
-        large = [name for name in large if is_infinite(table.column(name))]
-        texts = _read_csv(text, _with_types(schema, large, pa.string())) if large else table
+    floats = [f.name for f in schema if pa.types.is_floating(f.type)]
+    if large := [name for name in floats if infinities(table.column(name))]:
+        texts = _read_csv(text, _with_types(schema, large, pa.string()))
         for name in large:
             require_infinite(table.column(name), texts.column(name))
     return conform(table.slice(0, len(lines)), schema)
