@@ -41,9 +41,8 @@ from clonos.storage.folder import Folder
 from clonos.storage.objects import ObjectDisk, is_object_store, objects_of
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
-from clonos.upgrade.names import Renamed, states_in
+from clonos.upgrade.names import NOTHING_RENAMED, Renamed, states_in
 
-_NOTHING: Final[Renamed] = {}
 _FORMAT: Final = 9
 """The format of everything in these folders, including the names of files."""
 _DATABASE: Final = ("postgresql://", "postgres://")
@@ -333,9 +332,9 @@ class JobDirectory:
     def is_to_rename(self, renamed: Renamed, version: int) -> bool:
         """Whether states have other names according to `renamed`, and have not got these names with
         this version of the graph or before. The graph does not show what states there are."""
-        done = [states for since, states in self._states if since <= version]
         states = states_in(renamed)
-        return bool(self._graphs and states) and states not in done[-1:]
+        done = [states for since, states in self._states if since <= version]
+        return bool(self._graphs and states) and done[-1:] != [states]
 
     @property
     def lanes_began(self) -> dict[tuple[str, int], int]:
@@ -351,7 +350,7 @@ class JobDirectory:
         numbers: Mapping[str, int] | None = None,
         *,
         rewound: Mapping[str, Any] | None = None,
-        renamed: Renamed = _NOTHING,
+        renamed: Renamed = NOTHING_RENAMED,
     ) -> None:
         """Write down the graph of the next version, beside the present one, and how many calls
         operators have asked, which is valid with either graph.

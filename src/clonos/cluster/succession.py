@@ -94,7 +94,7 @@ class Succession:
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
         begins("sharing out", self._setup.compiled.name)
-        # Whether state does, where it is.
+        # Whether all state stays where it is.
         self._stays = describe(before) == describe(compiled) and not self._renames_states(renamed)
         if self._stays:
             self._is_ahead.set()

@@ -201,14 +201,14 @@ class Redistribution:
             if any(self._layers[spec.id].outs[spec.outputs[-1]][0] for spec in specs):
                 what = "it has put out rows, and the output of a sink has its name"
                 raise has_a_trace(former, what)
-        elif any(spec.has_effects for spec in specs) and self._has_asked(name):
+        elif any(spec.has_effects for spec in specs) and self._calls_made(name):
             raise has_a_trace(
                 former,
                 "it has made effects, whose keys have its name: a service would take them for "
                 "new ones",
             )
 
-    def _has_asked(self, name: str) -> int:
+    def _calls_made(self, name: str) -> int:
         """How many calls an operator has made, of any kind."""
         facts = (self._of(name, task).facts for task in self._before.homes[name])
         return max((of.get(fact) or 0 for of in facts for fact in _NUMBERS), default=0)
@@ -414,7 +414,7 @@ class Redistribution:
         if name not in before.renamed.values() or "asked" not in operator.joins:
             return False
         other = before.renamed.get(name)  # the operator that had the name until now
-        return name in self._asked_before or (other is not None and self._has_asked(other) > 0)
+        return name in self._asked_before or (other is not None and self._calls_made(other) > 0)
 
     def _counted_on(self, name: str, kept: Kept, operator: Operator) -> Kept:
         """The numbers of calls go on after those that had the name before, if there are any."""
@@ -439,7 +439,7 @@ class Redistribution:
         operator of the same name counts on from there, so that no call's name is used twice."""
         found = dict(self._asked_before)
         for name in self._before.homes:
-            if most := self._has_asked(name):
+            if most := self._calls_made(name):
                 found[name] = max(found.get(name, 0), most)
         for name, becomes in self._before.renamed.items():
             if becomes in found:

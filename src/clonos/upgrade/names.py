@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 Renamed = Mapping[Any, str]
 """Present names, by former name of an operator, or by (operator, former name of its state)."""
+NOTHING_RENAMED: Final[Renamed] = MappingProxyType({})
 
 
 def operators_in(renamed: Renamed) -> dict[str, str]:

@@ -125,8 +125,9 @@ def prepare(
         return None
     since = so_far.since(chains)
     values = _Values(before, now, since, store)
-    for renamed in values.renamed.values() if not so_far.rounds else ():
-        renamed.require_found()
+    if not so_far.rounds:
+        for renamed in values.renamed.values():
+            renamed.require_found()
     names = {
         name
         for name in values.operators - frozenset(drop_state)

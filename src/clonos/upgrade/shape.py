@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, names_of
-from clonos.upgrade.names import Renamed, operators_in, states_in
+from clonos.upgrade.names import NOTHING_RENAMED, Renamed, operators_in, states_in
 
 _HOUSE_KEEPER: Final = "house-keeper"
-_NONE: Final = MappingProxyType[Any, str]({})
 
 
 class Shape:
@@ -54,7 +52,7 @@ class Shape:
     ([2, 3], ('once', 'out'), [('numbers', 0), ('numbers', 1)])
     """
 
-    def __init__(self, description: Mapping[str, Any], renamed: Renamed = _NONE) -> None:
+    def __init__(self, description: Mapping[str, Any], renamed: Renamed = NOTHING_RENAMED) -> None:
         tasks = description["tasks"]
         self.had = names_of(description)
         names, states = operators_in(renamed), states_in(renamed)
@@ -81,7 +79,7 @@ class Shape:
                 self.sinks[chain[-1]] = about["sink"]
 
     @classmethod
-    def of(cls, compiled: CompiledJob, renamed: Renamed = _NONE) -> Shape:
+    def of(cls, compiled: CompiledJob, renamed: Renamed = NOTHING_RENAMED) -> Shape:
         """The shape of a compiled job."""
         return cls(json.loads(json.dumps(describe(compiled))), renamed)
 
