@@ -150,18 +150,21 @@ class WindowOperator(_Windowing):
         self._is_restored = True
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
-        assert isinstance(self._store, (LargePieceStore, SessionStore))
-        self._store.use(shelf, nbytes)
+        self._large.use(shelf, nbytes)
 
     def restore_values(self, run: Run) -> None:
-        assert isinstance(self._store, (LargePieceStore, SessionStore))
-        self._store.restore_run(run)
+        self._large.restore_run(run)
         self._is_restored = True
 
     @property
     def numbered(self) -> Mapping[str, Numbered]:
+        return self._large.numbered
+
+    @property
+    def _large(self) -> LargePieceStore | SessionStore:
+        """The store, if its pieces need not fit into memory."""
         assert isinstance(self._store, (LargePieceStore, SessionStore))
-        return self._store.numbered
+        return self._store
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         # No piece may belong to a window that was released already.
