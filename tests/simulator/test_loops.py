@@ -42,6 +42,12 @@ def test_no_invariant_is_violated(kind):
     assert main(6, kind=kind) == 0
 
 
+def test_a_row_that_asks_a_deadly_question_in_each_round() -> None:
+    """Each question is another one, and must be proven deadly anew: the job needs 37 seconds of
+    virtual time, but it ends."""
+    assert main(1, 71_700_043, kind=LOOPS) == 0
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("more", ["", "harsh", "disk", "history", "spill"])
 def test_many_seeds(more):

@@ -52,7 +52,8 @@ BLIND_MS = 200.0
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
 LETHAL_PATIENCE_MS = 600_000.0
-"""The same, if each proof against a call costs an executor and a restore of all its tasks."""
+"""The same, if each proof against a call costs lives, and a second without calls before each: in a
+loop, the same row asks again and again."""
 
 
 class InternalError(AssertionError):
@@ -275,7 +276,7 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
             harsh=harsh,
             kinds=HARSH if harsh else kinds,
             size=size,
-            patience_ms=LETHAL_PATIENCE_MS if burns else PATIENCE_MS,
+            patience_ms=LETHAL_PATIENCE_MS if is_lethal else PATIENCE_MS,
             **judged,
         )[0]
 
