@@ -99,6 +99,7 @@ from clonos.simulator.mistakes.reach import WRONG_REACH
 from clonos.simulator.mistakes.rewinds import WRONG_REWINDS
 from clonos.simulator.world.disk import SimulatedFiles, Tail
 from clonos.state.large_pieces import LargePieceStore
+from clonos.state.sessions import SessionStore
 from clonos.state.stores import KeyedStore
 from clonos.state.values import ValueStore
 from clonos.storage import journal as journal_module
@@ -577,6 +578,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "windows fire without what is on the disk": mutation(
         "equivalence", (LargePieceStore, "_between", values.nothing_there), kind=ARROW
+    ),
+    "rows do not join sessions that are on the disk": mutation(
+        "equivalence", (SessionStore, "_touched", values.gone_for_good), kind=ARROW
+    ),
+    "sessions on the disk are not seen to be over": mutation(
+        "equivalence", (SessionStore, "earliest", values.those_here_are_all), kind=ARROW
     ),
     **wire.MUTATIONS,
     **WRONG_CANARIES,
