@@ -539,7 +539,8 @@ def simulate_job(
         prepare(cluster)
         with judging(result, trace=trace):
             cluster.start()
-            outcome = cluster.run(faults.ends_at + scale * patience_ms, max(1.0, scale) * STEPS_MAX)
+            steps_max = max(1.0, scale, patience_ms / PATIENCE_MS) * STEPS_MAX
+            outcome = cluster.run(faults.ends_at + scale * patience_ms, steps_max)
             if outcome.state == "failed":
                 _judge_failure(job, cluster)
                 result.verdict = outcome.error
