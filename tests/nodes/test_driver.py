@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from clonos.core import messages as msg
-from clonos.core.determinants import Timer, encode_record
+from clonos.core.determinants import Source, Timer, encode_record
+from clonos.core.digest import chain, content_digest
 from clonos.core.layer import layer_path, merged_path
 from clonos.core.levels import LayerRef
+from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
 from clonos.errors import ClonosError, OperatorError, SinkFailed, TaskFailed
 from clonos.nodes import events
 from clonos.nodes.driver import CLOSE_S, LEAVE_S, RATES_S, STOP_S, Phase
@@ -459,3 +463,71 @@ def test_a_driver_that_slept_while_it_wrote_looks_before_it_lets_out(world):
     world.sight = Sight.OURS
     world.turn(after_s=2.0)
     assert world.epoch(link) == first + 1
+
+
+def output_withheld(world: World) -> Callable[[], list[int]]:
+    """A driver has slept while an output was made durable, and may let nothing out. Returns which
+    outputs are let out, or would be by its successor."""
+    world.begin()
+    life = Incarnation(1, 0)
+    world.turn(ChannelOpened(0, 50, life, life, Link(50)))
+    sleeps_s = [3600.0]
+
+    def append(records: Sequence[bytes]) -> bool:
+        world.now_s += sleeps_s.pop() if sleeps_s else 0.0
+        world.records += records
+        return True
+
+    world.append = append  # type: ignore[method-assign]
+    world.sight = None
+    batch = Batch(b"row", 1, 3, content_digest(b"row"))
+    link = chain(0, Kind.BATCH, 0, batch.digest)
+    item = Item(1, Kind.BATCH, 0, 0, batch, {0: Dependency(life, 1)}, link)
+    run = msg.Run(0, life, 1, (encode_record([Source(1, 2, None)]),), 0)
+    world.turn((50, msg.Data(0, life, item, (run,))))
+    assert not sleeps_s
+    assert not world.outputs
+    world.nbytes = 1 << 40  # the journal is to be begun anew
+    world.is_asked = False
+
+    def known() -> list[int]:
+        found = list(world.outputs)
+        if not found:
+            again = World(world.records)
+            again.node.start()
+            found = again.outputs
+        return [output.item.seq for output in found]
+
+    assert known() == [1]
+    return known
+
+
+def test_a_driver_that_sleeps_again_keeps_what_it_has_not_let_out(world):
+    known = output_withheld(world)
+
+    def sleep(_: Any) -> None:
+        world.now_s += 3600.0
+
+    world.turn(TermSeen(Sight.OURS), events.RoundBegins(sleep))
+    assert not world.outputs
+    assert known() == [1]
+    world.sight = Sight.OURS
+    world.turn()
+    assert [output.item.seq for output in world.outputs] == [1]
+
+
+def test_a_driver_whose_term_is_over_leaves_its_journal_as_it_is(world):
+    """The later term may be a file that cannot be read: then the next driver needs this journal."""
+    known = output_withheld(world)
+    world.turn(TermSeen(Sight.ANOTHERS))
+    assert not world.outputs
+    assert known() == [1]
+    world.turn(events.OutsideFailed(SparkIsGone("gone")))
+    world.turn(ControlLost(0, 1), ChannelClosed(0, 50, "receiver"))
+    for place, attempt in world.launched:
+        world.turn(events.Ended(place, attempt))
+    for _ in range(4):
+        world.turn()
+    assert world.node.is_over
+    assert not world.outputs
+    assert known() == [1]

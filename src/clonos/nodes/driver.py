@@ -417,7 +417,8 @@ class DriverNode:
     # --- the journal ----------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        if self.commits.end_turn(self._pending, self._clock_s):
+        # A new segment would not have the outputs that are withheld.
+        if not self._withheld and self.commits.end_turn(self._pending, self._clock_s):
             self._pending = []
 
     def _on_committed(self, event: events.Committed) -> None:
@@ -438,9 +439,7 @@ class DriverNode:
         """A group is durable: acknowledge it, deliver its outputs, and act on it. Not if another
         driver has taken over: the machine may have slept while the group was written."""
         self._look_at_clocks()
-        if self._term.is_lost:
-            return
-        if self._term.is_unsure:
+        if self._term.is_unsure or self._term.is_lost:
             self._withheld.append(group)
             return
         for output in group.outputs:
@@ -579,13 +578,14 @@ class DriverNode:
         stays in the journal, and the next run delivers it again."""
         excused = self._settings.interruptions
         is_to_blame = self.error is not None and not isinstance(self.error, excused)
+        is_to_blame |= self._term.is_lost  # then this journal may no longer be the one that counts
         is_open = self.commits.state is commits.State.OPEN
         if now_s >= self._until_s:
             self.error = self.error or self._disk_error
             self._enter(Step.CLOSED)
         elif is_to_blame or (self._is_concluded and is_open):
             self._enter(Step.CLOSED)
-        elif is_open and not self._pending:
+        elif is_open and not (self._pending or self._withheld):
             self._disk_error = self.commits.conclude(now_s)
             self._is_concluded = self._disk_error is None
 
@@ -595,6 +595,6 @@ class DriverNode:
         self.commits.check()
         self.coordinator.check()
         assert self._pulses.slots <= self.places.seats.keys()
-        assert not self._pending or self.commits.must_wait
+        assert not self._pending or self.commits.must_wait or self._withheld
         if self.phase is Phase.RUNNING and not (self.coordinator.done or self.coordinator.failed):
             assert self.coordinator.slots.keys() <= self._pulses.slots
