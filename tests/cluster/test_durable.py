@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -17,11 +18,12 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
-from clonos.errors import OtherContent
+from clonos.errors import JournalInUse, OtherContent
 from clonos.nodes.events import JournalFailed, OutsideFailed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers
 from clonos.storage.files import LocalFiles
+from clonos.storage.journal import Journal
 from clonos.transport.inbox import Inbox
 
 LIFE = Incarnation(1, 0)
@@ -103,6 +105,38 @@ def test_after_a_consumer_has_failed_it_gets_no_more(tmp_path, inbox):
     (failed,) = inbox.take()
     assert isinstance(failed, OutsideFailed)
     assert "unlucky" in failed.error.what
+    assert outputs.flush() is failed.error, "the next run finds what it has not got in the journal"
+
+
+@pytest.mark.parametrize("is_rotation", [True, False])
+def test_who_closes_a_journal_while_a_write_hangs_keeps_the_lock(
+    tmp_path, inbox, monkeypatch, is_rotation
+):
+    """Else the write takes effect when another driver has read the journal and goes on with it."""
+    hangs, gate = threading.Event(), threading.Event()
+
+    file = JournalFile(tmp_path, "fsync", inbox.put)
+    assert file.append([b"one"])
+    assert file.append(())
+    changed, act = (LocalFiles, "rename") if is_rotation else (os, "write")
+    right = getattr(changed, act)
+
+    def wait(*how: Any) -> Any:
+        hangs.set()
+        assert gate.wait(60)
+        return right(*how)
+
+    monkeypatch.setattr(changed, act, wait)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(file.rotate if is_rotation else file.append, [b"two"])
+        assert hangs.wait(60)
+        file.close()
+        with pytest.raises(JournalInUse):
+            Journal(tmp_path)
+        gate.set()
+        assert written.result(60)
+    with Journal(tmp_path) as successor:
+        assert list(successor.replay()) == ([b"two"] if is_rotation else [b"one", b"two"])
 
 
 def test_what_waits_for_its_file_is_counted(tmp_path, inbox):

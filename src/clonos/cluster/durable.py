@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +45,7 @@ class JournalFile:
     Parameters
     ----------
     directory
-        It has only the journal's files. For one process at a time.
+        It has only the journal's files. For one thread at a time, but for :meth:`close`.
     tell
         Called with failures.
     disk
@@ -60,6 +61,7 @@ class JournalFile:
     ) -> None:
         self._journal = Journal(directory, durability, disk)
         self._tell = tell
+        self._writing, self._is_over = threading.Lock(), False
 
     def recover(self, keeper: HouseKeeper) -> list[Deliver]:
         """Let a new house-keeper read the file; return the outputs that the file still has."""
@@ -89,28 +91,39 @@ class JournalFile:
         return self._journal.next_seq
 
     def append(self, records: Sequence[bytes]) -> bool:
-        try:
-            if records:
-                self._journal.append(records)
-                self._journal.commit()
-            else:
-                self._journal.vouch()
-        except JournalBroken as error:
-            self._tell(JournalFailed(error))
-            return False
-        return True
+        return self._write(self._append, records)
+
+    def _append(self, records: Sequence[bytes]) -> None:
+        if records:
+            self._journal.append(records)
+            self._journal.commit()
+        else:
+            self._journal.vouch()
 
     def rotate(self, head: Sequence[bytes]) -> bool:
+        return self._write(self._journal.rotate, head)
+
+    def _write(self, write: Callable[[Sequence[bytes]], None], records: Sequence[bytes]) -> bool:
         try:
-            self._journal.rotate(head)
+            with self._writing:
+                write(records)
         except JournalBroken as error:
             self._tell(JournalFailed(error))
             return False
+        finally:
+            if self._is_over:
+                self.close()
         return True
 
     def close(self) -> None:
-        """Release the lock."""
-        self._journal.close()
+        """Release the lock; if a write hangs in another thread, only when it has ended. It may yet
+        take effect, and the next driver has to see that."""
+        self._is_over = True
+        if self._writing.acquire(blocking=False):
+            try:
+                self._journal.close()
+            finally:
+                self._writing.release()
 
 
 _Fresh = tuple[tuple[int, int], list[Deliver]]
@@ -147,10 +160,11 @@ class DeliveredOutputs:
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
         self._begun: tuple[list[_Fresh], Iterable[_Fresh]] | None = None
         self.nbytes = 0
-        self._has_failed = self._is_given_up = False
+        self._failure: ClonosError | None = None  # of a consumer
+        self._is_given_up = False
 
     def take(self, output: Deliver) -> None:
-        if self._has_failed:
+        if self._failure is not None:
             return  # it stays in the journal: the next run begins with it
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
@@ -161,7 +175,7 @@ class DeliveredOutputs:
         try:
             self._consumers(output)
         except ClonosError as error:
-            self._has_failed = True
+            self._failure = error
             self._tell(OutsideFailed(error))
 
     def begin_flush(self) -> None:
@@ -170,6 +184,8 @@ class DeliveredOutputs:
             self._begin()
 
     def flush(self) -> ClonosError | None:
+        if self._failure is not None:
+            return self._failure  # what the consumer has not got is in the journal alone
         try:
             self._end()
             self._begin()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clonos.errors import JournalBroken, UnusableStore
+from clonos.errors import ClonosError, JournalBroken
 from clonos.nodes.events import Committed, OutsideFailed
 from clonos.nodes.ports import Journal
 from clonos.storage.disk_thread import DiskThread
@@ -60,7 +60,7 @@ class JournalThread:
                 self._watchdog.begin()
             try:
                 return write()
-            except UnusableStore as error:  # it says what to do
+            except ClonosError as error:  # it says what to do
                 self._inbox.put(OutsideFailed(error))
                 return False
             except Exception as error:  # noqa: BLE001 - a thread could not raise it

@@ -50,11 +50,11 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from clonos.errors import (
+    ClonosError,
     JournalBroken,
     JournalInUse,
     ProtocolError,
     UnreadableJournal,
-    UnusableStore,
 )
 from clonos.storage.files import Disk, Durability, LocalFiles, Lock, Locked, Tail
 from clonos.storage.folder import Folder
@@ -325,7 +325,7 @@ class Journal:
     def close(self) -> None:
         """Give up the lock. Records not committed are gone."""
         if self._lock is not None and not self.is_broken:
-            with contextlib.suppress(JournalBroken, UnusableStore):
+            with contextlib.suppress(ClonosError):
                 self.vouch()
         self._release()
 
