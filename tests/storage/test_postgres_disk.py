@@ -101,6 +101,50 @@ def test_a_server_that_is_away_for_a_while(postgres_server, driver, root):
         assert list(journal.replay()) == [b"one", b"two"]
 
 
+def test_a_session_that_began_while_the_server_was_read_only_is_not_kept(postgres, driver, root):
+    """It stays read-only for ever. A server may be read-only for a while: its disk is full, or it
+    is a replica until it takes over."""
+    import psycopg
+
+    how: Any = {"autocommit": True, "options": "-c default_transaction_read_only=off"}
+    disk = driver(is_frozen=True)
+    with Journal(root, disk=disk) as journal, psycopg.connect(postgres, **how) as admin:
+        admin.execute("alter database postgres set default_transaction_read_only = on")
+        try:
+            disk._line.close()
+            journal.append([b"one"])
+            with pytest.raises(JournalBroken, match="read-only"):
+                journal.commit()
+        finally:
+            admin.execute("alter database postgres reset default_transaction_read_only")
+        journal.rotate([b"one"])
+        assert list(journal.replay()) == [b"one"]
+
+
+def test_what_a_server_has_forgotten_is_written_anew(postgres, driver, root):
+    """A replica that lacks the last commits has taken over. Groups that came after them would make
+    the journal unreadable."""
+    import psycopg
+
+    with Journal(root, disk=driver()) as journal:
+        for group in (b"one", b"two"):
+            journal.append([group])
+            journal.commit()
+        with psycopg.connect(postgres, autocommit=True) as admin:
+            newest = "select path, max(part) from clonos_files where path like %s group by path"
+            admin.execute(
+                f"delete from clonos_files where (path, part) in ({newest})", (f"{root}/%journal",)
+            )
+        journal.append([b"three"])
+        with pytest.raises(JournalBroken, match="forgotten"):
+            journal.commit()
+        journal.rotate([b"one", b"two", b"three"])
+        journal.append([b"four"])
+        journal.commit()
+    with Journal(root, disk=driver()) as journal:
+        assert list(journal.replay()) == [b"one", b"two", b"three", b"four"]
+
+
 @pytest.mark.parametrize("table", ["clonos_files", "clonos_locks"])
 def test_a_table_that_is_dropped_is_no_outage(postgres, driver, root, table):
     import psycopg

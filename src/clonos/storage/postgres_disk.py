@@ -317,13 +317,13 @@ class PostgresDisk:
         with self._asking(len(data)) as cursor:
             if held is None:
                 cursor.execute(_INSERT, (path, part, data))
-            else:
-                cursor.execute(
-                    "insert into clonos_files (path, part, content) "
-                    f"select %s, %s, %s {_OURS} for key share",
-                    (path, part, data, *held.key),
-                )
+                return
+            before = path, part - 1
+            cursor.execute(_ADD, (path, part, data, *held.key, *before))
+            if not cursor.rowcount:
+                cursor.execute(f"select 1 {_OURS}", held.key)
                 self.require_ours(cursor.rowcount)
+                raise OSError(errno.EIO, _FORGOTTEN, path)
 
     def truncate(self, path: str, nbytes: int) -> None:
         kept = self.read(path).slice(0, nbytes)
@@ -419,6 +419,14 @@ _INFO: Final = (
     "min(part) < 0"
 )
 _OURS: Final = "from clonos_locks where path = %s and fence = %s"
+_ADD: Final = (
+    "insert into clonos_files (path, part, content) select %s, %s, %s "
+    "from clonos_locks where path = %s and fence = %s "
+    "and exists (select 1 from clonos_files where path = %s and part = %s) for key share"
+)
+_FORGOTTEN: Final = (
+    "PostgreSQL has forgotten what was committed: a replica may have taken over that lacked it"
+)
 _BELOW: Final = "from clonos_files where path >= %s and path < %s"
 
 

@@ -121,9 +121,8 @@ class Line:
                 "start the job afresh in another checkpoint_dir",
             ) from None
         except self.driver.Error as error:
-            if isinstance(error, self.driver.OperationalError):
-                self.is_away = True
-                self.close()
+            self.is_away = isinstance(error, self.driver.OperationalError)
+            self.close()  # a session keeps what was set when it began: read-only, for example
             raise OSError(errno.EIO, f"PostgreSQL: {self._told(error)}") from None
         finally:
             self._watchdog.end()
