@@ -18,6 +18,7 @@ from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, differences
 from clonos.operators.operations import Project, Where
 from clonos.operators.stateless.columns import Projection
+from clonos.storage.journal import Journal
 
 
 def compiled(
@@ -109,8 +110,9 @@ def test_another_format_is_refused(tmp_path):
 
 
 def test_a_journal_of_nobody(tmp_path):
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "1.journal").touch()
+    with Journal(tmp_path / "journal") as journal:
+        journal.append([b"a record"])
+        journal.commit()
     with pytest.raises(UnreadableCheckpoint, match="missing"):
         directory(tmp_path).check(compiled())
 

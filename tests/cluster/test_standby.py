@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,8 +12,15 @@ from typing import Any
 
 import pytest
 
+import clonos
 from clonos.cluster import setup
-from clonos.errors import NotSettled, PortTaken
+from clonos.cluster.directory import JobDirectory
+from clonos.cluster.driver import ALL_STAYS
+from clonos.cluster.durable import JournalFile
+from clonos.cluster.patience import Patience
+from clonos.errors import BadDirectory, NotSettled, PortTaken
+from clonos.graph.compile import CompiledJob
+from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
 
@@ -41,6 +49,7 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
         directory=directory,
         inbox=SimpleNamespace(put=pytest.fail),
         durability="fsync",
+        warn=pytest.fail,
         _prepare=lambda *_: None,
     )
     standby._pause = partial(setup.DriverSetup._pause, standby)
@@ -99,3 +108,76 @@ def test_a_driver_that_follows_another_does_not_end_for_want_of_a_page(tmp_path)
         assert found is not None
         assert found.port != taken.port
     assert "another URL" in warned[0]
+
+
+def opened(directory: JobDirectory) -> JournalFile:
+    """The journal of a driver that begins."""
+    driver: Any = SimpleNamespace(
+        compiled=a_job(),
+        directory=directory,
+        inbox=SimpleNamespace(put=pytest.fail),
+        durability="fsync",
+        warn=pytest.fail,
+        _pause=pytest.fail,
+        _look_back=lambda _: None,
+        _begin_term=lambda *_: 1,
+    )
+    how: Any = {"is_upgrade": False, "of_state": ALL_STAYS}
+    file = setup.DriverSetup._open_journal(driver, None, None, lambda _: False, is_patient=True)
+    setup.DriverSetup._recover(driver, file, ExitStack(), **how)
+    return file
+
+
+def a_job() -> CompiledJob:
+    job = clonos.Job("words")
+    job.source(clonos.sources.from_batches([], schema="n long")).sink(clonos.sinks.collect())
+    return job.compile()
+
+
+def test_what_the_last_driver_wrote_before_it_ended_is_known_to_the_next(tmp_path):
+    """That the rows were written with Spark, for example: else they are written twice."""
+    first = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    journal = opened(first)
+    first.claim(a_job())
+    second = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    second.check(a_job())
+    first.set_written("out", a_job())
+    journal.close()
+    opened(second).close()
+    assert second.is_written("out")
+
+
+def test_a_job_whose_first_driver_died_before_it_began_can_be_started(tmp_path):
+    first = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    opened(first).close()
+    second = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    second.check(a_job())
+    opened(second).close()
+
+
+def test_who_takes_over_while_the_checkpoint_is_away_waits_for_it(tmp_path, monkeypatch):
+    """It used to end, and then nobody ran the job."""
+    directory = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    right, waited, warned = LocalFiles.write, list[float](), list[str]()
+
+    def write(*how: Any) -> None:
+        if len(waited) < 2:
+            raise OSError(errno.EIO, "the store is away")
+        right(*how)
+
+    monkeypatch.setattr(LocalFiles, "write", write)
+    begin = partial(directory.begin_term, position=0, before=0)
+    with pytest.raises(BadDirectory, match="away"):
+        Patience("job", waited.append, warned.append, is_needed=False)(begin)
+    assert Patience("job", waited.append, warned.append, is_needed=True)(begin) == 1
+    assert len(waited) == 2
+    assert "away" in warned[0]
+
+
+def test_who_takes_over_does_not_wait_for_what_never_passes(tmp_path):
+    (tmp_path / "terms").touch()
+    directory = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    with pytest.raises(BadDirectory):
+        Patience("job", lambda _: pytest.fail("it waits"), pytest.fail, is_needed=True)(
+            partial(directory.begin_term, position=0, before=0)
+        )

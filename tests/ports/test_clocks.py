@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clonos.cluster.setup import SystemClock
+from clonos.cluster.clock import SystemClock
 from clonos.core.events import World
 from clonos.core.plan import Incarnation
 from clonos.nodes.ports import WallClock

@@ -38,6 +38,7 @@ from clonos.graph.description import describe, names_of, require_same
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
+from clonos.storage.journal import JournalReader
 from clonos.storage.objects import ObjectDisk, is_object_store, objects_of
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
@@ -280,9 +281,9 @@ class JobDirectory:
             self.numbers = dict(about.get("numbers", {}))
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
-            if self._folder.entries("journal"):
+            if self._has_records():
                 raise self._unreadable("it is missing, but there is a journal") from None
-            return
+            return  # if a driver was here, it has died before it began
         except NotADirectoryError:
             raise BadDirectory(
                 f"{self._folder.root} is no folder",
@@ -303,6 +304,12 @@ class JobDirectory:
                 remedy="let the clonos that wrote it end the job, or start the job afresh in "
                 "another checkpoint_dir",
             )
+
+    def _has_records(self) -> bool:
+        try:
+            return bool(JournalReader().more(self.disk, self.journal_root)[1])
+        except FileNotFoundError:
+            return False
 
     def graph(self, version: int) -> Any:
         """The graph of this version, with which the journal was written."""

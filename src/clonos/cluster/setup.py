@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
+from clonos.cluster.clock import SystemClock
 from clonos.cluster.datasets import datasets_of
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
@@ -26,6 +27,7 @@ from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
 from clonos.cluster.moves import Executors
+from clonos.cluster.patience import Patience
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import seals_of, ship
@@ -88,14 +90,8 @@ LOOK_S: Final = 0.01
 """How often it checks whether there is a reason to try at once."""
 
 
-class SystemClock:
-    """The clock of this machine."""
-
-    def ticks_s(self) -> float:
-        return time.monotonic()
-
-    def wall_s(self) -> float:
-        return time.time()
+def _never(_: Waiting | None) -> bool:
+    return False
 
 
 class DriverSetup:
@@ -128,23 +124,22 @@ class DriverSetup:
         upgrade: bool,
         of_state: Mapping[str, Any],
         profile: Any,
-        look: Callable[[Waiting | None], bool] = lambda _: False,
+        look: Callable[[Waiting | None], bool] = _never,
         prepared: Callable[[], Prepared] = lambda: NOTHING,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
         self._journal, self._profile, self._prepared = journal, profile, prepared
-        plan = compiled.plan
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
-        self.consumers = Consumers(plan, self.sinks)
+        self.consumers = Consumers(compiled.plan, self.sinks)
         self.warn, self.trials = Warnings(), Trials()
-        self.observer = Observer([t.name for t in plan.tasks])
+        self.observer = Observer([t.name for t in compiled.plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
-        self.directory = _directory(
+        self.directory = directory = _directory(
             compiled, spark, journal, sole_driver=sole_driver, is_upgrade=upgrade
         )
-        store = DeliveredStore(self.directory.delivered_uri, durability)
-        self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
+        store = DeliveredStore(directory.delivered_uri, durability)
+        self.delivered = Delivered(spark, directory, store, self.sink_schemas)
         with ExitStack() as undo:  # if anything below fails: release the lock and the port
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
@@ -160,8 +155,10 @@ class DriverSetup:
             waiting = self._stand_by(equip, undo) if standby else None
             file = self._open_journal(waiting, standby_slots, look, is_patient=standby)
             undo.callback(file.close)
-            recovered = self._recover(file, undo, is_upgrade=upgrade, of_state=of_state)
-            self._claim(undo)
+            recovered = self._stores(
+                partial(self._recover, file, undo, is_upgrade=upgrade, of_state=of_state)
+            )
+            self._stores(partial(self._claim, undo))
             if waiting is None:
                 equip()
             self.is_equipped = waiting is not None
@@ -169,8 +166,7 @@ class DriverSetup:
                 compiled, spark, self.directory.queries_uri, self.inbox.put, self.warn
             )
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
-            uri = self.directory.layers_uri
-            self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
+            self.merger = BackgroundMerger(directory.layers_uri, durability, self._term, self.inbox)
             ports = self._ports(file, store, undo)
             settings = replace(self._known, term=self._term)
             self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
@@ -284,8 +280,9 @@ class DriverSetup:
                 LOGGER.info("%s stands by: %s", self.compiled.name, why)
             self._pause(waiting, look)
         begins("reading the journal", self.compiled.name)
-        if waits:  # the other driver may have written more since
-            directory.read()
+        # Who follows a driver of this process can be given up.
+        pause, is_alone = partial(self._pause, waiting, look), waits and look is _never
+        self._stores = Patience(self.compiled.name, pause, self.warn, is_needed=is_alone)
         return found
 
     def _prepare(self, waiting: Waiting | None, standby_slots: int | None) -> None:
@@ -295,9 +292,14 @@ class DriverSetup:
             slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
             warm_up(self.spark, len(slots), self._profile)
 
-    def _pause(self, waiting: Waiting | None, look: Callable[[Waiting | None], bool]) -> None:
+    def _pause(
+        self,
+        waiting: Waiting | None,
+        look: Callable[[Waiting | None], bool],
+        seconds: float = STANDBY_S,
+    ) -> None:
         """Wait until the lock is worth another try; meanwhile slots come and go."""
-        until_s = time.monotonic() + STANDBY_S
+        until_s = time.monotonic() + seconds
         while not look(waiting) and (left_s := until_s - time.monotonic()) > 0:
             if waiting is None:
                 time.sleep(left_s)
@@ -410,6 +412,7 @@ class DriverSetup:
     ) -> list[Deliver]:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
+        self.directory.read()  # another driver may have written more since we looked
         compiled, directory, version = self.compiled, self.directory, file.version
         if not is_upgrade:
             directory.require(compiled, version)
