@@ -8,6 +8,7 @@ is the same. :class:`~clonos.storage.folder.Folder` makes files whole or absent.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -190,13 +191,18 @@ class LocalFiles:
         return True
 
     def _name_without_links(self, path: str, new: str) -> bool:
-        """Take the name with an empty file, and replace that file at once."""
         try:
-            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+            try:
+                _rename_unless_taken(path, new)
+            except OSError as error:
+                if error.errno not in _NO_SUCH_RENAME:
+                    raise
+                # Others see the empty file, which remains if we die now.
+                os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+                Path(path).replace(new)
         except FileExistsError:
             Path(path).unlink()
             return False
-        Path(path).replace(new)
         return True
 
     def delete(self, path: str) -> None:
@@ -250,6 +256,23 @@ class LocalFiles:
 
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems that have no hard links."""
+
+
+_NO_SUCH_RENAME: Final = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Errors of systems that always replace a file that has the name."""
+_THIS_FOLDER: Final = -100
+_NO_REPLACE: Final = 1
+
+
+def _rename_unless_taken(path: str, new: str) -> None:
+    """Linux can do this, but not all of its file systems, nor Python."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    number = errno.ENOSYS
+    if rename is not None:
+        paths = os.fsencode(path), _THIS_FOLDER, os.fsencode(new)
+        number = ctypes.get_errno() if rename(_THIS_FOLDER, *paths, _NO_REPLACE) else 0
+    if number:
+        raise OSError(number, os.strerror(number), new)
 
 
 class _Descriptor:

@@ -136,6 +136,8 @@ class Chain:
         )
         if not are_next or self._newest_base() > self.last:
             return False
+        if contents and not contents[-1]:
+            contents.pop()  # some file systems show a file before it has its content
         for content in contents:
             self._take(content)
         return True

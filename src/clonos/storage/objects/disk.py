@@ -20,7 +20,7 @@ from typing import Any, Final, TypeGuard
 
 import pyarrow as pa
 
-from clonos.core.canonical import encode
+from clonos.core.canonical import decode, encode
 from clonos.core.content import Content, content_of, pieces_of
 from clonos.storage.files import Info, Lock, Locked, Tail
 from clonos.storage.lease import Stopwatch
@@ -211,7 +211,7 @@ class ObjectDisk:
                     is_over = True
                 if is_over and self._chain.begin(holder):
                     self._has_begun = True
-                    self._held = _Held(self, self._beat_s)
+                    self._held = _Held(self, self._chain.last, self._beat_s)
                     return self._held
             time.sleep(min(WATCH_S, self._beat_s))
 
@@ -221,25 +221,31 @@ class ObjectDisk:
             self._chain.refresh()
             last, fence = self._chain.last, self._chain.fence
         try:
-            beat = self._objects.read(_BEAT)
+            number, count = decode(self._objects.read(_BEAT))
         except FileNotFoundError:
-            beat = b""
-        return last, fence, beat
+            number = count = 0
+        # Who has lost the lock may not know, and beat on.
+        return last, fence, count if fence is not None and fence.number == number else 0
 
-    def beat(self, count: int) -> bool:
-        """Show that we live, and merge old changes; False: another driver has the lock."""
-        chain = self._chain
-        with self._mutex:
-            chain.refresh()
-            fence = chain.fence
-            if fence is None or not chain.is_ours:
-                return False
-            size = chain.bytes_since_base
-            is_due = chain.last - chain.base > CHANGES_MAX or (
-                size > WASTE_BYTES and size > WASTE * chain.tree.nbytes
-            )
-            base = chain.snapshot() if is_due else None
-        self._objects.put(_BEAT, encode((fence.number, count)))
+    def beat(self, number: int, count: int) -> bool:
+        """Show that we live, and merge old changes; False: another driver has the lock.
+
+        A change may take long, because it is large. Then it shows who has the lock.
+        """
+        chain, base = self._chain, None
+        if self._mutex.acquire(timeout=self._beat_s):
+            try:
+                chain.refresh()
+                if not chain.is_ours:
+                    return False
+                size = chain.bytes_since_base
+                is_due = chain.last - chain.base > CHANGES_MAX or (
+                    size > WASTE_BYTES and size > WASTE * chain.tree.nbytes
+                )
+                base = chain.snapshot() if is_due else None
+            finally:
+                self._mutex.release()
+        self._objects.put(_BEAT, encode((number, count)))
         if base is not None:
             chain.put_together(*base)
             with self._mutex:
@@ -280,8 +286,8 @@ class _Tail:
 class _Held:
     """A lock whose beats come from a thread."""
 
-    def __init__(self, disk: ObjectDisk, pause_s: float) -> None:
-        self._disk, self._pause_s = disk, pause_s
+    def __init__(self, disk: ObjectDisk, fence: int, pause_s: float) -> None:
+        self._disk, self._fence, self._pause_s = disk, fence, pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clonos-lease", daemon=True)
         self._thread.start()
@@ -291,7 +297,7 @@ class _Held:
         while not self._over.wait(self._pause_s):
             count += 1
             try:
-                if not self._disk.beat(count):
+                if not self._disk.beat(self._fence, count):
                     _LOG.warning("another driver has taken the lock of %s", self._disk.place)
                     return  # the next change fails, and tells
             except OSError as error:  # the store is away: the next write tells

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -24,6 +25,10 @@ FOLDERS: Final = ("file", "hdfs", "viewfs")
 
 _RETRIES: Final = 2
 _SILENCE_S: Final = 10
+_MB_PER_S: Final = 1.0
+"""Large contents have longer: a network is expected to be this fast."""
+_LARGE_BYTES: Final = 1 << 20
+_FOR_EVER_S: Final = 24 * 3600
 _FEW: Final = 4
 _AT_ONCE: Final = 16
 """How many objects are read at the same time, if there are more than a few."""
@@ -136,19 +141,17 @@ class RemoteObjects:
         stores = imported("obstore.store", extra="objects", where=where)
         self._errors = imported("obstore.exceptions", extra="objects", where=where)
         self.place = masked(uri)
-        settings = {
-            "client_options": {
-                "timeout": timedelta(seconds=_SILENCE_S),
-                # The only setting in the environment that client_options would hide.
-                "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"},
-            },
-            "retry_config": {
-                "max_retries": _RETRIES,
-                "retry_timeout": timedelta(seconds=_SILENCE_S),
-            },
-        }
+        self._open = partial(_opened, stores.from_url, uri, options)
         try:
-            self._store = stores.from_url(uri, **{**settings, **options})
+            self._store = self._open(timeout=timedelta(seconds=_SILENCE_S))
+            # A process that opens a store in memory twice has two stores.
+            self._is_remote = uri.partition("://")[0] in REMOTE
+            self._reading = self._store
+            if self._is_remote:
+                self._reading = self._open(
+                    timeout=timedelta(seconds=_FOR_EVER_S),
+                    read_timeout=timedelta(seconds=_SILENCE_S),
+                )
         except (self._errors.BaseError, ValueError) as error:
             raise UnusableStore(
                 f"{self.place} is no object store: {error}",
@@ -156,21 +159,29 @@ class RemoteObjects:
                 "keys in the environment",
             ) from None
 
+    def _for(self, content: bytes) -> Any:
+        """The store, with enough time to write this."""
+        if not self._is_remote or len(content) < _LARGE_BYTES:
+            return self._store
+        needs_s = _SILENCE_S + len(content) / 1e6 / _MB_PER_S
+        return self._open(timeout=timedelta(seconds=needs_s))
+
     def create(self, name: str, content: bytes) -> bool:
         with self._told():
             try:
-                self._api.put(self._store, name, content, mode="create", use_multipart=False)
+                to = self._for(content)
+                self._api.put(to, name, content, mode="create", use_multipart=False)
             except self._errors.AlreadyExistsError:
                 return False
         return True
 
     def put(self, name: str, content: bytes) -> None:
         with self._told():
-            self._api.put(self._store, name, content, use_multipart=False)
+            self._api.put(self._for(content), name, content, use_multipart=False)
 
     def read(self, name: str) -> bytes:
         with self._told():
-            return bytes(self._api.get(self._store, name).bytes())
+            return bytes(self._api.get(self._reading, name).bytes())
 
     def read_all(self, names: Sequence[str]) -> list[bytes]:
         if len(names) < _FEW:
@@ -199,6 +210,23 @@ class RemoteObjects:
         except self._errors.BaseError as error:
             text = str(error).partition("\n")[0]
             raise OSError(errno.EIO, f"{self.place}: {text}") from None
+
+
+def _opened(
+    from_url: Callable[..., Any], uri: str, options: dict[str, Any], **timeouts: timedelta
+) -> Any:
+    settings = {
+        "client_options": {
+            **timeouts,
+            # The only setting in the environment that client_options would hide.
+            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"},
+        },
+        "retry_config": {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=_SILENCE_S),
+        },
+    }
+    return from_url(uri, **{**settings, **options})
 
 
 def is_object_store(uri: object) -> bool:
