@@ -62,10 +62,12 @@ class Counting(clonos.Process):
     def __init__(self, state: str = "count") -> None:
         self.state = state
 
+    def open(self, ctx: Any) -> None:
+        self.count = ctx.state(self.state, "long")
+
     def on_row(self, row: Any, ctx: Any) -> Any:
-        count = ctx.state(self.state, "long")
-        count.set(count.get(0) + 1)
-        yield row.key, "count", count.get()
+        self.count.set(self.count.get(0) + 1)
+        yield row.key, "count", self.count.get()
 
 
 def staged(kit: Any, folder: Path, rows: int) -> Any:
@@ -336,6 +338,11 @@ def test_a_state_gets_another_name_while_the_job_runs_and_after_a_stop(kit, spar
         running.upgrade(make("sum", 1), renamed={("score", "cuont"): "sum"})
     more(tmp_path)
     kit.wait_rows(running, 100, sink="out")
+    before = running.run_id
+    for parallelism in (1, 2):
+        with pytest.raises(CannotUpgrade, match="values of the state 'count', and open"):
+            running.upgrade(make("sum", parallelism), within="60 seconds")
+    assert running.run_id == before, "it goes on as it was"
     running.upgrade(make("sum", 1), renamed={("score", "count"): "sum"}, within="60 seconds")
     more(tmp_path)
     kit.wait_rows(running, 100, sink="out")
@@ -348,6 +355,10 @@ def test_a_state_gets_another_name_while_the_job_runs_and_after_a_stop(kit, spar
     assert any("renamed=" in said for said in again.warnings)
     assert again.stop(settle="60 seconds")
     all_the_rest(kit, tmp_path)
+    lost = make("all", 2).start(spark)
+    with pytest.raises(CannotUpgrade, match="values of the state 'n', and open") as told:
+        lost.wait(300)
+    assert "renamed={('score', 'n'): 'all'}" in told.value.remedy
     last = make("all", 2).start(spark, upgrade=True, renamed={("score", "n"): "all"})
     keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
     whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))

@@ -12,6 +12,7 @@ from clonos.core.decisions import Command
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
+from clonos.errors import CannotUpgrade
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.waiting import Waiting
@@ -157,3 +158,14 @@ def test_what_is_in_no_store_cannot_be_copied(world):
     link = world.registers(0, 0)
     world.waiting.follow({1: chain(1, 1) + chain(1, 2, level="memory")})
     assert link.sent == []
+
+
+def test_a_copy_that_would_lose_state_is_the_end_of_it(world):
+    for place in range(3):
+        world.registers(place, place)
+    lost = msg.TaskError(1, Incarnation(0, 0), "CannotUpgrade", "what", 0, "sums", "remedy")
+    world.turn((0, lost))
+    world.waiting.follow({1: chain(1, 1)})
+    with pytest.raises(CannotUpgrade, match="what") as told:
+        world.turn((0, lost))
+    assert (told.value.where, told.value.remedy) == ("sums", "remedy")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.errors import OperatorError
+from clonos.errors import CannotUpgrade, OperatorError
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Batches,
@@ -218,3 +218,54 @@ def test_it_makes_no_difference_where_values_are(script, state_memory, is_merged
     merge = partial(merge_deltas, is_base=True) if is_merged else None
     program = process_code(drop=True).program
     check_restore(program, [*script, End(0)], merge=merge, state_memory=state_memory)
+
+
+def keeping(*states, used=None):
+    """A process that declares these states in `open`, and sets those that are `used`."""
+
+    class Keeping(clonos.Process):
+        def open(self, ctx):
+            self.states = {name: ctx.state(name) for name in states}
+
+        def on_row(self, row, ctx):
+            for name in states if used is None else used:
+                self.states[name].set(row.n)
+
+    return process_code(Keeping())
+
+
+def layer_of(code):
+    """A layer of a task that has handled a row."""
+    program = code.program()
+    send(StepHarness(program), ("a", "any", 1))
+    return program.delta().encoded()
+
+
+@pytest.mark.parametrize(
+    ("now", "remedy"),
+    [
+        (["sum", "last"], "renamed={('p', 'total'): 'sum'}"),
+        (["last"], "declare it in open"),
+        (["sum", "most", "last"], "renamed={('p', 'total'): ...}"),
+    ],
+)
+def test_a_state_that_open_does_not_declare_any_more_is_not_lost_silently(now, remedy):
+    layer = layer_of(keeping("total", "last"))
+    with pytest.raises(CannotUpgrade, match="values of the state 'total', and open") as told:
+        keeping(*now).program().apply(layer)
+    assert remedy in told.value.remedy
+    assert told.value.where == "p"
+
+
+def test_a_state_that_was_never_set_is_not_missed():
+    layer = layer_of(keeping("total", "last", used=["last"]))
+    keeping("last").program().apply(layer)
+
+
+def test_states_that_are_declared_when_rows_come_are_not_missed():
+    class Late(clonos.Process):
+        def on_row(self, row, ctx):
+            ctx.state(row.op).set(row.n)
+
+    code = process_code(Late())
+    code.program().apply(layer_of(code))

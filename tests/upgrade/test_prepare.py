@@ -200,6 +200,29 @@ def test_a_state_that_is_not_there_cannot_have_another_name(tmp_path):
         prepare(shape, Shape.of(job(3)), before.chains, before.store, maker)
 
 
+@pytest.mark.parametrize(("renamed", "known"), [({}, ["a", "c"]), (SWAP, ["b", "c"])])
+def test_slots_that_copy_values_see_what_the_states_are_called(renamed, known, tmp_path):
+    before = Working(tmp_path, 2, Random(1))
+    for _ in range(5):
+        before.work()
+    for task, name in zip(before.homes, "ac", strict=True):
+        names = before.shape.chains[task]
+        more = encode_delta(names, [(names.index("seen"), fact_changes({"states": [name]}))])
+        (layer,) = get_layers(before.store, before.chains[task][-1:])
+        delta = merge_deltas([layer.delta, more], is_base=False)
+        layer = replace(layer, delta=delta)
+        before.chains[task][-1] = put_whole(before.store, layer, f"{task}/states")
+    shapes = Shape.of(before.compiled, renamed), Shape.of(job(3))
+    made = prepare(*shapes, before.chains, before.store, Incarnation(2, 1 << 30))
+    assert made is not None
+    found = [
+        kept_of(layer.delta)[shapes[1].chains[task].index("seen")].facts
+        for task in shapes[1].homes["seen"]
+        for layer in get_layers(before.store, made.below(task))
+    ]
+    assert found == [{"states": known}] * 3
+
+
 def test_what_is_not_in_the_journal_is_not_gone_on_from(tmp_path):
     """A floor that was shared out may have been lost with a write that failed."""
     before = Working(tmp_path, 2, Random(1))

@@ -281,6 +281,15 @@ def test_a_wrong_name_of_a_state(names, said, remedy):
     assert remedy in told.value.remedy
 
 
+@pytest.mark.parametrize("becomes", [2, 3])
+def test_a_new_task_knows_what_its_states_are_called_now(becomes):
+    """So that code which calls them otherwise is refused."""
+    before = Before(job(2), states=[["n"], ["m", "n"]])
+    after = before.upgraded(summing("total", becomes), renamed={("kept", "n"): "total"})
+    known = [kept.facts["states"] for kept in after.kept("kept")]
+    assert known == ([["total"], ["m", "total"]] if becomes == 2 else [["m", "total"]] * 3)
+
+
 def test_a_state_cannot_both_go_and_stay():
     with pytest.raises(CannotUpgrade, match="drop_state= drops all"):
         Before(job(2)).upgraded(job(2), ["kept"], renamed={("kept", "n"): "m"})

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from clonos.core import messages as msg
+from clonos.core.decisions import NOBODY
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Plan
 from clonos.core.program import Program
+from clonos.errors import CannotUpgrade
 from clonos.nodes.ports import Prefetch, SlotPorts
 
 
@@ -61,7 +63,7 @@ class Copies:
     tickets
         Numbers for requests to the store.
     tell
-        Takes reports on how far each copy has come.
+        Takes reports on how far each copy has come, and of state that a copy would lose.
     fetch
         Fetches layers, given those that must be there first and those that are to be read.
 
@@ -76,7 +78,7 @@ class Copies:
         plan: Plan,
         ports: SlotPorts,
         tickets: Iterator[int],
-        tell: Callable[[msg.Followed], None],
+        tell: Callable[[msg.Followed | msg.TaskError], None],
         fetch: Callable[[int, Sequence[LayerRef], Sequence[LayerRef]], None],
     ) -> None:
         self.standbys: dict[int, Standby] = {}
@@ -108,6 +110,10 @@ class Copies:
             standby = self._standby(command.task)
             standby.apply(layers)
             self._warm_up(command.task, standby)
+        except CannotUpgrade as error:
+            self._forget(command.task)
+            told = "CannotUpgrade", error.what, 0, error.where, error.remedy
+            self._tell(msg.TaskError(command.task, NOBODY, *told))
         except Exception:  # noqa: BLE001 - a standby that cannot follow starts over
             self._forget(command.task)
         else:

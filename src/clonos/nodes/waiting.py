@@ -16,6 +16,7 @@ from clonos.core.coordinator import SlotReady
 from clonos.core.levels import STORE, LayerRef
 from clonos.core.placement import bound_of
 from clonos.core.plan import Cell, Plan
+from clonos.errors import CannotUpgrade
 from clonos.nodes.events import Ended
 from clonos.nodes.places import Places
 from clonos.nodes.ports import Launcher
@@ -129,7 +130,7 @@ class Waiting:
         Raises
         ------
         ClonosError
-            Slots end again and again, or have another environment.
+            Slots end again and again, or have another environment; or state would be lost.
         """
         self._look_at_clock(ticks_s)
         for thing in heard:
@@ -146,6 +147,8 @@ class Waiting:
         self._looked_s = ticks_s
 
     def _on_report(self, slot: int, report: Any) -> None:
+        if type(report) is msg.TaskError and (slot, report.task) in self._told:
+            raise CannotUpgrade(report.message, where=report.where, remedy=report.remedy)
         if type(report) is not msg.Followed or (slot, report.task) not in self._told:
             return
         self._has_copy(slot, report.task, report.epoch)

@@ -226,6 +226,15 @@ class Operator:
         """Restore them from a delta."""
         raise ProtocolError("this operator has no state in runs", where=self.info.where)
 
+    def restored(self) -> None:
+        """A delta was restored as a whole.
+
+        Raises
+        ------
+        CannotUpgrade
+            Something in it would be lost.
+        """
+
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with state of the operator's former tasks, after their number has changed.
 

@@ -273,6 +273,8 @@ class ChainProgram:
                 self._operators[number].restore_columns(keys, values)
         for number, run in opened.runs:
             self._operators[number].restore_values(run)
+        for operator in self._operators:
+            operator.restored()
 
     def _changes(self) -> Iterator[tuple[int, Changes | Frozen]]:
         yield CHAIN, self._facts.changes()

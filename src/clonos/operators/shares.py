@@ -102,6 +102,18 @@ def lowest(values: Sequence[Any], heir: Heir) -> Any:
     return None if None in values else min(values)
 
 
+def all_of_them(values: Sequence[Any], heir: Heir) -> list[str] | None:
+    """Names, of which each task knows some.
+
+    Examples
+    --------
+    >>> all_of_them([["sum"], None, ["last", "sum"]], Heir(0, 2))
+    ['last', 'sum']
+    """
+    del heir
+    return sorted({name for names in values if names for name in names}) or None
+
+
 def everybody(values: Sequence[Any], heir: Heir) -> bool:
     """Whether it is true in all tasks."""
     del heir

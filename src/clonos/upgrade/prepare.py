@@ -22,8 +22,18 @@ from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.operators.process.declared import IN_USE
 from clonos.operators.shares import Heir
-from clonos.state.deltas import Delta, Frozen, Opened, merge_deltas, merge_into, open_delta
+from clonos.state.deltas import (
+    Changes,
+    Delta,
+    Frozen,
+    Opened,
+    merge_deltas,
+    merge_into,
+    open_delta,
+)
+from clonos.state.kept import fact_changes
 from clonos.state.runs import Run
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.storage.opened import ScratchFile
@@ -31,7 +41,7 @@ from clonos.upgrade.flow import Flow
 from clonos.upgrade.owners import Owns, all_of_them, owned, share_out
 from clonos.upgrade.sealed import beginning
 from clonos.upgrade.shape import Shape
-from clonos.upgrade.states import state_names
+from clonos.upgrade.states import state_names, states_in_use
 
 Chains = Mapping[int, Sequence[LayerRef]]
 
@@ -193,11 +203,13 @@ class _Made:
     """The runs of one task of the next plan."""
 
     def __init__(self) -> None:
-        self.runs: list[tuple[int, Frozen]] = []
+        self.runs: list[tuple[int, Changes | Frozen]] = []
         self.scratch = ScratchFile()
 
-    def add(self, operator: int, run: Run) -> None:
+    def add(self, operator: int, run: Run, in_use: Collection[str]) -> None:
         if len(run):
+            if in_use:
+                self.runs.append((operator, fact_changes({IN_USE: sorted(in_use)})))
             self.runs.append((operator, lambda: [run]))
 
 
@@ -212,13 +224,21 @@ class _Values:
         self._flow = Flow(before, {}, {}, now)
         self.renamed, scratch = state_names(before), ScratchFile()
         self._runs: dict[tuple[str, int], list[Run]] = {}
+        # By operator, its states: slots that copy its values see at once whether they have them.
+        self._in_use: dict[str, set[str]] = {}
         for task, chain in chains.items():
             for layer in get_layers(store, chain):
-                for operator, run in open_delta(layer.delta).runs:
+                delta = open_delta(layer.delta)
+                for operator, in_use in states_in_use(delta):
                     name = before.chains[task][operator]
                     names = self.renamed.get(name)
-                    mine = run if names is None else names.run(run, scratch)
-                    self._runs.setdefault((name, task), []).append(mine)
+                    mine = in_use if names is None else names.called(in_use)
+                    self._in_use.setdefault(name, set()).update(mine)
+                for operator, run in delta.runs:
+                    name = before.chains[task][operator]
+                    names = self.renamed.get(name)
+                    run_now = run if names is None else names.run(run, scratch)
+                    self._runs.setdefault((name, task), []).append(run_now)
 
     @property
     def operators(self) -> set[str]:
@@ -231,7 +251,8 @@ class _Values:
             runs = [run for task in former for run in self._runs.get((name, task), ())]
             to = [(made[task].scratch, owns) for task, owns in heirs]
             for (task, _), run in zip(heirs, share_out(runs, to, is_base=is_base), strict=True):
-                made[task].add(self._now.chains[task].index(name), run)
+                number = self._now.chains[task].index(name)
+                made[task].add(number, run, self._in_use.get(name, ()))
 
     def _heirs(self, name: str) -> Iterator[tuple[Sequence[int], list[_Heir]]]:
         """Former tasks, with the new tasks that continue their state."""

@@ -6,8 +6,8 @@ places in their runs. Only a range of a run is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,12 @@ import pyarrow.compute as pc
 
 from clonos.core.content import Part
 from clonos.errors import CannotUpgrade
+from clonos.operators.process.declared import IN_USE
 from clonos.operators.process.process import prefix_of
+from clonos.state.deltas import Opened, decode_delta
 from clonos.state.kept import Kept
 from clonos.state.runs import Rows, Run, RunWriter, hashes_of, in_order, merge_runs, ranges
+from clonos.state.stores import Facts
 from clonos.state.timers import place_of
 from clonos.storage.opened import ScratchFile
 from clonos.upgrade.shape import Shape
@@ -78,7 +81,19 @@ class StateNames:
         """The same for what an operator has kept in a task; runs were not read."""
         renamed = self._renamed(kept.keys, kept.values)
         runs = tuple(self.run(run, scratch) for run in kept.runs)
-        return kept._replace(keys=renamed.keys, runs=runs).chosen(renamed.counts)
+        found = kept._replace(keys=renamed.keys, runs=runs, facts=self.facts(kept.facts))
+        return found.chosen(renamed.counts)
+
+    def facts(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts of the operator, which name states, too."""
+        in_use = facts.get(IN_USE)
+        if in_use is None:
+            return facts
+        return {**facts, IN_USE: sorted(self.called(in_use))}
+
+    def called(self, states: Iterable[str]) -> list[str]:
+        """What these states are called now."""
+        return [self._names.get(name, name) for name in states]
 
     def _renamed(self, keys: pa.Array, values: pa.Array) -> _Renamed:
         found, is_valid = keys, _mask(values.is_valid())
@@ -117,6 +132,15 @@ class StateNames:
 def state_names(before: Shape) -> dict[str, StateNames]:
     """By present name of the operator, its states that have other names now."""
     return {operator: StateNames(operator, names) for operator, names in before.states.items()}
+
+
+def states_in_use(delta: Opened) -> Iterator[tuple[int, list[str]]]:
+    """By number of the operator, the states that a delta says to be in use."""
+    for operator, is_fact, keys, values in decode_delta(delta.names, delta):
+        if is_fact:
+            facts = Facts()
+            facts.restore(keys.to_pylist(), values.to_pylist())
+            yield operator, facts.get(IN_USE, [])
 
 
 def _mask(array: pa.Array) -> Mask:

@@ -32,7 +32,15 @@ from clonos.operators.calls.service import (
 )
 from clonos.operators.context import Context
 from clonos.operators.process.asking import Asked, Call, CallTable, Reply, method_of
-from clonos.operators.shares import CALLS, Share, highest, nothing, require_answered
+from clonos.operators.process.declared import IN_USE, DeclaredStates
+from clonos.operators.shares import (
+    CALLS,
+    Share,
+    all_of_them,
+    highest,
+    nothing,
+    require_answered,
+)
 from clonos.options import require_known
 from clonos.state.deltas import Frozen, both
 from clonos.state.stores import KeyedStore, Undo, kept_as
@@ -119,6 +127,7 @@ class ValueState:
     def __init__(self, name: str, data_type: str | None, operator: ProcessOperator) -> None:
         self._name = name
         self._operator = operator
+        self._is_in_use = False
         self.prefix = prefix_of(name)
         self._classes: tuple[type, ...] | None = None
         if data_type is not None:
@@ -145,6 +154,9 @@ class ValueState:
                 )
         operator = self._operator
         operator.values.put_kept(self.prefix + operator.encoded_key, operator.key_group, kept)
+        if not self._is_in_use and kept is not None:
+            self._is_in_use = True
+            operator.declared.use(self._name)
 
     def clear(self) -> None:
         """Forget the current key's value."""
@@ -252,6 +264,7 @@ class ProcessOperator(Operator):
         **CALLS,
         "timers": highest,
         "since": nothing,
+        IN_USE: all_of_them,
     }
 
     def __init__(
@@ -275,6 +288,7 @@ class ProcessOperator(Operator):
         self._is_open = False
         self._undo = Undo()
         self.values = ValueStore(self._undo, place_of)
+        self.declared = DeclaredStates(self.facts)
         self._prefixes: list[bytes] = []  # of the values that it may look up
         self.timers = TimerTable(self.values, self.facts)
         self.store = KeyedStore(self._undo)
@@ -305,6 +319,8 @@ class ProcessOperator(Operator):
         """Declare state of this name."""
         state = ValueState(name, data_type, self)
         self.expects(state.prefix)
+        if not self._is_open:
+            self.declared.add(name)
         return state
 
     def expects(self, prefix: bytes) -> None:
@@ -369,6 +385,9 @@ class ProcessOperator(Operator):
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         self.values.use(shelf, nbytes)
+
+    def restored(self) -> None:
+        self.declared.require(self.info.operator)
 
     def restore_values(self, run: Run) -> None:
         self.timers.restore(self.values.restore(run))
