@@ -340,7 +340,7 @@ def test_a_state_gets_another_name_while_the_job_runs_and_after_a_stop(kit, spar
     kit.wait_rows(running, 100, sink="out")
     before = running.run_id
     for parallelism in (1, 2):
-        with pytest.raises(CannotUpgrade, match="values of the state 'count', and open"):
+        with pytest.raises(CannotUpgrade, match="had values of the state 'count', and open"):
             running.upgrade(make("sum", parallelism), within="60 seconds")
     assert running.run_id == before, "it goes on as it was"
     running.upgrade(make("sum", 1), renamed={("score", "count"): "sum"}, within="60 seconds")
@@ -356,7 +356,7 @@ def test_a_state_gets_another_name_while_the_job_runs_and_after_a_stop(kit, spar
     assert again.stop(settle="60 seconds")
     all_the_rest(kit, tmp_path)
     lost = make("all", 2).start(spark)
-    with pytest.raises(CannotUpgrade, match="values of the state 'n', and open") as told:
+    with pytest.raises(CannotUpgrade, match="had values of the state 'n', and open") as told:
         lost.wait(300)
     assert "renamed={('score', 'n'): 'all'}" in told.value.remedy
     last = make("all", 2).start(spark, upgrade=True, renamed={("score", "n"): "all"})

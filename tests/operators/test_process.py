@@ -251,7 +251,7 @@ def layer_of(code):
 )
 def test_a_state_that_open_does_not_declare_any_more_is_not_lost_silently(now, remedy):
     layer = layer_of(keeping("total", "last"))
-    with pytest.raises(CannotUpgrade, match="values of the state 'total', and open") as told:
+    with pytest.raises(CannotUpgrade, match="had values of the state 'total', and open") as told:
         keeping(*now).program().apply(layer)
     assert remedy in told.value.remedy
     assert told.value.where == "p"

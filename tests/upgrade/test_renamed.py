@@ -290,6 +290,13 @@ def test_a_new_task_knows_what_its_states_are_called_now(becomes):
     assert known == ([["total"], ["m", "total"]] if becomes == 2 else [["m", "total"]] * 3)
 
 
+def test_a_state_that_no_key_has_now_gets_another_name():
+    """Without renamed= it is refused, because keys have had it."""
+    before = Before(job(2), states=[["n"], ["m", "n"]])
+    after = before.upgraded(summing("total"), renamed={("kept", "m"): "total"})
+    assert after.kept("kept")[1].facts["states"] == ["n", "total"]
+
+
 def test_a_state_cannot_both_go_and_stay():
     with pytest.raises(CannotUpgrade, match="drop_state= drops all"):
         Before(job(2)).upgraded(job(2), ["kept"], renamed={("kept", "n"): "m"})

@@ -6,7 +6,7 @@ places in their runs. Only a range of a run is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class StateNames:
     Attributes
     ----------
     missing
-        Former names of which no value has been seen.
+        Former names that no layer says to be in use, and of which no value has been seen.
     """
 
     def __init__(self, operator: str, names: Mapping[str, str]) -> None:
@@ -91,8 +91,9 @@ class StateNames:
             return facts
         return {**facts, IN_USE: sorted(self.called(in_use))}
 
-    def called(self, states: Iterable[str]) -> list[str]:
-        """What these states are called now."""
+    def called(self, states: Sequence[str]) -> list[str]:
+        """What these states, which are in use, are called now."""
+        self.missing.difference_update(states)
         return [self._names.get(name, name) for name in states]
 
     def _renamed(self, keys: pa.Array, values: pa.Array) -> _Renamed:

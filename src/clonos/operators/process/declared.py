@@ -48,8 +48,8 @@ class DeclaredStates:
         now = new[0] if len(lost) == len(new) == 1 else "..."
         names = ", ".join(f"{(operator, name)}: {now}" for name in lost)
         raise CannotUpgrade(
-            f"keys have values of the state {', '.join(map(repr, lost))}, and open() declares none "
-            "of that name",
+            f"keys have had values of the state {', '.join(map(repr, lost))}, and open() declares "
+            "none of that name",
             where=operator,
             remedy="if it has another name now, start with upgrade=True, "
             f"renamed={{{names}}}; if its values may go, declare it in open() all the same",
