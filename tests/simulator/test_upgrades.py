@@ -11,6 +11,7 @@ from clonos.simulator.runs.seeds import simulate
 
 FOUND = {
     18: "one of two sources had ended: its channels to the new tasks have ended, too",
+    30: "a state that no key had any more was to get another name: refused with it and without",
     31: "an operator came before others: they heard of the fastest of two senders",
     294: "a source had ended, and calls were open: END had not been put out",
     381: "an old life took what an old life had made, while new ones were on their way",
@@ -53,3 +54,4 @@ def test_plans_are_replaced_and_switches_broken_off():
     assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
     assert sum(result.coverage["no switch", "finished"] for result in results) > 0
     assert sum(result.coverage["renamed", "finished"] for result in results) > 0
+    assert sum(result.coverage["shared out", "finished"] for result in results) > 0

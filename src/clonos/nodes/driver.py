@@ -142,7 +142,7 @@ class DriverNode:
         self.commits = commits.Commits(
             keeper, ports.journal, ports.outputs, self._let_out, self._stuck, settings.rotate_bytes
         )
-        self._layers = LayerCare(ports.merger, settings.grace_s)
+        self.layers = LayerCare(ports.merger, settings.grace_s)
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
         self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
         named = (settings.name, settings.run_id, settings.operators)
@@ -205,7 +205,7 @@ class DriverNode:
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: self._on_stop_asked,
             events.EndIsNear: lambda _: self._ports.outputs.begin_flush(),
-            events.RoundBegins: lambda event: self._layers.round(event, self.keeper.layers),
+            events.RoundBegins: lambda event: self.layers.round(event, self.keeper.layers),
             events.RenewalAsked: self._on_renewal_asked,
             co.MoveAsked: self._decide,
             co.Leaving: self._decide,
@@ -280,8 +280,8 @@ class DriverNode:
             self._give_up(slot)
         if self.settling.is_over(now_s):
             self._leave()
-        if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
-            self._pending += self._layers.clean(now_s, self._history.used)  # no task reads any
+        if self.layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
+            self._pending += self.layers.clean(now_s, self._history.used)  # no task reads any
         self._pending += self._history.tick(now_s, self._wall_ms(), may_delete=self.may_delete)
         for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)
@@ -397,7 +397,7 @@ class DriverNode:
     def _on_merged(self, event: events.Merged) -> None:
         self._decide(co.Compacted(event.merged, event.replaced))
         chain = self.keeper.layers[event.merged.task]
-        self._pending.append(self._history.unused(self._layers.merged(event, chain)))
+        self._pending.append(self._history.unused(self.layers.merged(event, chain)))
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
         lives = {task.id: task.incarnation for task in self.coordinator.tasks.values()}
@@ -410,7 +410,7 @@ class DriverNode:
             self._warn(warning)
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:
-        warning = self._layers.failed(event, self._clock_s)
+        warning = self.layers.failed(event, self._clock_s)
         if warning is not None and self.phase is Phase.RUNNING:
             self._warn(warning)
 
@@ -478,10 +478,10 @@ class DriverNode:
                 self._leave()
             case Unused() | Delete():
                 used, may_delete = self._history.used, self.may_delete
-                self._layers.act(action, self._clock_s, used, may_delete=may_delete)
+                self.layers.act(action, self._clock_s, used, may_delete=may_delete)
             case Forgotten():
                 self._history.act(action)
-                self._layers.unused(Unused(action.paths), self._clock_s)
+                self.layers.unused(Unused(action.paths), self._clock_s)
             case Archive() | LookForPins():
                 self._history.act(action)
 
@@ -494,7 +494,7 @@ class DriverNode:
             self._ports.audience.told(news)
         if note.what in ("floor", "hard"):
             self.commits.after_floor()
-            self._layers.after_floor(self.keeper.hard.layers, self._clock_s)
+            self.layers.after_floor(self.keeper.hard.layers, self._clock_s)
             self._history.look(self._wall_ms())
             layers, kept = self.keeper.hard.layers, self._history.kept
             self._ports.audience.floor(layers, layers if kept is None else kept)

@@ -94,11 +94,11 @@ class LayerCare:
                 continue
             if any(ref.level != STORE for ref in chain):
                 continue  # then slots merge them
-            if chosen := choose(self._mergeable(task, chain)):
+            if chosen := choose(self.mergeable(task, chain)):
                 self._merging.add(task)
                 self._merger.merge(chain, tuple(chosen))
 
-    def _mergeable(self, task: int, chain: tuple[LayerRef, ...]) -> tuple[LayerRef, ...]:
+    def mergeable(self, task: int, chain: tuple[LayerRef, ...]) -> tuple[LayerRef, ...]:
         """All layers; while state is shared out, those that were not: a layer with what was and
         what was not would have to be shared out as a whole."""
         upto = (self._shared_out or {}).get(task, 0)

@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from clonos.columns.keys import owner_of_group
+from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.task import TaskMachine
 from clonos.errors import UnreadableLayer
+from clonos.operators.process.process import prefix_of
 from clonos.simulator.checks.violations import Violation, require
 from clonos.simulator.jobs.arrow import ArrowJob
 from clonos.simulator.jobs.rescaled import Rows
 from clonos.state.kept import kept_of
 from clonos.storage.layers import LayerStore, get_layers
+from clonos.upgrade.prepare import Prepared
 from clonos.upgrade.shape import Shape
 
 _NUMBERED = (8, 9)
 """Key lengths in bytes of rows and pieces; such a key is just a number."""
 
 
+Renamed = Mapping[Any, str]
+"""What has another name now, by former name: operators, and states by operator and name."""
+
+
 def state_is_kept(
-    before: Shape, last: Mapping[int, Layer], job: ArrowJob, first: Mapping[int, Layer]
+    before: Shape,
+    last: Mapping[int, Layer],
+    job: ArrowJob,
+    first: Mapping[int, Layer],
+    renamed: Renamed = MappingProxyType({}),
 ) -> None:
-    """State by key is kept exactly once, by the task that owns its key group. Of numbered rows and
-    pieces something is kept (pieces may have been combined)."""
+    """State by key is kept exactly once, by the task that owns its key group, and each state of a
+    process with its values. Of numbered rows and pieces something is kept (pieces may have been
+    combined)."""
     now = Shape.of(job.compiled)
-    was = _state(before, last)
+    was = _state(before, last, renamed)
     becomes = _state(now, first)
+    homes = {renamed.get(name, name): tasks for name, tasks in before.homes.items()}
     for name in now.homes:
         mine, theirs = was.get(name, Counter()), becomes.get(name, Counter())
         if name in was or name in becomes:
             require(
-                mine == theirs or name not in before.homes,
+                mine == theirs or name not in homes,
                 "kept state",
                 f"{name} kept {mine}, and has {theirs}",
             )
         tasks = now.homes[name]
-        if len(tasks) == len(before.homes.get(name, ())):
+        if len(tasks) == len(homes.get(name, ())):
             continue
         for index, task in enumerate(tasks):
             kept = kept_of(first[task].delta).get(now.chains[task].index(name))
@@ -49,16 +64,37 @@ def state_is_kept(
             require(owners <= {index}, "kept state", f"{name}[{index}] has keys of {owners}")
 
 
-def _state(shape: Shape, layers: Mapping[int, Layer]) -> dict[str, Counter[Any]]:
+def _state(
+    shape: Shape, layers: Mapping[int, Layer], renamed: Renamed = MappingProxyType({})
+) -> dict[str, Counter[Any]]:
+    """What operators keep, by their present names."""
     found: dict[str, Counter[Any]] = {}
     for name, tasks in shape.homes.items():
         rows: Counter[Any] = Counter()
+        has_states = shape.operators[name][0] == "ProcessRows"
+        states = {
+            prefix_of(of[1]): prefix_of(becomes)
+            for of, becomes in renamed.items()
+            if isinstance(of, tuple) and of[0] == name
+        }
         for task in tasks:
             kept = kept_of(layers[task].delta).get(shape.chains[task].index(name))
-            if kept is not None:
-                rows.update(_rows(kept.groups.tolist(), kept.keys.to_pylist()))
-        found[name] = rows
+            if kept is None:
+                continue
+            groups, keys = kept.groups.tolist(), kept.keys.to_pylist()
+            if has_states:
+                addresses = (_under(states, key) for key in keys)
+                rows.update(zip(groups, addresses, kept.values.to_pylist(), strict=True))
+            else:
+                rows.update(_rows(groups, keys))
+        found[renamed.get(name, name)] = rows
     return found
+
+
+def _under(states: Mapping[bytes, bytes], address: bytes) -> bytes:
+    """The address of a value by the present name of its state."""
+    mine = next((prefix for prefix in states if address.startswith(prefix)), b"")
+    return states.get(mine, b"") + address[len(mine) :]
 
 
 def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
@@ -67,6 +103,21 @@ def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
     for group, key in zip(groups, keys, strict=True):
         if len(key) not in _NUMBERED:
             yield group, key
+
+
+def stays_while_shared_out(store: LayerStore, since: Mapping[int, Sequence[LayerRef]]) -> None:
+    """While state is shared out, no layer is deleted that is to be read for it."""
+    for refs in since.values():
+        for ref in refs:
+            said = f"{ref.path} is shared out, and is not there any more"
+            require(store.has(ref.path), "no early truncation", said)
+
+
+def rounds_are_of_use(store: LayerStore, layers: Chains, found: Prepared) -> None:
+    """A switch can go on from what its driver has shared out before it."""
+    is_of_use = not found.rounds or found.fits(layers, store)
+    said = f"it was shared out up to {found.upto}, and there are {layers}"
+    require(is_of_use, "rounds", said)
 
 
 def takes_all_along(plan: Plan, section: Collection[int]) -> None:

@@ -35,6 +35,7 @@ INVARIANTS = {
     "conservation": "rows in are rows out",
     "at most once": "without logs, a row is lost only by a failure, and none comes twice",
     "kept state": "after an upgrade the new tasks have all state of the old ones, once",
+    "rounds": "a switch goes on from what was shared out before it",
     "one plan": "a death during a switch leaves the old plan or the new one, complete",
     "rewind": "after a rewind, no output gets a name that was used before",
     "section": "a section that goes back has every task that heard from it, and no other",

@@ -6,7 +6,8 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from clonos import sinks, sources
 from clonos.api.aggregates import count
@@ -27,12 +28,15 @@ _FIRST_EVENT_MS = 1_750_000_000_000
 
 class Counting(Process):
     """Numbers the rows of a key. Reports every id once by a processing-time timer, and the rows of
-    each ten seconds by an event-time timer."""
+    each ten seconds by an event-time timer. `named`: what its states are called."""
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self.named = dict(named)
 
     def open(self, ctx: ProcessContext) -> None:
-        self.number = ctx.state("number", "long")
-        self.fresh = ctx.state("fresh")
-        self.times = ctx.state("times")
+        self.number = ctx.state(self.named["number"], "long")
+        self.fresh = ctx.state(self.named["fresh"])
+        self.times = ctx.state(self.named["times"])
 
     def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any]:
         self.number.set(self.number.get(0) + 1)
@@ -51,10 +55,48 @@ class Counting(Process):
         if self.fresh.get([]):
             for number in self.fresh.get():
                 yield key, "id", number
-            self.fresh.set([])
+            self.fresh.clear()
 
 
 Rows = Counter[tuple[Any, ...]]
+
+COUNTING: Final = "counting"
+PASSING: Final = "passing"
+
+
+class Names(NamedTuple):
+    """What is called otherwise than in the program.
+
+    ``mark``: at the end of the names of all operators that are no sinks; ``swapped``: two of them
+    that have each other's name; ``states``: what the states of the counting operator are called.
+    """
+
+    mark: str = ""
+    swapped: tuple[str, ...] = ()
+    states: Mapping[str, str] = MappingProxyType(
+        {"number": "number", "fresh": "fresh", "times": "times"}
+    )
+
+    def of(self, operator: str) -> str:
+        """What an operator is called."""
+        if operator in self.swapped:
+            operator = self.swapped[1 - self.swapped.index(operator)]
+        return operator + self.mark
+
+
+AS_WRITTEN: Final = Names()
+
+
+class RescaledJob(ArrowJob):
+    """``called``: what its operators are called, by their names in the program; not its sinks."""
+
+    def __init__(self, job: Job, rows: int, names: Names) -> None:
+        self.names, self.called = names, dict[str, str]()
+        for vertex in job.graph.vertices:
+            if vertex.sink is None:
+                self.called[vertex.name] = names.of(vertex.name)
+                object.__setattr__(vertex, "name", names.of(vertex.name))  # it is not yet in use
+        super().__init__(job.compile(), rows=rows)
 
 
 def upgrade_job(
@@ -64,10 +106,10 @@ def upgrade_job(
     has_markers: bool,
     extra: bool,
     has_effects: bool = False,
-    mark: str = "",
-) -> ArrowJob:
+    names: Names = AS_WRITTEN,
+) -> RescaledJob:
     """The job of a seed, at some parallelism. `extra`: with one more operator; `has_effects`: its
-    calls are effects; `mark`: at the end of the names of all operators that are no sinks."""
+    calls are effects."""
     random = Random(f"upgrade {seed}")
     job = Job(
         "upgraded",
@@ -85,15 +127,12 @@ def upgrade_job(
         asked = effect(look_up, check=look_up) if has_effects else look_up
         rows = rows.with_column_async("asked long", asked, "id", **how).select(*SCHEMA_COLUMNS)
     if extra:
-        rows = rows.key_by("id").process(Passing(), SCHEMA, name="passing")
+        rows = rows.key_by("id").process(Passing(), SCHEMA, name=PASSING)
     keyed = rows.key_by("key")
     chosen = random.sample(sorted(KINDS), random.choice((1, 1, 2)))
     for kind in chosen:
-        KINDS[kind][0](keyed).sink(sinks.collect(), name=kind)
-    for vertex in job.graph.vertices:
-        if vertex.sink is None:
-            object.__setattr__(vertex, "name", vertex.name + mark)  # it is frozen, and not in use
-    return ArrowJob(job.compile(), rows=random.randint(8, 30))
+        KINDS[kind][0](keyed, names).sink(sinks.collect(), name=kind)
+    return RescaledJob(job, random.randint(8, 30), names)
 
 
 class Passing(Process):
@@ -172,16 +211,19 @@ def _pairs(given: list[dict[str, Any]]) -> Rows:
     return found
 
 
-def _joined(keyed: Any) -> Any:
+def _joined(keyed: Any, _: Names) -> Any:
     names = {"id": "other", "key": "other_key"}
     right = keyed.select(*names).withColumnsRenamed(names).key_by("other_key")
     return keyed.join(right).select("id", "other")
 
 
-KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[list[dict[str, Any]]], Rows]]] = {
-    "counted": (lambda k: k.process(Counting(), COUNTS, name="counting"), _counted),
+KINDS: dict[str, tuple[Callable[[Any, Names], Any], Callable[[list[dict[str, Any]]], Rows]]] = {
+    "counted": (
+        lambda k, names: k.process(Counting(names.states), COUNTS, name=COUNTING),
+        _counted,
+    ),
     "windows": (
-        lambda k: (
+        lambda k, _: (
             k.window(tumbling("10 seconds", on="at"))
             .agg(n=count(), amount=total("amount"), name="by window")
             .select("key", "n")
@@ -189,7 +231,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[list[dict[str, Any]]], Ro
         _windows,
     ),
     "sliding": (
-        lambda k: (
+        lambda k, _: (
             k.window(sliding("10 seconds", "4 seconds", on="at"))
             .agg(n=count(), name="by sliding window")
             .select("key", "n")
@@ -197,7 +239,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[list[dict[str, Any]]], Ro
         _sliding,
     ),
     "sessions": (
-        lambda k: (
+        lambda k, _: (
             k.window(session("2 seconds", on="at"))
             .agg(n=count(), name="by session")
             .select("key", "n")
@@ -205,18 +247,18 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[list[dict[str, Any]]], Ro
         _sessions,
     ),
     "in windows": (
-        lambda k: (
+        lambda k, _: (
             k.window(tumbling("10 seconds", on="at")).rows(name="rows of windows").select("id")
         ),
         lambda given: Counter((row["id"],) for row in given),
     ),
     "first": (
-        lambda k: k.deduplicate(name="once").select("key"),
+        lambda k, _: k.deduplicate(name="once").select("key"),
         lambda given: Counter((row["key"],) for row in {r["key"]: r for r in given}.values()),
     ),
     "joined": (_joined, _pairs),
     "sorted": (
-        lambda k: k.in_order("at", "id", name="in order").select("id"),
+        lambda k, _: k.in_order("at", "id", name="in order").select("id"),
         lambda given: Counter((row["id"],) for row in given),
     ),
 }

@@ -96,6 +96,7 @@ from clonos.simulator.mistakes.mutation import (
 )
 from clonos.simulator.mistakes.protocol import constant
 from clonos.simulator.mistakes.reach import WRONG_REACH
+from clonos.simulator.mistakes.renames import WRONG_RENAMES
 from clonos.simulator.mistakes.rewinds import WRONG_REWINDS
 from clonos.simulator.world.disk import SimulatedFiles, Tail
 from clonos.state.large_pieces import LargePieceStore
@@ -593,5 +594,6 @@ MUTATIONS: dict[str, Mutation] = {
     **WRONG_LEVELS,
     **WRONG_LOOPS,
     **WRONG_REACH,
+    **WRONG_RENAMES,
     **WRONG_REWINDS,
 }

@@ -217,7 +217,7 @@ class SimulatedMerger:
         random, options = self._cluster.random, self._cluster.options
         if options.merges and random.random() < options.merges:
             task = random.randrange(len(self._cluster.job.plan.tasks))
-            chain = layers[task]
+            chain = self._driver.node.layers.mergeable(task, layers[task])
             if any(ref.level != STORE for ref in chain):
                 return  # its slots keep and merge them
             first = random.randrange(max(1, len(chain) - 1))

@@ -43,7 +43,7 @@ from clonos.simulator.checks.upgrades import (
 )
 from clonos.simulator.checks.violations import Violation, require
 from clonos.simulator.jobs.arrow import ArrowJob
-from clonos.simulator.jobs.rescaled import Rows, expected, upgrade_job
+from clonos.simulator.jobs.rescaled import RescaledJob, Rows, expected, upgrade_job
 from clonos.simulator.processes.cluster import Options, Outcome
 from clonos.simulator.runs.upgrades import ATTEMPTS, CALLS, Upgrades, terms_of
 from clonos.simulator.world.disk import Died
@@ -89,7 +89,7 @@ class Life(NamedTuple):
 class Rewinds(Upgrades):
     """One simulation; the parameters are those of :class:`Upgrades`."""
 
-    def _next_job(self) -> ArrowJob:
+    def _next_job(self) -> RescaledJob:
         has_markers = self._seed % 5 != 3  # without markers, few points have all rows
         how: dict[str, Any] = {"has_markers": has_markers, "extra": False}
         has_effects = Random(f"effects {self._seed}").random() < 0.5

@@ -462,6 +462,7 @@ def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool)
                 ("forward", "finished"): simulation.forward,
                 ("section", "finished"): simulation.sections,
                 ("prepared", "finished"): simulation.prepared,
+                ("shared out", "finished"): simulation.shared_out,
                 ("renamed", "finished"): simulation.renamed,
             }
         )

@@ -5,6 +5,7 @@ The switch is production's own, on disks that fail; its process dies at any disk
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from random import Random
 from typing import Any, Final
 
 from clonos.cluster.durable import JournalFile
+from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.layer import merge_layers
 from clonos.core.messages import Kind, Layer
@@ -20,8 +22,9 @@ from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade, JournalBroken, StoreAway
-from clonos.graph.early import EARLY
+from clonos.graph.description import describe
 from clonos.nodes import events
+from clonos.operators.process.declared import IN_USE
 from clonos.simulator.checks.upgrades import (
     calls_are_at_rest,
     each_row_once,
@@ -32,20 +35,33 @@ from clonos.simulator.checks.upgrades import (
 )
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob
-from clonos.simulator.jobs.rescaled import Rows, expected, upgrade_job
+from clonos.simulator.jobs.rescaled import (
+    AS_WRITTEN,
+    COUNTING,
+    PASSING,
+    Names,
+    RescaledJob,
+    Rows,
+    expected,
+    upgrade_job,
+)
 from clonos.simulator.processes.cluster import Cluster, Options, Outcome
 from clonos.simulator.processes.slot import Slot
 from clonos.simulator.runs.faults import KINDS, Faults
+from clonos.simulator.runs.sharing import Sharing
 from clonos.simulator.world.disk import Died, SimulatedFiles
 from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
 from clonos.state.deltas import merge_deltas
+from clonos.state.kept import kept_of
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
 from clonos.storage.layers import LayerStore
 from clonos.storage.terms import Terms
+from clonos.upgrade.names import Renamed
 from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared, prepare
+from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.shape import Shape
-from clonos.upgrade.switch import Switch
+from clonos.upgrade.switch import Switch, last_layers
 
 PATIENCE_MS: Final = 30_000.0
 SWITCHES: Final = 2
@@ -60,6 +76,10 @@ BY_NO_TASK: Final = 1 << 30
 """A life number above those of all tasks."""
 MARKS: Final = (" a", " b")
 """Ends of the names of operators."""
+STATES: Final = ("number", "fresh", "times", "total", "new")
+"""Names of states; a state may get one that another had."""
+SHARING: Final = 0.3
+"""The part of seeds in which, before switches, state is shared out while the job runs."""
 CALLS: Final = 60
 """A switch takes about so many file operations."""
 
@@ -80,11 +100,13 @@ class Upgrades:
         How often only a section went back.
     prepared
         How often most of the state was redistributed in advance.
+    shared_out
+        How often that was done while the job ran.
     renamed
-        How often all operators got other names.
+        How often operators, or states, got other names.
     """
 
-    forward = sections = prepared = renamed = 0
+    forward = sections = prepared = shared_out = renamed = 0
 
     def __init__(
         self,
@@ -102,9 +124,14 @@ class Upgrades:
         self._options_of = options_of
         self._delivered: dict[str, Rows] = {}
         self._names: set[tuple[Any, ...]] = set()
-        self._extra, self._mark = False, ""
-        self._renaming = Random(f"renamed {seed}")
+        self._extra, self._names_now = False, AS_WRITTEN
+        self._marking, self._renaming = Random(f"renamed {seed}"), Random(f"names {seed}")
+        self._sharing = Random(f"sharing {seed}")
+        self._shares_out = self._sharing.random() < SHARING
+        self._asked: Mapping[str, int] = {}
+        """By operator, how many calls it had made."""
         self._moments = Random(f"moments {seed}")
+        self._shares: Sharing | None = None
         self._newest: dict[int, TaskMachine] = {}
         """The newest life of each task that has taken a step."""
         self.job = self._next_job()
@@ -112,11 +139,11 @@ class Upgrades:
 
     # --- one plan ---------------------------------------------------------------------------------
 
-    def _next_job(self) -> ArrowJob:
+    def _next_job(self) -> RescaledJob:
         parallelism = self.random.choice((1, 2, 2, 3, 4))
         number = self._seed + self.switches * (self._seed % 7 == 6)  # then markers change, too
         has_markers = number % 5 not in (1, 3)
-        how: Any = {"has_markers": has_markers, "extra": self._extra, "mark": self._mark}
+        how: Any = {"has_markers": has_markers, "extra": self._extra, "names": self._names_now}
         return upgrade_job(self._seed, parallelism, **how)
 
     def _begin(
@@ -147,6 +174,8 @@ class Upgrades:
 
     def _options(self, job: ArrowJob) -> Options:
         options: Options = self._options_of(self.random, job)
+        if self._shares_out:  # so that there are rows left when it is done, and layers
+            options.rows_ms, options.epoch_ms = max(options.rows_ms, 15.0), 10.0
         return replace(options, availability=False, bound=frozenset(), floors_at_end=0)
 
     def run(self) -> None:
@@ -175,9 +204,10 @@ class Upgrades:
         if outcome.state == "failed":
             raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
 
-    def _settle(self) -> bool:
-        """Let the job settle; False: it is complete."""
-        cluster = self.cluster
+    def _settle(self, sharing: Sharing | None = None) -> bool:
+        """Let the job settle, when its state has been shared out for a while; False: it is
+        complete."""
+        cluster, self._shares = self.cluster, sharing
         for attempt in range(ATTEMPTS):
             at = (
                 cluster.scheduler.now + self.random.choice((1.0, 10.0, 40.0)) * self.random.random()
@@ -185,6 +215,9 @@ class Upgrades:
             settle_s = self.random.choice((0.05, 1.0)) if attempt < ATTEMPTS - 2 else LONG_S
             looks = LOOKS if self._moments.random() < 0.1 else 0
             at = cluster.scheduler.now if looks else at
+            if sharing is not None:
+                sharing.begin()
+                at += sharing.runs_ms
             cluster.scheduler.at(at, self._ask_to_stop, cluster, settle_s, looks)
             self._go_on()
             keeper = cluster.driver.keeper
@@ -235,18 +268,37 @@ class Upgrades:
     def _went_on(self, cluster: Cluster) -> None:
         """The job did not settle in time: ask again, or let it go on."""
         self.went_on += 1
+        if self._shares is not None:
+            self._shares.give_up()
         if self.random.random() < 0.8:
             settle_s = self.random.choice((0.02, LONG_S))
             cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
 
     # --- from one to the next ---------------------------------------------------------------------
 
+    def _other_names(self, names: Names) -> Names:
+        """Two operators swap their names, or get back their own; or states have other names."""
+        random, operators = self._renaming, sorted({*self.job.called, PASSING})
+        pair = tuple(random.sample(operators, 2))
+        if COUNTING in operators and random.random() < 0.5:
+            pair = COUNTING, PASSING
+        if random.random() < 0.5:
+            names = names._replace(swapped=() if names.swapped else pair)
+        called = list(names.states.values())
+        random.shuffle(called)
+        if random.random() < 0.5:
+            called = random.sample(STATES, len(called))
+        return names._replace(states=dict(zip(names.states, called, strict=True)))
+
     def _switch(self) -> None:
         """Replace the plan; processes that try may die, and the old plan may go on for a while."""
-        before = self.cluster
+        before, was_extra = self.cluster, self._extra
         self._extra = self.random.random() < 0.3
-        if self._renaming.random() < 0.3:  # drawn separately
-            self._mark = self._renaming.choice(MARKS)
+        if self._marking.random() < 0.3:  # drawn separately
+            self._names_now = self._names_now._replace(mark=self._marking.choice(MARKS))
+            self.renamed += 1
+        if self._extra == was_extra and self._renaming.random() < 0.5:
+            self._names_now = self._other_names(self._names_now)
             self.renamed += 1
         old, new = self.job, self._next_job()
         prepared = NOTHING
@@ -258,11 +310,22 @@ class Upgrades:
                     return
         if prepared.rounds:  # nothing need happen after a round
             prepared = self._prepared(old, new, prepared) or prepared
+        if self._shares_out:
+            share, store = partial(self._round, old, new, None), partial(_layers, before.disks)
+            sharing = Sharing(before, share, self._sharing, store)
+            if not self._settle(sharing):
+                return
+            found = sharing.end()
+            prepared = found if found.rounds else prepared
+            self.shared_out += sharing.rounds
         for _ in range(ATTEMPTS):
-            maker = Maker(old, new, self.switches + 1, before.disks, self.random, prepared)
+            numbers = dict(self._asked)
+            maker = Maker(old, new, self.switches + 1, before.disks, self.random, prepared, numbers)
             first = self._attempt(maker)
             if first is not None:
-                state_is_kept(maker.before, maker.last, new, first)
+                renamed = renamed_between(old, new)
+                state_is_kept(Shape.of(old.compiled), maker.last, new, first, renamed)
+                self._asked = maker.asked
                 self._gather()
                 self.switches += 1
                 self.job, self.cluster = new, self._begin(new, before, first)
@@ -271,28 +334,44 @@ class Upgrades:
                 return
         raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
 
-    def _prepared(self, old: ArrowJob, new: ArrowJob, so_far: Prepared) -> Prepared | None:
+    def _prepared(self, old: RescaledJob, new: RescaledJob, so_far: Prepared) -> Prepared | None:
         """In every second switch, redistribute values in advance; drawn separately. The process
         that does it may die."""
         if self._preparing.random() < 0.5:
             return None
         dies_at = self._preparing.randrange(CALLS) if self._preparing.random() < 0.2 else None
-        keeper, disks = _keeper(old), self.cluster.disks
-        keeper.recover(disks.journal())
-        shapes = before_of(old, new), Shape.of(new.compiled)
-        files = disks.shared.mount(dies_at)
-        store = LayerStore(_layers_of(disks), files=files)
-        maker = Incarnation(keeper.term + 1, BY_NO_TASK + self.switches)
-        how: Any = (store, maker, _dropped(*shapes), so_far)
+        keeper = _keeper(old)
+        keeper.recover(self.cluster.disks.journal())
         if keeper.epoch <= so_far.rounds or so_far.rounds == ROUNDS:
             return None
+        how: Any = (keeper.term + 1, self.switches, keeper.layers, so_far)
         try:
-            found = prepare(*shapes, keeper.layers, *how)
-        except (Died, OSError, StoreAway):
-            files.die()
+            found = self._round(old, new, dies_at, *how)
+        except (Died, OSError, StoreAway, CannotUpgrade):
             return None
         self.prepared += found is not None
         return found
+
+    def _round(
+        self,
+        old: RescaledJob,
+        new: RescaledJob,
+        dies_at: int | None,
+        term: int,
+        number: int,
+        chains: Chains,
+        so_far: Prepared,
+    ) -> Prepared | None:
+        """A process shares out state once."""
+        files = self.cluster.disks.shared.mount(dies_at)
+        store = LayerStore(_layers_of(self.cluster.disks), files=files)
+        maker = Incarnation(term, BY_NO_TASK + number)
+        shapes = before_of(old, new, renamed_between(old, new)), Shape.of(new.compiled)
+        try:
+            return prepare(*shapes, chains, store, maker, _dropped(old, new), so_far)
+        except (Died, OSError, StoreAway):
+            files.die()
+            raise
 
     def _attempt(self, maker: Maker) -> Mapping[int, Layer] | None:
         """One process tries to switch; None: the old plan is still in force."""
@@ -325,17 +404,17 @@ class Maker:
 
     def __init__(
         self,
-        old: ArrowJob,
-        new: ArrowJob,
+        old: RescaledJob,
+        new: RescaledJob,
         version: int,
         disks: Disks,
         random: Random,
         prepared: Prepared,
+        asked: Mapping[str, int],
     ) -> None:
-        self._prepared = prepared
+        self._prepared, self.asked = prepared, asked
         self._old, self._new, self._version, self._disks = old, new, version, disks
         dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
-        self.before = before_of(old, new)
         is_local = random.random() < 0.5
         self._local = disks.local.mount(dies_at if is_local else None)
         self._shared = disks.shared.mount(None if is_local else dies_at)
@@ -351,11 +430,29 @@ class Maker:
         checkpoint = Checkpoint(home, "upgrader", lambda: terms_of(self._shared))
         store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._shared)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
-        dropped = _dropped(self.before, Shape.of(self._new.compiled))
-        how: Any = (dropped, None, self._prepared)
-        switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, *how)
-        self.last = switch.last_layers(store)
-        switch.make(store, term, lambda _: home.put("next", b"graph"), journal)
+        self.last = last_layers(self._old.plan, keeper, store)
+        before = before_of(self._old, self._new, self._renamed(keeper, store))
+        how: Any = (_dropped(self._old, self._new), self.asked, self._prepared)
+        switch = Switch(before, keeper, waiting, self._new.compiled, successor, *how)
+
+        def announce(asked: Mapping[str, int]) -> None:
+            home.put("next", b"graph")
+            self.asked = {**self.asked, **asked}
+
+        switch.make(store, term, announce, journal)
+
+    def _renamed(self, keeper: HouseKeeper, store: LayerStore) -> Renamed:
+        """What has another name. States that were never used are not named, unless they were when
+        state was shared out."""
+        renamed = renamed_between(self._old, self._new)
+        if self._prepared.fits(keeper.layers, store):
+            return renamed
+        counting = Shape.of(self._old.compiled).homes.get(self._old.called.get(COUNTING, ""), [])
+        facts = [of.facts for t in counting for of in kept_of(self.last[t].delta).values()]
+        in_use = {name for of in facts for name in of.get(IN_USE, ())}
+        return {
+            of: becomes for of, becomes in renamed.items() if isinstance(of, str) or of[1] in in_use
+        }
 
     def leave(self) -> None:
         """The process ends, perhaps with its machine."""
@@ -374,23 +471,27 @@ class Maker:
         return {task: whole(chain) for task, chain in layers.items()} if is_new else None
 
 
-def before_of(old: ArrowJob, new: ArrowJob) -> Shape:
+def before_of(old: RescaledJob, new: RescaledJob, renamed: Renamed) -> Shape:
     """The shape of a job, with the names that its operators have in the next one."""
-    now = {_unmarked(name): name for name in Shape.of(new.compiled).homes}
-    names = Shape.of(old.compiled).homes
-    return Shape.of(
-        old.compiled, {name: now[_unmarked(name)] for name in names if _unmarked(name) in now}
-    )
+    known = json.loads(json.dumps(describe(old.compiled)))
+    return shape_before(known, new.compiled, renamed, _dropped(old, new))
 
 
-def _unmarked(name: str) -> str:
-    stem = name.removesuffix(EARLY)
-    return stem.removesuffix(MARKS[0]).removesuffix(MARKS[1]) + name[len(stem) :]
+def renamed_between(old: RescaledJob, new: RescaledJob) -> Renamed:
+    """What has another name in the next job."""
+    both = sorted(old.called.keys() & new.called.keys())
+    found: dict[Any, str] = {
+        old.called[name]: new.called[name] for name in both if old.called[name] != new.called[name]
+    }
+    if COUNTING in both:
+        states = zip(old.names.states.values(), new.names.states.values(), strict=True)
+        found |= {(old.called[COUNTING], was): now for was, now in states if was != now}
+    return found
 
 
-def _dropped(before: Shape, now: Shape) -> list[str]:
+def _dropped(old: RescaledJob, new: RescaledJob) -> list[str]:
     """The operators whose state may be lost."""
-    return [n for n in before.homes if _unmarked(n) == "passing" and n not in now.homes]
+    return [old.called[PASSING]] if PASSING in old.called.keys() - new.called.keys() else []
 
 
 def whole(chain: Sequence[Layer]) -> Layer:
