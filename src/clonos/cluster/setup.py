@@ -6,7 +6,6 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -31,6 +30,7 @@ from clonos.cluster.patience import Patience
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import seals_of, ship
+from clonos.cluster.sink_places import added_sinks, claimed, claims_of
 from clonos.cluster.stages import begins
 from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
@@ -62,7 +62,6 @@ from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
 from clonos.sinks.taken_back import take_back
-from clonos.sinks.writers import Claims
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
@@ -75,7 +74,6 @@ from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 from clonos.upgrade.layers import require_continuable
 from clonos.upgrade.prepare import NOTHING, Prepared
 from clonos.upgrade.renamed import shape_before
-from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
 from clonos.watch.snapshot import Snapshot, snapshot
@@ -435,7 +433,8 @@ class DriverSetup:
         how = (drop_state, directory.numbers, self._prepared())
         announce = partial(directory.announce, compiled, version + 1, renamed=renamed)
         begins("switching", compiled.name)
-        with ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
+        about = directory.graph(version), compiled, self.durability, directory.checkpoint_id
+        with claimed(before, *about), ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
             switch = Switch(before, keeper, waiting, compiled, successor, *how, pool.map)
             is_made = switch.make(self._store, self._term, announce, file)
         if not is_made:
@@ -473,25 +472,16 @@ class DriverSetup:
     def _claim(self, undo: ExitStack) -> None:
         """Claim the directory and the places of sinks. If a new job finds output there, it belongs
         to another job."""
-        tasks = Counter(task.sink for task in self.compiled.plan.tasks if task.sink is not None)
-        owner = self.directory.checkpoint_id
-        self._claims = Claims(self.sinks, self.durability, owner, tasks)
+        compiled, directory = self.compiled, self.directory
+        self._claims = claims_of(compiled, self.durability, directory.checkpoint_id)
         undo.callback(self._withdraw)
         if not self.keeper.complete:
-            is_new, added = self.keeper.term == 0, self._added_sinks()
+            is_new = self.keeper.term == 0
+            added = added_sinks(directory.graph_before(self.keeper.version), compiled)
             self._claims.begin(self.sink_schemas, is_new=is_new, added=added)
         environment = getattr(self.spark.sparkContext, "environment", {})
         self.directory.hash_seed = str(environment.get(HASH_SEED, ""))
         self.directory.claim(self.compiled, self.keeper.version)
-
-    def _added_sinks(self) -> list[str] | None:
-        """Sinks that the graph before did not have, or had in other places; None: there was no such
-        graph."""
-        graph = self.directory.graph_before(self.keeper.version)
-        if graph is None:
-            return None
-        before, now = Shape(graph).sinks, Shape.of(self.compiled).sinks
-        return [name for name, about in now.items() if before.get(name) != about]
 
     def _withdraw(self) -> None:
         """Give up the places of sinks, if nobody can go on with this job."""

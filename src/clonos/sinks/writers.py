@@ -187,6 +187,10 @@ class Claims:
             claim.begin(schemas[operator], is_new=is_new or is_added)
         self.check()
 
+    def has(self, operator: str) -> bool:
+        """Whether a sink has a place to claim."""
+        return operator in self._claims
+
     def check(self) -> None:
         """Check that no other job has claimed a place at the same moment.
 

@@ -1,0 +1,93 @@
+"""A sink gets another name: its output goes on exactly once, or the change is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import clonos
+from clonos.errors import CannotUpgrade, OutputExists
+from tests.cluster.test_upgrade import all_the_rest, more, staged
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(900),
+]
+
+ROWS = 2_000
+
+
+def rows_in(folder: Path) -> Counter[Any]:
+    table = pq.read_table(folder)
+    return Counter(zip(table["key"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+
+def rows_of(kit: Any, first: int = 0) -> Counter[Any]:
+    return Counter((key, n) for _, key, n in map(kit.row, range(first, ROWS)))
+
+
+def test_its_place_keeps_its_name(kit, spark, tmp_path):
+    source = staged(kit, tmp_path, ROWS)
+
+    def make(name: str, place: str = "out", parallelism: int = 1) -> clonos.Job:
+        folder = str(tmp_path / "checkpoint")
+        job = clonos.Job("named", parallelism=parallelism, checkpoint_dir=folder)
+        events = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        kept = events.key_by("key").process(Passing(), "key string, n long", name="pass")
+        kept.sink(clonos.sinks.parquet(str(tmp_path / place), linger="50 ms"), name=name)
+        return job
+
+    running = make("out").start(spark)
+    kit.wait_rows(running, 100, sink="out")
+    with pytest.raises(CannotUpgrade, match="place of its output has its name"):
+        running.upgrade(make("result"), renamed={"out": "result"})
+    with pytest.raises(OutputExists):
+        running.upgrade(make("result"))
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="out")
+    assert running.stop(settle="60 seconds")
+    with pytest.raises(OutputExists):
+        make("result").start(spark, upgrade=True)
+    again = make("out").start(spark)
+    more(tmp_path)
+    kit.wait_rows(again, 100, sink="out")
+    again.upgrade(make("result", "more", 2))
+    all_the_rest(kit, tmp_path)
+    assert again.wait(300).is_complete
+    assert rows_in(tmp_path / "more")
+    assert rows_in(tmp_path / "out") + rows_in(tmp_path / "more") == rows_of(kit)
+
+
+class Passing(clonos.Process):
+    """Passes each row on."""
+
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        return [(row.key, row.n)]
+
+
+def test_a_place_without_output_keeps_its_name_too(kit, spark, tmp_path):
+    source, begins = staged(kit, tmp_path, ROWS), kit.row(ROWS - 10)[0]
+
+    def make(name: str) -> clonos.Job:
+        job = clonos.Job("named", checkpoint_dir=str(tmp_path / "checkpoint"))
+        events = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        events.select("key", "n").sink(clonos.sinks.parquet(str(tmp_path / "all")), name="all")
+        late = events.filter(lambda row: row.at >= begins, name="late").select("key", "n")
+        late.sink(clonos.sinks.parquet(str(tmp_path / "out")), name=name)
+        return job
+
+    running = make("out").start(spark)
+    kit.wait_rows(running, 100, sink="all")
+    with pytest.raises(CannotUpgrade, match="place of its output has its name"):
+        running.upgrade(make("result"), renamed={"out": "result"})
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="all")
+    all_the_rest(kit, tmp_path)
+    assert running.wait(300).is_complete
+    assert rows_in(tmp_path / "all") == rows_of(kit)
+    assert rows_in(tmp_path / "out") == rows_of(kit, ROWS - 10)
