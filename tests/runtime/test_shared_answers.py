@@ -132,6 +132,9 @@ def test_a_store_that_hangs_is_away(monkeypatch, caplog):
     [
         lambda: clonos.Cache("file:///tmp/x", "a"),
         lambda: clonos.Cache("redis://host", ""),
+        lambda: clonos.Cache("redis://host:port", "a"),
+        lambda: clonos.Cache("postgresql://[::1/db", "a"),
+        lambda: clonos.Cache(None, "a"),  # type: ignore[arg-type]
         lambda: policy_of(print, "ask", in_flight=1, cache=clonos.Cache("redis://host", "a")),
         lambda: policy_of(print, "ask", in_flight=1, cache_ttl="1 s", cache="redis://host"),  # type: ignore[arg-type]
     ],

@@ -35,11 +35,14 @@ class Service:
         All that came: name, content, headers.
     answers
         What to answer instead, first come first served: status and headers; None: nothing at all.
+    hints
+        The status codes of informational answers before each answer.
     """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, bytes, Any]] = []
         self.answers: list[tuple[int, dict[str, str]] | None] = []
+        self.hints: tuple[int, ...] = ()
         self.refuses: Callable[[Any], bool] = lambda row: False
         self.rows: dict[str, list[Any]] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -82,6 +85,10 @@ class Service:
                 if answer is None:
                     self.close_connection = True
                     return
+                for hint in service.hints:
+                    self.send_response_only(hint)
+                    self.send_header("Link", "</style.css>; rel=preload")
+                    self.end_headers()
                 status, headers = answer
                 self.send_response(status or service.take(name, content))
                 for key, value in headers.items():
@@ -129,7 +136,12 @@ def test_rows_are_sent_in_order_under_names_that_say_which_they_are(service):
 
 
 @pytest.mark.parametrize(
-    "start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 503 No\r\nContent-Length: 400\r\n\r\n"]
+    "start",
+    [
+        b"HTTP/1.1 200 OK\r\nX-Slow: ",
+        b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 102 Wait\r\nX-Slow: ",
+        b"HTTP/1.1 503 No\r\nContent-Length: 400\r\n\r\n",
+    ],
 )
 def test_an_answer_that_comes_bit_by_bit_is_none(start):
     """A limit for each read alone would let it hold the task for ever."""
@@ -155,6 +167,29 @@ def test_an_answer_that_comes_bit_by_bit_is_none(start):
         assert time.monotonic() - began_s < 10
         one.close()
         thread.join()
+
+
+@pytest.mark.parametrize("hints", [(100,), (102,), (103,), (102, 100, 103, 199, 103)])
+def test_informational_answers_are_none(service, hints):
+    """RFC 9110, 15.2: a client must be able to read any number of them before the final answer."""
+    service.hints = hints
+    one = writer(service)
+    one.write([output(1, 1)])
+    service.answers = [(503, {"Retry-After": "7"})]
+    with pytest.raises(StoreAway, match="answers 503 why") as caught:
+        one.write([output(2, 2)])
+    assert caught.value.after_s == 7.0
+    one.write([output(2, 2)])
+    assert numbers(service) == [1, 2]
+    one.close()
+
+
+def test_a_service_may_not_change_the_protocol(service):
+    one = writer(service)
+    service.answers = [(101, {})]
+    with pytest.raises(SinkFailed, match="answers 101"):
+        one.write([output(1, 1)])
+    one.close()
 
 
 @pytest.mark.parametrize(
@@ -262,6 +297,21 @@ def test_a_pause_is_as_long_as_the_service_asks_for():
     assert 0 < retry_after_s(formatdate(4102444800, usegmt=True)) <= 300
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Fri, 31 Dec 99999999999999999999 23:59:59 GMT",
+        "Fri, 31 Dec 9999 23:59:59 -9999",
+        "Mon, 01 Jan 0001 00:00:00 +2359",
+        "9" * 5000,
+        "Fri, 31 Dec 1999 23:59:99999999999999999999 GMT",
+        "\x00",
+    ],
+)
+def test_whatever_a_service_says_of_a_pause_it_is_none_or_one(service, said):
+    assert 0 <= retry_after_s(said) <= 300
+
+
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "UTC"])
 def test_a_date_without_a_zone_is_meant_for_greenwich(monkeypatch, zone):
     """The form of C's asctime, which old servers send; and whoever hears it may be anywhere."""
@@ -335,6 +385,14 @@ def test_dead_letters_that_cannot_be_written_are_said(service, tmp_path):
         {"url": "ftp://a"},
         {"url": "https://"},
         {"url": "https://me:secret@a/b"},
+        {"url": "https://a:port/b"},
+        {"url": "https://a:99999/b"},
+        {"url": "https://[::1/b"},
+        {"url": "https://a/b c"},
+        {"url": "https://a b/c"},
+        {"url": "https://a/ü"},
+        {"url": "https://a/b\nc"},
+        {"headers": {"a": "語"}},
         {"body": "xml"},
         {"rows_per_request": 0},
         {"headers": {"a\n": "b"}},

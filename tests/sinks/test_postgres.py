@@ -373,7 +373,7 @@ def test_upsert_needs_a_unique_index_and_its_columns(place):
     with pytest.raises(clonos.errors.BadGraph, match="unique index"):
         place.begin(upsert="id")
     with pytest.raises(clonos.errors.UnknownColumn, match="'nope'"):
-        place.begin(upsert="nope")
+        place.sink(upsert="nope").with_schema(SCHEMA)
 
 
 def test_tasks_that_upsert_the_same_keys_do_not_wait_crosswise(place):

@@ -12,7 +12,7 @@ import pytest
 
 import clonos
 from clonos.columns.schema import _SIMPLE_TYPES, parse_schema
-from clonos.errors import BadSchema, OperatorError
+from clonos.errors import BadSchema, OperatorError, WrongType
 from clonos.sinks.json_texts import as_json
 from clonos.sources.json_lines import _by_arrow, parse_json
 from clonos.sources.lines import PARSERS
@@ -228,6 +228,35 @@ def test_types_that_a_format_lacks_are_refused_where_the_job_is_defined(tmp_path
     for schema in ("a array<int>", "a struct<b: int>", "a map<string, int>"):
         with pytest.raises(BadSchema, match=r"'a': .* cannot be read from CSV"):
             clonos.sources.files(str(tmp_path), format="csv", schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("sink", "kind"),
+    [
+        (clonos.sinks.http("http://host/"), BadSchema),
+        (clonos.sinks.kafka("host:1", "topic"), BadSchema),
+        (clonos.sinks.postgres("postgresql://host/db", "t"), WrongType),
+    ],
+)
+@pytest.mark.parametrize(
+    "nested", ["map<struct<a: int>, int>", "map<array<int>, int>", "map<map<string, int>, int>"]
+)
+@pytest.mark.parametrize("form", ["{}", "array<{}>", "struct<x: {}>", "map<string, {}>"])
+def test_a_sink_refuses_what_no_source_could_read_again(sink, kind, nested, form):
+    """Two keys could become the same text, so a column of jsonb would keep one of two values."""
+    job = clonos.Job("lost")
+    rows = job.source(clonos.sources.from_batches([], f"n int, m {form.format(nested)}"))
+    with pytest.raises(kind, match=r"map<") as caught:
+        rows.sink(sink)
+    assert "'m'" in str(caught.value) or caught.value.where == "m"
+    assert caught.value.remedy
+
+
+def test_a_sink_of_texts_does_not_mind_what_its_other_columns_are():
+    job = clonos.Job("kept")
+    rows = job.source(clonos.sources.from_batches([], "value string, m map<struct<a: int>, int>"))
+    rows.sink(clonos.sinks.kafka("host:1", "topic", value="text"))
+    rows.sink(clonos.sinks.collect())
 
 
 def test_csv_loses_nothing_without_a_word(tmp_path):

@@ -181,12 +181,14 @@ def test_bytes_that_are_no_cut():
         ({"schema": "id long", "metadata": True}, BadSchema),
         ({"schema": "n array<long>"}, BadSchema),
         ({"schema": "n long", "start": "yesterday"}, WrongType),
+        ({"schema": "n long", "url": "redis://host:port"}, WrongType),
+        ({"schema": "n long", "url": "redis://[::1"}, WrongType),
         ({"schema": "n long", "streams": []}, WrongType),
     ],
 )
 def test_wrong_arguments(options, kind):
     with pytest.raises(kind) as caught:
-        redis_source("redis://a", **{"streams": "s", **options})
+        redis_source(**{"url": "redis://a", "streams": "s", **options})
     assert caught.value.remedy
 
 

@@ -206,6 +206,8 @@ def postgres(
 
     Raises
     ------
+    UnknownColumn, WrongType
+        Where the sink is attached: PostgreSQL has no type for a column, or there is no such column.
     UnknownColumn, WrongType, BadGraph
         When the job starts: the table does not match the stream.
     OutputExists
@@ -263,8 +265,8 @@ def kafka(
 
     Raises
     ------
-    UnknownColumn, WrongType
-        When the job starts: the stream's columns do not match.
+    BadSchema, UnknownColumn, WrongType
+        Where the sink is attached: the stream's columns do not match.
     SinkFailed
         When the job starts: the topic does not exist, or the cluster does not answer.
 
@@ -338,19 +340,9 @@ def http(
     """
     require_types(http, locals())
     # Every slot imports this package; few send requests.
-    from urllib.parse import urlsplit
+    from clonos.sinks.http_writer import Endpoint, HttpStore, check_headers, check_url
 
-    from clonos.sinks.http_writer import Endpoint, HttpStore, check_headers
-
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise WrongType("this is not a URL", where="http", remedy='write "https://host/path"')
-    if parts.username is not None:
-        raise WrongType(
-            "the url has a user, which would not be sent",
-            where="http",
-            remedy='say headers={"Authorization": "Basic ..."}',
-        )
+    check_url(url)
     if body not in {"array", "lines", "object"}:
         raise WrongType(f"body={body!r}", where="http", remedy='say "array", "lines" or "object"')
     if rows_per_request < 1:

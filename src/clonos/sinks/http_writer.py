@@ -14,14 +14,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
 from clonos.blame import in_short
-from clonos.errors import ClonosError, NameConflict, RowRefused, SinkFailed, StoreAway
-from clonos.sinks.json_texts import as_json
+from clonos.columns.urls import is_url
+from clonos.errors import ClonosError, NameConflict, RowRefused, SinkFailed, StoreAway, WrongType
+from clonos.sinks.json_texts import as_json, require_json
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import Claim
 from clonos.storage.files import files_of, folder_name
@@ -103,12 +105,26 @@ class Endpoint:
         """A connection, which connects on first use."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
+        connection: http.client.HTTPConnection
         if parts.scheme == "https":
             secure = ssl.create_default_context()
-            return http.client.HTTPSConnection(
+            connection = http.client.HTTPSConnection(
                 host, self.port, timeout=self.timeout_s, context=secure
             )
-        return http.client.HTTPConnection(host, self.port, timeout=self.timeout_s)
+        else:
+            connection = http.client.HTTPConnection(host, self.port, timeout=self.timeout_s)
+        connection.response_class = _FinalAnswer
+        return connection
+
+
+class _FinalAnswer(http.client.HTTPResponse):
+    """Skips answers that come before the final one, such as 102 and 103; Python skips only 100."""
+
+    def begin(self) -> None:
+        super().begin()
+        while 100 < self.status < 200 and self.status != HTTPStatus.SWITCHING_PROTOCOLS:
+            self.headers = None  # type: ignore[assignment]  # otherwise `begin` takes it for read
+            super().begin()
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,9 @@ class HttpStore:
     @property
     def place(self) -> str | None:
         return None
+
+    def check(self, schema: pa.Schema) -> None:
+        require_json(schema, "http")
 
     def claim(self, lane: Lane, tasks: int) -> Claim | None:
         return None
@@ -336,6 +355,24 @@ def _text(request: _Request) -> str:
     return _texts(request)[0]
 
 
+def check_url(url: str) -> None:
+    """Raise `WrongType` if requests cannot be sent there."""
+    if not is_url(url, {"http", "https"}) or not urlsplit(url).hostname:
+        raise WrongType("this is not a URL", where="http", remedy='write "https://host/path"')
+    if urlsplit(url).username is not None:
+        raise WrongType(
+            "the url has a user, which would not be sent",
+            where="http",
+            remedy='say headers={"Authorization": "Basic ..."}',
+        )
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise WrongType(
+            "the url has letters that cannot be sent",
+            where="http",
+            remedy="write them as urllib.parse.quote does: %20 for a space",
+        )
+
+
 def check_headers(headers: Mapping[str, Any], key: Any) -> dict[str, str]:
     """The headers as sent; raises `ValueError` if one cannot be sent or is reserved."""
     everything: list[tuple[Any, Any]] = [*headers.items(), (key, "")]
@@ -344,6 +381,10 @@ def check_headers(headers: Mapping[str, Any], key: Any) -> dict[str, str]:
             raise ValueError("a header is a text, and so is its name")  # noqa: TRY004 - see above
         if not name.isascii() or not name.replace("-", "").isalnum() or {"\r", "\n"} & set(value):
             raise ValueError(f"the header {name!r} cannot be sent")
+        try:
+            value.encode("latin-1")
+        except UnicodeEncodeError:
+            raise ValueError(f"the value of the header {name!r} cannot be sent") from None
         if name.lower() in {"content-length", "transfer-encoding"}:
             raise ValueError(f"the header {name!r} is not yours to set")
     return dict(headers)

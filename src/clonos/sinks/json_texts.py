@@ -9,6 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos.columns.json_types import missing_in_json
+from clonos.errors import BadSchema
+
 _HEX: Final = np.frombuffer(
     b"".join(b"%02x" % byte for byte in range(256)), dtype=np.uint8
 ).reshape(256, 2)
@@ -18,6 +21,24 @@ _CONTROLS: Final = {
     "\r": "\\r",
     "\t": "\\t",
 }
+
+
+def require_json(schema: pa.Schema, where: str) -> None:
+    """Check that sources can read what these columns are as JSON.
+
+    Raises
+    ------
+    BadSchema
+        A type has no form in JSON.
+    """
+    for field in schema:
+        if (wrong := missing_in_json(field.type)) is not None:
+            raise BadSchema(
+                f"column {field.name!r}: {wrong} cannot be written as JSON",
+                where=where,
+                remedy="convert it first; instead of a map whose keys are nested, give an array of "
+                "structs",
+            )
 
 
 def as_json(values: pa.Array) -> pa.StringArray:

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 import pyarrow as pa
 
 from clonos.errors import UnknownColumn, WrongType
-from clonos.sinks.json_texts import as_json
+from clonos.sinks.json_texts import as_json, require_json
 
 Value = Literal["json", "text", "bytes"]
 """The format of a message's value."""
@@ -50,9 +50,11 @@ class Format:
 
         Raises
         ------
-        UnknownColumn, WrongType
+        BadSchema, UnknownColumn, WrongType
             They cannot.
         """
+        if self.value == "json":
+            require_json(schema, "kafka")
         if self.key is not None:
             kind = _type_of(schema, self.key)
             if not (_is_text(kind) or _is_bytes(kind) or pa.types.is_integer(kind)):

@@ -49,6 +49,9 @@ class KafkaStore:
         """The transactions of lanes."""
         return KafkaTransactions(partial(KafkaSession, self.topic), self.format)
 
+    def check(self, schema: pa.Schema) -> None:
+        self.format.check(schema)
+
     def claim(self, lane: Lane, tasks: int) -> KafkaClaim:
         return KafkaClaim(self)
 
@@ -66,7 +69,6 @@ class KafkaClaim:
         self._store = store
 
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
-        self._store.format.check(schema)
         topic = self._store.topic
         try:
             consumer = topic.consumer("read_committed")

@@ -47,6 +47,17 @@ class PostgresStore:
     def place(self) -> str | None:
         return self.transactions.target.place
 
+    def check(self, schema: pa.Schema) -> None:
+        for field in schema:
+            types_for(field.type, field.name)
+        for key in self.transactions.upsert:
+            if key not in schema.names:
+                raise UnknownColumn(
+                    f"there is no column {key!r} for upsert",
+                    where=self.transactions.target.place,
+                    remedy=f"the columns are {', '.join(schema.names)}",
+                )
+
     def claim(self, lane: Lane, tasks: int) -> PostgresClaim:
         return PostgresClaim(self, lane, tasks)
 
@@ -66,13 +77,6 @@ class PostgresClaim:
 
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
         declared = [(f.name, types_for(f.type, f.name)) for f in schema]
-        for key in self._store.transactions.upsert:
-            if key not in schema.names:
-                raise UnknownColumn(
-                    f"there is no column {key!r} for upsert",
-                    where=self._target.place,
-                    remedy=f"the columns are {', '.join(schema.names)}",
-                )
 
         def work() -> None:
             with self._connected() as sql:

@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 from pyarrow import csv
 
+from clonos.columns.json_types import missing_in_json
 from clonos.errors import WrongType
 from clonos.sinks.json_texts import as_digits, as_json
 
@@ -49,7 +50,7 @@ def types_for(data_type: pa.DataType, column: str) -> tuple[str, ...]:
         return (f"timestamp {zone} time zone",)
     if types.is_decimal(data_type):
         return (f"numeric({data_type.precision},{data_type.scale})", "numeric")
-    if types.is_nested(data_type):
+    if types.is_nested(data_type) and missing_in_json(data_type) is None:
         return _JSON
     raise WrongType(
         f"no column of PostgreSQL holds {data_type}",

@@ -46,6 +46,15 @@ class Store(Protocol):
     def place(self) -> str | None:
         """A name that no two sinks of a job may share; errors show it, so it has no secrets."""
 
+    def check(self, schema: pa.Schema) -> None:
+        """Check that rows with these columns can be written, where the job is defined.
+
+        Raises
+        ------
+        BadSchema, UnknownColumn, WrongType
+            They cannot.
+        """
+
     def claim(self, lane: Lane, tasks: int) -> Claim | None:
         """The claim of a sink with this first lane and number of tasks; None: nothing to claim."""
 
@@ -107,7 +116,9 @@ class SinkSpec:
         return self.path is not None or self.store is not None
 
     def with_schema(self, schema: pa.Schema) -> SinkSpec:
-        """The same sink for rows of this schema."""
+        """The same sink for rows of this schema, if it can write them."""
+        if self.store is not None:
+            self.store.check(schema)
         return replace(self, schema=schema)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -194,6 +194,9 @@ class UserStore:
     def place(self) -> str | None:
         return None  # different sinks have differently named lanes
 
+    def check(self, schema: pa.Schema) -> None:
+        """What a user's functions can write is theirs to say, when they do."""
+
     def claim(self, lane: Lane, tasks: int) -> Claim | None:
         return None  # lanes' names are unique to the job
 

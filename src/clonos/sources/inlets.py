@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from clonos.arguments import require_types
 from clonos.columns.durations import parse_duration
+from clonos.columns.urls import is_url
 from clonos.errors import BadSchema, WrongType
 from clonos.sources.lines import PARSERS, short_reason
 from clonos.sources.messages import Value, columns_of
@@ -238,11 +239,7 @@ def websocket(
 
 
 def _is_websocket(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in {"ws", "wss"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+    return is_url(url, {"ws", "wss"}) and bool(urlsplit(url).hostname)
 
 
 def _offered(

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from clonos.columns.json_types import missing_in_json
 from clonos.columns.kept_values import infinities
 from clonos.errors import BadSchema
 
@@ -30,21 +31,6 @@ _HAS_ZONE: Final = re.compile(r"(?:Z|[+-]\d\d(?::?\d\d)?)$")
 _NO_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 _MARK: Final = "\\x"
 """How bytes begin, as in PostgreSQL; then hexadecimal digits follow."""
-
-_PLAIN: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_float32,
-    pa.types.is_float64,
-    pa.types.is_decimal,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_date,
-    pa.types.is_timestamp,
-    pa.types.is_null,
-)
 
 
 class _Object(dict[str, Any]):
@@ -82,7 +68,7 @@ def require_json(schema: pa.Schema) -> pa.Schema:
         A type has no form in JSON.
     """
     for field in schema:
-        if (wrong := _unreadable(field.type)) is not None:
+        if (wrong := missing_in_json(field.type)) is not None:
             raise BadSchema(
                 f"column {field.name!r}: {wrong} cannot be read from JSON",
                 remedy='read it as a "string", or give another type',
@@ -311,22 +297,6 @@ def _bytes(text: str) -> bytes:
     if text.startswith(_MARK):
         return bytes.fromhex(text[len(_MARK) :])
     return text.encode()
-
-
-def _unreadable(data_type: pa.DataType) -> pa.DataType | None:
-    """The type, or the part of it, that JSON lacks."""
-    types = pa.types
-    if types.is_map(data_type):
-        if types.is_nested(data_type.key_type):
-            return data_type
-        parts = [data_type.key_type, data_type.item_type]
-    elif types.is_list(data_type) or types.is_large_list(data_type):
-        parts = [data_type.value_type]
-    elif types.is_struct(data_type):
-        parts = [field.type for field in data_type]
-    else:
-        return None if any(fits(data_type) for fits in _PLAIN) else data_type
-    return next(filter(None, map(_unreadable, parts)), None)
 
 
 def _only_here(data_type: pa.DataType) -> bool:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from clonos.columns.instants import to_ms
 from clonos.columns.schema import TIMESTAMP
+from clonos.columns.urls import is_url
 from clonos.errors import ProtocolError, SourceError, WrongType
 from clonos.extras import imported
 from clonos.sources.readers import CutReader
@@ -96,7 +97,7 @@ class Streams:
     has_metadata: bool = False
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url or "").scheme not in {"redis", "rediss", "unix"}:
+        if not is_url(self.url, {"redis", "rediss", "unix"}):
             raise WrongType(
                 "this is not a Redis URL", where="redis", remedy='write "redis://host:6379/0"'
             )

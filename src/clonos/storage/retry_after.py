@@ -29,7 +29,7 @@ def retry_after_s(said: str | None) -> float:
         return min(float(said), RETRY_AFTER_MAX_S)
     try:
         at = parsedate_to_datetime(said)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
     at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)  # the form of asctime
     return min(max(at.timestamp() - time.time(), 0.0), RETRY_AFTER_MAX_S)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from clonos.columns.urls import is_url
 from clonos.errors import WrongType
 
 _KINDS: Final = {
@@ -44,9 +45,8 @@ class Cache:
     name: str
 
     def __post_init__(self) -> None:
-        url: object = self.url
         name: object = self.name
-        if not isinstance(url, str) or urlsplit(url).scheme not in _KINDS:
+        if not is_url(self.url, _KINDS):
             raise WrongType(
                 "there is no such store of answers",
                 where="Cache",
