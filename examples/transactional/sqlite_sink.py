@@ -33,16 +33,12 @@ def sqlite(path: str, table: str, columns: str) -> Any:
 
     def open_lane(lane: Lane) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=0.1, isolation_level=None)
-        db.executescript(TABLES.format(table=table, columns=columns))
-        with transaction(db):
-            found = mark_of(db, lane)
-            if found is None:
-                db.execute("insert into marks values (?, ?, null, null)", mine(lane))
-            elif found[0] > lane.incarnation:
-                raise clonos.Fenced(f"{lane.name} has a later life")
-            else:
-                query = "update marks set incarnation = ? where lane = ?"
-                db.execute(query, (lane.incarnation, lane.name))
+        try:
+            db.executescript(TABLES.format(table=table, columns=columns))
+            take_over(db, lane)
+        except BaseException:
+            db.close()  # otherwise it keeps its locks until the garbage collector finds it
+            raise
         return db
 
     def last_key(db: sqlite3.Connection, lane: Lane) -> tuple[int, int] | None:
@@ -72,6 +68,19 @@ def sqlite(path: str, table: str, columns: str) -> Any:
         write=write,
         retry_on=(sqlite3.OperationalError,),  # "database is locked": another task writes
     )
+
+
+def take_over(db: sqlite3.Connection, lane: Lane) -> None:
+    """From now on no older life can commit."""
+    with transaction(db):
+        found = mark_of(db, lane)
+        if found is None:
+            db.execute("insert into marks values (?, ?, null, null)", mine(lane))
+        elif found[0] > lane.incarnation:
+            raise clonos.Fenced(f"{lane.name} has a later life")
+        else:
+            query = "update marks set incarnation = ? where lane = ?"
+            db.execute(query, (lane.incarnation, lane.name))
 
 
 def mine(lane: Lane) -> tuple[str, int]:

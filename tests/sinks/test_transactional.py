@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import sqlite3
+import tempfile
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +25,11 @@ LANE = Lane("me", "out", 0, 1)
 
 
 @pytest.fixture
-def make(tmp_path):
-    return lambda: of(sqlite_sink.sqlite(str(tmp_path / f"{next(_numbers)}.db"), "t", "id, word"))
+def make():
+    """Files in memory, if possible: a place for each line of a sink is many calls of fsync."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield lambda: of(sqlite_sink.sqlite(f"{folder}/{next(_numbers)}.db", "t", "id, word"))
 
 
 def of(sink, **changed) -> Any:
@@ -53,8 +60,8 @@ def away(sink):
 def test_sqlite_keeps_the_contract(make):
     report = check_sink(make, read, away=away, patience="100 ms")
     assert report.passed, report
-    assert len(report.findings) == 10
-    assert all(f.points > 10 for f in report.findings if "every line" in f.scenario), report
+    assert len(report.findings) == 12
+    assert all(f.points > 10 for f in report.findings if "every" in f.scenario), report
 
 
 def insert(db, outputs):
@@ -124,6 +131,182 @@ def whose_lanes_share_a_mark(sink):
     )
 
 
+def that_forgets_its_mark(sink):
+    def write(db, lane, outputs, before, last):
+        with sqlite_sink.transaction(db):
+            require_incarnation(db, lane)
+            insert(db, outputs)
+
+    return of(sink, write=write)
+
+
+def that_commits_each_batch(sink):
+    def write(db, lane, outputs, before, last):
+        for batch in outputs:
+            with sqlite_sink.transaction(db):
+                require_mark(db, lane, before)
+                insert(db, [batch])
+                if batch is outputs[-1]:
+                    move(db, lane, last)
+
+    return of(sink, write=write)
+
+
+def that_swallows_errors(sink):
+    def write(db, lane, outputs, before, last):
+        with contextlib.suppress(sqlite3.Error), sqlite_sink.transaction(db):
+            require_mark(db, lane, before)
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, write=write)
+
+
+def that_takes_any_error_for_a_fence(sink):
+    written = sink.store.transactions.write_fn
+
+    def write(*what):
+        try:
+            written(*what)
+        except Exception as error:
+            raise clonos.Fenced("it does not work") from error
+
+    return of(sink, write=write)
+
+
+def that_tries_again_by_itself(sink):
+    """If the answer to the commit is lost, nobody looks at the mark."""
+
+    def write(db, lane, outputs, before, last):
+        for _ in range(3):
+            try:
+                with sqlite_sink.transaction(db):
+                    require_incarnation(db, lane)
+                    insert(db, outputs)
+                    move(db, lane, last)
+                return
+            except sqlite3.OperationalError:
+                pass
+        raise sqlite3.OperationalError("three times")
+
+    return of(sink, write=write)
+
+
+def whose_mark_is_off_by(sink, n):
+    last_key = sink.store.transactions.last_key_fn
+
+    def off(db, lane):
+        found = last_key(db, lane)
+        return None if found is None else (found[0], found[1] + n)
+
+    def write(db, lane, outputs, before, last):
+        with sqlite_sink.transaction(db):
+            require_incarnation(db, lane)
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, last_key=off, write=write)
+
+
+def that_knows_no_generation(sink):
+    last_key = sink.store.transactions.last_key_fn
+
+    def without(db, lane):
+        found = last_key(db, lane)
+        return None if found is None else (0, found[1])
+
+    def write(db, lane, outputs, before, last):
+        with sqlite_sink.transaction(db):
+            require_incarnation(db, lane)
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, last_key=without, write=write)
+
+
+def that_fences_when_it_writes(sink):
+    """Between `open` and the first `write` an older life can still commit."""
+    functions = sink.store.transactions
+
+    def open_lane(lane):
+        return functions.open_fn(Lane(lane.run, lane.operator, lane.number, 0))
+
+    def write(db, lane, outputs, before, last):
+        with sqlite_sink.transaction(db):
+            found: Any = sqlite_sink.mark_of(db, lane)
+            if found[0] > lane.incarnation:
+                raise clonos.Fenced("a later life")
+            db.execute("update marks set incarnation = ?", (lane.incarnation,))
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, open=open_lane, write=write)
+
+
+def that_looks_before_it_fences(sink):
+    functions, known = sink.store.transactions, {}
+
+    def open_lane(lane):
+        db = functions.open_fn(Lane(lane.run, lane.operator, lane.number, 0))
+        known["mark"] = functions.last_key_fn(db, lane)
+        db.execute("update marks set incarnation = ?", (lane.incarnation,))
+        return db
+
+    def write(db, lane, outputs, before, last):
+        with sqlite_sink.transaction(db):
+            require_incarnation(db, lane)
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, open=open_lane, last_key=lambda db, lane: known["mark"], write=write)
+
+
+def whose_life_opens_once(sink):
+    opened = sink.store.transactions.open_fn
+
+    def open_lane(lane):
+        with contextlib.closing(opened(Lane(lane.run, lane.operator, lane.number, 0))) as db:
+            found: Any = sqlite_sink.mark_of(db, lane)
+            if found[0] >= lane.incarnation:
+                raise clonos.Fenced("a life of this number, or a later one")
+        return opened(lane)
+
+    return of(sink, open=open_lane)
+
+
+def whose_mark_is_for_all_jobs(sink):
+    functions = sink.store.transactions
+
+    def one(fn):
+        return lambda *args: fn(
+            *[
+                Lane("", a.operator, a.number, a.incarnation) if isinstance(a, Lane) else a
+                for a in args
+            ]
+        )
+
+    return of(
+        sink,
+        open=one(functions.open_fn),
+        last_key=one(functions.last_key_fn),
+        write=one(functions.write_fn),
+    )
+
+
+def require_incarnation(db, lane):
+    found: Any = sqlite_sink.mark_of(db, lane)
+    if found[0] != lane.incarnation:
+        raise clonos.Fenced("a later life")
+
+
+def require_mark(db, lane, before):
+    if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
+        raise clonos.Fenced("a later life")
+
+
+WRONG = "rows are missing|ence|mark|could not write"
+
+
 @pytest.mark.parametrize(
     ("break_it", "caught"),
     [
@@ -132,13 +315,57 @@ def whose_lanes_share_a_mark(sink):
         (that_does_not_compare, "frozen"),
         (that_does_not_compare, "two_copies"),
         (whose_lanes_share_a_mark, "two_lanes"),
+        (whose_mark_is_for_all_jobs, "two_lanes"),
+        (that_forgets_its_mark, "killed"),
+        (that_commits_each_batch, "killed"),
+        (that_swallows_errors, "failing"),
+        (that_takes_any_error_for_a_fence, "failing"),
+        (that_tries_again_by_itself, "failing"),
+        (partial(whose_mark_is_off_by, n=1), "offered_twice"),
+        (partial(whose_mark_is_off_by, n=-1), "offered_twice"),
+        (that_knows_no_generation, "generation_up"),
+        (that_fences_when_it_writes, "late"),
+        (that_looks_before_it_fences, "late"),
+        (whose_life_opens_once, "failing"),
     ],
 )
 def test_a_broken_sink_is_caught(make, break_it, caught):
     check = _Check(lambda: break_it(make()), read, 0.1)
     assert not check.run("groups", check.groups).wrong
     found = check.run(caught, getattr(check, caught))
-    assert "rows are missing" in found.wrong or "ence" in found.wrong or "mark" in found.wrong
+    assert re.search(WRONG, found.wrong), found
+
+
+def test_lines_are_found_wherever_the_functions_call_them(make):
+    """The lines of a callable object, and those that it calls in another file."""
+
+    class Write:
+        def __init__(self, written):
+            self.written = written
+
+        def __call__(self, *what):
+            self.written(*what)
+
+    def hidden():
+        sink = make()
+        functions = sink.store.transactions
+        given = {"open": partial(functions.open_fn), "last_key": partial(functions.last_key_fn)}
+        return of(sink, **given, write=Write(functions.write_fn))
+
+    check = _Check(hidden, read, 0.1)
+    plain = _Check(make, read, 0.1)
+    assert check.killed() == plain.killed() + 1
+
+
+def test_what_is_not_tested_is_said(make, monkeypatch):
+    monkeypatch.setattr("clonos.testing.sinks.POINTS_MAX", 5)
+    check = _Check(make, read, 0.1)
+    assert "more than 5 points: say every=2" in check.run("killed", check.killed).wrong
+    some = _Check(make, read, 0.1, every=20)
+    assert not some.run("killed", some.killed).wrong
+    monkeypatch.setattr("clonos.testing.interrupted.is_users_file", lambda name: False)
+    monkeypatch.setattr("clonos.testing.interrupted._files_of", lambda store: set())
+    assert "nothing of the sink's functions was seen" in check.run("killed", check.killed).wrong
 
 
 # --- the writer ----------------------------------------------------------------------------------
@@ -219,7 +446,7 @@ def test_functions_are_asked_for():
 
 def test_other_sinks_cannot_be_checked():
     report = check_sink(clonos.sinks.collect, read)
-    assert len(report.failures) == 9
+    assert len(report.failures) == 11
     assert "collect is no sink with transactions" in str(report)
 
 

@@ -377,7 +377,8 @@ def transactional(
     open
         ``open(lane)`` connects and returns the connection `db` for the other functions. It records
         ``lane.incarnation`` under ``lane.name`` in the store; if a higher one is recorded, it
-        raises :class:`clonos.Fenced`. From then on no older life may be able to commit.
+        raises :class:`clonos.Fenced`. From then on no older life may be able to commit. If it fails
+        after it has connected, it closes the connection, which may hold locks.
     last_key
         ``last_key(db, lane)`` returns the mark that `write` has left; None if nothing was written.
     write

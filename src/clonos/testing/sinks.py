@@ -1,19 +1,16 @@
-"""Tests a transactional sink: processes are killed and frozen at every line, outputs repeated."""
+"""Tests a transactional sink: processes are killed and frozen at every line, every call fails."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FrameType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,12 +23,18 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import TransactionalWriter, UserStore
 from clonos.sinks.writers import Claims
 from clonos.storage.retry import Retry
+from clonos.testing.interrupted import AWAY, FENCED, Child, Points
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
 """The schema of the test rows."""
 POINTS_MAX: Final = 200
 HUGE_ROWS: Final = 100_000
+_RUN: Final = "check_sink"
 _NAME: Final = "checked"
+_HANGS_S: Final = 60.0
+_GONE: Final = "check_sink: the connection is gone"
+_NEVER_CAME: Final = 6
+"""An exit code of a child."""
 
 Rows = list[tuple[int, str]]
 
@@ -85,9 +88,11 @@ def check_sink(
 ) -> SinkReport:
     """Test a sink of :func:`clonos.sinks.transactional`, or one that is built on it.
 
-    Processes are forked, and killed or stopped before each line of the files with the sink's
-    functions, and when `write` has returned. After each, the place must have exactly the rows that
-    were written.
+    Processes are forked, and killed or stopped before each line of yours that the sink's functions
+    reach, and when `write` has returned. Each call that your lines make fails once, with the first
+    exception of ``retry_on``: before it has done anything, and after it has done its work, as when
+    the answer to a commit is lost. After each, the place must have exactly the rows that were
+    written.
 
     Parameters
     ----------
@@ -101,7 +106,8 @@ def check_sink(
         How long a life waits for the locks of a frozen one before that wakes up. A store whose
         locks cannot be broken passes, too; its sink then waits for frozen processes without limit.
     every
-        Test only every n-th line, which is quicker.
+        Test only every n-th line and call, which is quicker. With more than 200 of them a test
+        fails, and asks for it.
 
     Returns
     -------
@@ -119,6 +125,8 @@ def check_sink(
         check.run("two copies of a life write", check.two_copies),
         check.run("killed at every line", check.killed),
         check.run("frozen at every line, and woken after its successor", check.frozen),
+        check.run("an older life writes at every line", check.late),
+        check.run("every call fails, before and after it has worked", check.failing),
     ]
     if away is not None:
         findings.append(check.run("the store is away and back", lambda: check.away(away)))
@@ -173,6 +181,11 @@ class _Check:
             place.write(first, _outputs(3))
             place.write(second, _outputs(2, 3, first_id=100))
             place.expect(1, 2, 3, 101, 102, 103)
+            if place.is_users:
+                place.write(place.life(2, run="another job"), _outputs(1, first_id=200))
+                place.write(place.life(3, operator="another sink"), _outputs(1, first_id=300))
+                place.write(first, _outputs(4))
+                place.expect(1, 2, 3, 4, 101, 102, 103, 201, 301)
 
     def huge(self) -> None:
         rows = [(i, f"word {i}") for i in range(HUGE_ROWS)]
@@ -202,39 +215,59 @@ class _Check:
             place.expect(1, 2, 3)
 
     def killed(self) -> int:
-        return self._at_every_line(self._kill_at)
+        return self._at_every_point(self._kill_at)
 
     def _kill_at(self, point: int) -> bool:
-        with self._place() as place:
-            place.write(place.life(1), _outputs(1))
-            child = place.fork(2, point, signal.SIGKILL)
-            came_so_far = child.wait() == -signal.SIGKILL
-            child.end()
+        with self._place() as place, place.signalled(place.life(1), point, signal.SIGKILL) as child:
+            has_come = child.wait() == -signal.SIGKILL
             place.write(place.life(3), _outputs(2, 3), _outputs(4))
             place.expect(1, 2, 3, 4)
-            return came_so_far
+            return has_come
 
     def frozen(self) -> int:
-        return self._at_every_line(self._freeze_at)
+        return self._at_every_point(self._freeze_at)
 
     def _freeze_at(self, point: int) -> bool:
-        with self._place() as place:
-            place.write(place.life(1), _outputs(1))
-            child = place.fork(2, point, signal.SIGSTOP)
-            came_so_far = child.has_stopped()
-            try:
-                wake_at = time.monotonic() + self._patience_s
-                life = place.life(3)
-                place.write(life, _outputs(2, 3), give_up=lambda: _past(wake_at, child))
-                child.wake()
-                ended = child.wait()
-                if ended not in (0, _FENCED, _AWAY):
-                    raise _Wrong(f"a life that woke up was not fenced: {child.told()}")
-                place.write(life, _outputs(4))
-            finally:
-                child.end()
+        with self._place() as place, place.signalled(place.life(1), point, signal.SIGSTOP) as child:
+            has_come, life = child.has_stopped(), place.life(3)
+            with child.waking(self._patience_s):
+                place.write(life, _outputs(2, 3))
+            child.wake()
+            if child.wait() not in (0, FENCED, AWAY):
+                raise _Wrong(f"a life that woke up was not fenced: {child.told()}")
+            place.write(life, _outputs(4))
             place.expect(1, 2, 3, 4)
-            return came_so_far
+            return has_come
+
+    def late(self) -> int:
+        return self._at_every_point(self._late_at)
+
+    def _late_at(self, point: int) -> bool:
+        with self._place() as place:
+            old = place.life(1)
+            with place.signalled(old, point, signal.SIGSTOP) as child:
+                has_come = child.has_stopped()
+                with child.waking(self._patience_s), contextlib.suppress(Fenced, StoreAway):
+                    place.write(old, _outputs(2, 3))
+                child.wake()
+                if child.wait() not in (0, AWAY):
+                    raise _Wrong(f"the newest life could not write: {child.told()}")
+                place.write(place.life(3), _outputs(2, 3), _outputs(4))
+                place.expect(1, 2, 3, 4)
+                return has_come
+
+    def failing(self) -> int:
+        return self._at_every_point(self._fail_at)
+
+    def _fail_at(self, point: int) -> bool:
+        with self._place() as place, place.failing(place.life(1), point) as child:
+            ended = child.wait(2 * _HANGS_S)
+            if ended not in (0, _NEVER_CAME):
+                raise _Wrong(f"after an error the newest life could not write: {child.told()}")
+            place.expect(1, 2, 3)
+            place.write(place.life(3), _outputs(2, 3), _outputs(4))
+            place.expect(1, 2, 3, 4)
+            return ended == 0
 
     def away(self, away: Callable[[SinkSpec], AbstractContextManager[Any]]) -> None:
         with self._place() as place:
@@ -250,15 +283,18 @@ class _Check:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _at_every_line(self, interrupt: Callable[[int], bool]) -> int:
+    def _at_every_point(self, interrupt: Callable[[int], bool]) -> int:
         for tried in range(POINTS_MAX):
             point = tried * self._every
             try:
-                if not interrupt(point):
-                    return tried
+                if interrupt(point):
+                    continue
             except Exception as error:
                 raise _Wrong(f"at point {point}: {in_short(error)}") from error
-        return POINTS_MAX
+            if point == 1:  # `write` has an end, whatever it consists of
+                raise _Wrong("nothing of the sink's functions was seen")
+            return tried
+        raise _Wrong(f"there are more than {POINTS_MAX} points: say every={2 * self._every}")
 
     @contextlib.contextmanager
     def _place(self, lanes: int = 1) -> Iterator[_Place]:
@@ -284,21 +320,27 @@ class _Place:
         self.sink, self._store, self._read = sink, sink.store, read
         self._patience_s = patience_s
         self._lives: list[TransactionalWriter] = []
-        claims = Claims({_NAME: sink}, "process", "check_sink", {_NAME: lanes})
+        claims = Claims({_NAME: sink}, "process", _RUN, {_NAME: lanes})
         claims.begin({_NAME: SCHEMA}, is_new=True)
 
-    def life(self, incarnation: int, number: int = 0) -> Any:
-        writer: Any = self._store.writer(Lane("check_sink", _NAME, number, incarnation))
+    @property
+    def is_users(self) -> bool:
+        """Whether lanes of any job and sink may write there without a claim."""
+        return isinstance(self._store, UserStore)
+
+    def life(
+        self, incarnation: int, number: int = 0, *, run: str = _RUN, operator: str = _NAME
+    ) -> Any:
+        writer: Any = self._store.writer(Lane(run, operator, number, incarnation))
         self._lives.append(writer)
         return writer
 
-    def write(self, life: Any, *groups: list[Output], give_up: Callable[[], object] = bool) -> None:
+    def write(self, life: Any, *groups: list[Output]) -> None:
         """Write as the engine does: temporary failures are retried."""
-        until = time.monotonic() + 60 + self._patience_s
+        until = time.monotonic() + _HANGS_S + self._patience_s
 
         def wait(pause_s: float) -> bool:
-            give_up()
-            time.sleep(min(pause_s, 0.1))
+            time.sleep(min(pause_s, 0.02))
             return time.monotonic() > until
 
         for group in groups:
@@ -323,9 +365,43 @@ class _Place:
                 f"{sorted(missing | extra)[:3]}"
             )
 
-    def fork(self, incarnation: int, point: int, sign: signal.Signals) -> _Child:
-        files = _files_of(self._store)
-        return _Child(lambda: self.life(incarnation), point, sign, files)
+    @contextlib.contextmanager
+    def signalled(self, old: Any, point: int, sign: signal.Signals) -> Iterator[Child]:
+        """After an old life has written output 1: a process whose life writes 2 and 3, once, and
+        gets a signal at that point."""
+        points = Points(self._store, point, lambda: os.kill(os.getpid(), sign))
+        with self._forked(old, points, lambda life: life.write(_outputs(2, 3))) as child:
+            yield child
+
+    @contextlib.contextmanager
+    def failing(self, old: Any, point: int) -> Iterator[Child]:
+        """The same, but a call fails there, and the life goes on; or it says that it had none."""
+
+        def fail() -> None:
+            raise _error_of(self._store)  # a new one: its traceback is to go, as in a job
+
+        def write(life: Any) -> None:
+            self.write(life, _outputs(2, 3))
+            if not points.has_come:
+                os._exit(_NEVER_CAME)
+
+        points = Points(self._store, point, fail, calls=True)
+        with self._forked(old, points, write) as child:
+            yield child
+
+    @contextlib.contextmanager
+    def _forked(self, old: Any, points: Points, write: Callable[[Any], None]) -> Iterator[Child]:
+        def work() -> None:
+            life = self.life(2)
+            with points.counted(life):
+                write(life)
+
+        self.write(old, _outputs(1))
+        child = Child(work)
+        try:
+            yield child
+        finally:
+            child.end()
 
     def close(self) -> None:
         for life in self._lives:
@@ -336,20 +412,13 @@ def _ignore(text: str) -> None:
     """Retries need no warning here."""
 
 
-def _past(wake_at: float, child: _Child) -> None:
-    if time.monotonic() > wake_at:
-        child.wake()
-
-
-def _files_of(store: Any) -> set[str]:
-    """The files with the functions that talk to the store."""
-    transactions = store.transactions
-    if isinstance(store, UserStore):
-        functions = (transactions.open_fn, transactions.last_key_fn, transactions.write_fn)
-        codes = [getattr(fn, "__code__", None) for fn in functions]
-    else:
-        codes = [type(transactions).write.__code__]
-    return {code.co_filename for code in codes if code is not None}
+def _error_of(store: Any) -> Exception:
+    """An error after which the engine tries again."""
+    for kind in store.transactions.retry_on if isinstance(store, UserStore) else ():
+        with contextlib.suppress(Exception):
+            error: Exception = kind(_GONE)
+            return error
+    return StoreAway(_GONE)
 
 
 def _outputs(*seqs: int, generation: int = 0, first_id: int = 0) -> list[Output]:
@@ -364,96 +433,6 @@ def _batch(rows: Rows) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array(ids, pa.int64()), pa.array(words, pa.string())], schema=SCHEMA
     )
-
-
-_FENCED, _AWAY, _FAILED = 3, 4, 5
-"""Exit codes of a child."""
-
-
-class _Child:
-    """A process with its own life, which gets a signal before a line of the sink's functions.
-
-    It writes outputs 2 and 3, as one group.
-    """
-
-    def __init__(
-        self, life: Callable[[], Any], point: int, sign: signal.Signals, files: set[str]
-    ) -> None:
-        self._ended: int | None = None
-        said, say = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            os.close(said)
-            os._exit(_live(life, _Points(point, sign, files), say))
-        os.close(say)
-        self._said = said
-
-    def has_stopped(self) -> bool:
-        """Wait until it is stopped or has ended; returns whether it is stopped."""
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
-        if os.WIFSTOPPED(status):
-            return True
-        self._ended = os.waitstatus_to_exitcode(status)
-        return False
-
-    def wake(self) -> None:
-        if self._ended is None:
-            os.kill(self.pid, signal.SIGCONT)
-
-    def wait(self) -> int:
-        if self._ended is None:
-            self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._ended
-
-    def told(self) -> str:
-        """The error that ended it."""
-        return os.read(self._said, 10_000).decode(errors="replace") or f"ended with {self._ended}"
-
-    def end(self) -> None:
-        if self._ended is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.wait()
-        os.close(self._said)
-
-
-def _live(life: Callable[[], Any], points: _Points, say: int) -> int:
-    try:
-        sys.settrace(points.trace)
-        life().write(_outputs(2, 3))
-        sys.settrace(None)
-        points.reach()  # written, but not yet reported
-    except Fenced:
-        return _FENCED
-    except StoreAway:
-        return _AWAY
-    except BaseException as error:  # noqa: BLE001 - the process ends here, whatever it is
-        with contextlib.suppress(OSError):
-            os.write(say, in_short(error).encode())
-        return _FAILED
-    return 0
-
-
-class _Points:
-    """Counts lines before they run, and sends this process a signal before a chosen one."""
-
-    def __init__(self, point: int, sign: signal.Signals, files: set[str]) -> None:
-        self._countdown, self._sign, self._files = itertools.count(point, -1), sign, files
-        self._known: dict[CodeType, bool] = {}
-
-    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        if code not in self._known:
-            self._known[code] = code.co_filename in self._files
-        return self._line if self._known[code] else None
-
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line":
-            self.reach()
-        return self._line
-
-    def reach(self) -> None:
-        if next(self._countdown) == 0:
-            os.kill(os.getpid(), self._sign)
 
 
 __all__ = ["SCHEMA", "Finding", "SinkReport", "check_sink"]
