@@ -27,7 +27,7 @@ from clonos.testing.interrupted import AWAY, FENCED, Child, Points
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
 """The schema of the test rows."""
-POINTS_MAX: Final = 200
+POINTS_MAX: Final = 1000
 HUGE_ROWS: Final = 100_000
 _RUN: Final = "check_sink"
 _NAME: Final = "checked"
@@ -106,7 +106,7 @@ def check_sink(
         How long a life waits for the locks of a frozen one before that wakes up. A store whose
         locks cannot be broken passes, too; its sink then waits for frozen processes without limit.
     every
-        Test only every n-th line and call, which is quicker. With more than 200 of them a test
+        Test only every n-th line and call, which is quicker. With more than 1,000 of them a test
         fails, and asks for it.
 
     Returns
