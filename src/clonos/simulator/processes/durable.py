@@ -217,13 +217,13 @@ class SimulatedMerger:
         random, options = self._cluster.random, self._cluster.options
         if options.merges and random.random() < options.merges:
             task = random.randrange(len(self._cluster.job.plan.tasks))
-            chain = self._driver.node.layers.mergeable(task, layers[task])
-            if any(ref.level != STORE for ref in chain):
+            free = self._driver.node.layers.mergeable(task, layers[task])
+            if any(ref.level != STORE for ref in free):
                 return  # its slots keep and merge them
-            first = random.randrange(max(1, len(chain) - 1))
-            chosen = chain[first : random.randint(first + 2, first + 6)]
+            first = random.randrange(max(1, len(free) - 1))
+            chosen = free[first : random.randint(first + 2, first + 6)]
             if len(chosen) > 1:
-                self.merge(chain, chosen)
+                self.merge(layers[task], chosen)
 
 
 class SimulatedLookout(Lookout):
