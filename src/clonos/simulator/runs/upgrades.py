@@ -127,7 +127,7 @@ class Upgrades:
         self._extra, self._names_now = False, AS_WRITTEN
         self._marking, self._renaming = Random(f"renamed {seed}"), Random(f"names {seed}")
         self._sharing = Random(f"sharing {seed}")
-        self._shares_out = self._sharing.random() < SHARING
+        self._shares_out = self._sharing.random() > 1 - SHARING
         self._asked: Mapping[str, int] = {}
         """By operator, how many calls it had made."""
         self._moments = Random(f"moments {seed}")
