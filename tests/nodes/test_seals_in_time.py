@@ -96,9 +96,9 @@ def test_a_task_with_little_to_do_seals_when_it_is_worth_it(chosen):
 @pytest.mark.parametrize(
     ("work", "cpu_s", "wall_s", "pause"),
     [
-        (1.0, 0.01, 0.01, 0.2),
-        (0.25, 0.01, 0.01, 0.12),
-        (0.5, 0.001, 0.1, 0.2),
+        (1.0, 0.005, 0.005, 0.5),
+        (0.25, 0.01, 0.01, 0.13),
+        (0.5, 0.001, 0.1, 0.4),
         (1.0, 0.2, 0.2, 1.0),
     ],
     ids=["much to do", "little to do", "slow store", "at the latest after the interval"],

@@ -17,12 +17,12 @@ LONGEST_S: Final = 1.0
 """News are in a layer after this time, however little they are."""
 WORK_S: Final = 0.02
 """A layer comes sooner only if it saves at least this much work."""
-BUSY_SHARE: Final = 0.05
+BUSY_SHARE: Final = 0.01
 IDLE_SHARE: Final = 0.1
 """The parts of its time at work, and of its other time, that a task gives to layers that come
 sooner ..."""
-STORE_SHARE: Final = 0.5
-"""... and the part of the time during which one of them is on its way into the store."""
+STORE_SHARE: Final = 0.25
+"""... and the part of the time during which the store has one of them to write."""
 SOONEST_S: Final = 0.04
 TASK_S: Final = 0.005
 """A layer comes no sooner than this time, or this time for each task of the job: the driver hears
@@ -46,15 +46,11 @@ class SealSettings:
         A layer comes no sooner after the one before; infinite: never before `longest_s`.
     work_s
         A layer comes sooner only if it saves at least this much work.
-    busy_share, store_share
-        See :data:`BUSY_SHARE` and :data:`STORE_SHARE`.
     """
 
     longest_s: float = LONGEST_S
     soonest_s: float = inf
     work_s: float = WORK_S
-    busy_share: float = BUSY_SHARE
-    store_share: float = STORE_SHARE
 
 
 def as_soon_as_cheap(tasks: int) -> SealSettings:
@@ -62,8 +58,8 @@ def as_soon_as_cheap(tasks: int) -> SealSettings:
 
     Examples
     --------
-    >>> as_soon_as_cheap(8).soonest_s, as_soon_as_cheap(100).soonest_s
-    (0.04, 0.5)
+    >>> as_soon_as_cheap(8), as_soon_as_cheap(100).soonest_s
+    (SealSettings(longest_s=1.0, soonest_s=0.04, work_s=0.02), 0.5)
     """
     return SealSettings(LONGEST_S, max(SOONEST_S, TASK_S * tasks))
 
@@ -114,9 +110,9 @@ class SealTimes:
 
     def _pays_after_s(self, now: float, work_s: float) -> float:
         """How long after a layer the next one takes no more than its part of the time."""
-        settings, busy = self._settings, min(1.0, work_s / max(now - self._sealed_at, 1e-6))
-        share = busy * settings.busy_share + (1.0 - busy) * IDLE_SHARE
-        return max(self._cpu_s / share, self._wall_s / settings.store_share)
+        busy = min(1.0, work_s / max(now - self._sealed_at, 1e-6))
+        share = busy * BUSY_SHARE + (1.0 - busy) * IDLE_SHARE
+        return max(self._cpu_s / share, self._wall_s / STORE_SHARE)
 
     def wanted(self) -> None:
         """The next layer saves others work, too: layers of theirs wait for it to become floors."""

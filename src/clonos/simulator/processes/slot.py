@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
@@ -54,10 +54,6 @@ CONTROL = 0
 """The connection to the driver."""
 READY_MAX = 2
 """Batches that a source reads ahead."""
-
-
-SEAL_SHARES: Final = (0.01, 0.25)
-"""Few seals come sooner than they must, so that runs differ."""
 
 
 class WatchedNode(SlotNode):
@@ -133,7 +129,7 @@ class Slot:
         self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
         opened_bytes = drawn.choice((0, OPENED_BYTES))
         longest_s = cluster.options.epoch_ms / 1000
-        seals = SealSettings(longest_s, drawn.choice((inf, longest_s / 4)), 0.0, *SEAL_SHARES)
+        seals = SealSettings(longest_s, drawn.choice((inf, longest_s / 4)), work_s=0.0)
         keeps_locally = any(task.level in (LOCAL, AUTO) for task in cluster.job.plan.tasks)
         machine = cluster.disks.of_machine(group) if keeps_locally else None
         self.store = SlotStore(self, layers, opened_bytes, machine)
