@@ -7,6 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from clonos.errors import BadSchema
+
 _PLAIN: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -47,3 +49,24 @@ def missing_in_json(data_type: pa.DataType) -> pa.DataType | None:
     else:
         return None if any(fits(data_type) for fits in _PLAIN) else data_type
     return next(filter(None, map(missing_in_json, parts)), None)
+
+
+def require_json(schema: pa.Schema, what: str, *, where: str = "", remedy: str) -> pa.Schema:
+    """The schema, if all its types have a form in JSON.
+
+    Parameters
+    ----------
+    what
+        What cannot be done otherwise, for the error: ``"read from JSON"``.
+
+    Raises
+    ------
+    BadSchema
+        A type has no form in JSON.
+    """
+    for field in schema:
+        if (wrong := missing_in_json(field.type)) is not None:
+            raise BadSchema(
+                f"column {field.name!r}: {wrong} cannot be {what}", where=where, remedy=remedy
+            )
+    return schema

@@ -23,7 +23,7 @@ import pyarrow as pa
 from clonos.blame import in_short
 from clonos.columns.urls import is_url
 from clonos.errors import ClonosError, NameConflict, RowRefused, SinkFailed, StoreAway, WrongType
-from clonos.sinks.json_texts import as_json, require_json
+from clonos.sinks.json_texts import as_json, require_writable
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import Claim
 from clonos.storage.files import files_of, folder_name
@@ -138,7 +138,7 @@ class HttpStore:
         return None
 
     def check(self, schema: pa.Schema) -> None:
-        require_json(schema, "http")
+        require_writable(schema, "http")
 
     def claim(self, lane: Lane, tasks: int) -> Claim | None:
         return None

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clonos.columns.json_types import missing_in_json
-from clonos.errors import BadSchema
+from clonos.columns.json_types import require_json
 
 _HEX: Final = np.frombuffer(
     b"".join(b"%02x" % byte for byte in range(256)), dtype=np.uint8
@@ -23,22 +22,10 @@ _CONTROLS: Final = {
 }
 
 
-def require_json(schema: pa.Schema, where: str) -> None:
-    """Check that sources can read what these columns are as JSON.
-
-    Raises
-    ------
-    BadSchema
-        A type has no form in JSON.
-    """
-    for field in schema:
-        if (wrong := missing_in_json(field.type)) is not None:
-            raise BadSchema(
-                f"column {field.name!r}: {wrong} cannot be written as JSON",
-                where=where,
-                remedy="convert it first; instead of a map whose keys are nested, give an array of "
-                "structs",
-            )
+def require_writable(schema: pa.Schema, where: str) -> None:
+    """Raise `BadSchema` unless sources can read what these columns are as JSON."""
+    remedy = "convert it first; instead of a map whose keys are nested, give an array of structs"
+    require_json(schema, "written as JSON", where=where, remedy=remedy)
 
 
 def as_json(values: pa.Array) -> pa.StringArray:

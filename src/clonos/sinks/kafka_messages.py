@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 import pyarrow as pa
 
 from clonos.errors import UnknownColumn, WrongType
-from clonos.sinks.json_texts import as_json, require_json
+from clonos.sinks.json_texts import as_json, require_writable
 
 Value = Literal["json", "text", "bytes"]
 """The format of a message's value."""
@@ -54,7 +54,7 @@ class Format:
             They cannot.
         """
         if self.value == "json":
-            require_json(schema, "kafka")
+            require_writable(schema, "kafka")
         if self.key is not None:
             kind = _type_of(schema, self.key)
             if not (_is_text(kind) or _is_bytes(kind) or pa.types.is_integer(kind)):

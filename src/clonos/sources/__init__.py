@@ -32,7 +32,7 @@ from clonos.sources.files_reader import (
     parquet_schema,
 )
 from clonos.sources.inlets import mqtt, webhook, websocket
-from clonos.sources.json_lines import require_json
+from clonos.sources.json_lines import require_readable
 from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema, require_csv
 from clonos.sources.messages import (
     METADATA,
@@ -71,7 +71,7 @@ __all__ = [
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
 _FORMATS = ("text", "json", "csv", "parquet")
-_REQUIRE = {"json": require_json, "csv": require_csv}
+_REQUIRE = {"json": require_readable, "csv": require_csv}
 
 
 def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:

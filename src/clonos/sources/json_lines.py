@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from clonos.columns.json_types import missing_in_json
+from clonos.columns.json_types import require_json
 from clonos.columns.kept_values import infinities
-from clonos.errors import BadSchema
 
 DEPTH_MAX: Final = 500
 """Objects and lists in each other, where Python's parser reads them: it stops at some depth that
@@ -59,21 +58,10 @@ class _Number(str):
     __slots__ = ()
 
 
-def require_json(schema: pa.Schema) -> pa.Schema:
-    """The schema, if its columns can be read from JSON.
-
-    Raises
-    ------
-    BadSchema
-        A type has no form in JSON.
-    """
-    for field in schema:
-        if (wrong := missing_in_json(field.type)) is not None:
-            raise BadSchema(
-                f"column {field.name!r}: {wrong} cannot be read from JSON",
-                remedy='read it as a "string", or give another type',
-            )
-    return schema
+def require_readable(schema: pa.Schema) -> pa.Schema:
+    """The schema; raises `BadSchema` unless its columns can be read from JSON."""
+    remedy = 'read it as a "string", or give another type'
+    return require_json(schema, "read from JSON", remedy=remedy)
 
 
 def parse_json(lines: pa.Array, schema: pa.Schema) -> pa.Table:

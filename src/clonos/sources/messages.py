@@ -18,7 +18,7 @@ from clonos.errors import BadSchema, BrokenLine, WrongType
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
-from clonos.sources.json_lines import require_json
+from clonos.sources.json_lines import require_readable
 from clonos.sources.lines import PARSERS, TEXT, require_infinite, short_reason
 
 VALUE: Final = pa.field("value", pa.binary())
@@ -55,7 +55,7 @@ def columns_of(value: Value, schema: Any) -> pa.Schema:
         wrong = "json without a schema" if value == "json" else f"a schema for {value}"
         raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
     if value == "json":
-        return require_json(parse_schema(schema))
+        return require_readable(parse_schema(schema))
     return TEXT if value == "text" else pa.schema([VALUE])
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from clonos.core.history import Chains
 from clonos.errors import CannotUpgrade, StoreAway
+from clonos.nodes.driver import Phase
 from clonos.nodes.events import RoundBegins
 from clonos.simulator.checks.upgrades import rounds_are_of_use, stays_while_shared_out
 from clonos.simulator.processes.cluster import Cluster
@@ -66,7 +67,7 @@ class Sharing:
         driver = self._cluster.driver
         if self._is_over or self._cluster.outcome.state != "running":
             return
-        if driver.alive and driver.waiting is None and driver.node.phase.value == "running":
+        if driver.alive and driver.waiting is None and driver.node.phase is Phase.RUNNING:
             if driver is not self._driver:
                 self._driver, self._so_far, self._is_free = driver, NOTHING, True
             if self._is_free and self._so_far.rounds < min(ROUNDS, driver.keeper.epoch):
@@ -85,9 +86,8 @@ class Sharing:
             return
         self.rounds += 1
         stays_while_shared_out(self._store(), self._so_far.since(chains))
-        number = self.rounds
         try:
-            found = self._share(driver.term + 1, number, chains, self._so_far)
+            found = self._share(driver.term + 1, self.rounds, chains, self._so_far)
         except (Died, OSError, StoreAway, CannotUpgrade):
             return  # no more rounds
         if found is not None:
