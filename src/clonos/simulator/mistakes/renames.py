@@ -31,7 +31,7 @@ def whatever_is_read(original: Any) -> Any:
     return is_due
 
 
-def under_both_names(original: Any) -> Any:
+def under_the_former_name(original: Any) -> Any:
     """Values stay under the former name."""
 
     def renamed(self: StateNames, keys: Any, values: Any) -> Any:
@@ -69,7 +69,7 @@ WRONG_RENAMES: dict[str, Mutation] = {
         "no early truncation", (LayerCare, "is_due", whatever_is_read), kind=UPGRADE
     ),
     "a state with another name keeps its former one": mutation(
-        "kept state", (StateNames, "_renamed", under_both_names), kind=UPGRADE
+        "kept state", (StateNames, "_renamed", under_the_former_name), kind=UPGRADE
     ),
     "of two states that swap their names one is left": mutation(
         "kept state", (StateNames, "__init__", into_one), kind=UPGRADE
