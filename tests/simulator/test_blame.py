@@ -21,6 +21,8 @@ from clonos.simulator.processes.cluster import Cluster, Options
 from .play import Play, sink, source, stage
 
 SEEDS = range(4)
+FEW = [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))]
+"""The same, for a test that takes ten seconds for each."""
 POISON = 20
 WORK = 1
 """The task that may meet poison, and is killed."""
@@ -147,7 +149,7 @@ def test_after_64_steps_nobody_watches_any_more(seed):
     assert cluster.run(cluster.scheduler.now + 30_000).state == "done"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", FEW)
 @pytest.mark.parametrize("has_effects", [False, True])
 @pytest.mark.parametrize("cells", [(), (0, 1, 1, 2)])
 def test_a_call_that_kills_is_found_and_gets_an_error(seed, has_effects, cells):

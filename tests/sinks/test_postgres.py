@@ -546,7 +546,7 @@ def test_psycopg_is_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("upsert", "every"), [(None, 7), ("id", 11), pytest.param(None, 1, marks=pytest.mark.soak)]
+    ("upsert", "every"), [(None, 11), ("id", 17), pytest.param(None, 1, marks=pytest.mark.soak)]
 )
 def test_the_contract_is_kept(postgres, upsert, every, monkeypatch):
     monkeypatch.setattr(postgres_sink, "LOCKED_MS", 50)  # many lives are frozen with a lock

@@ -57,8 +57,9 @@ def away(sink):
         db.execute("rollback")
 
 
-def test_sqlite_keeps_the_contract(make):
-    report = check_sink(make, read, away=away, patience="100 ms")
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+def test_sqlite_keeps_the_contract(make, every):
+    report = check_sink(make, read, away=away, patience="100 ms", every=every)
     assert report.passed, report
     assert len(report.findings) == 12
     assert all(f.points > 10 for f in report.findings if "every" in f.scenario), report
