@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.testing import check_sink
+from clonos.testing import check_sink, interrupted
 from clonos.testing.sinks import _Check
 
 psycopg = pytest.importorskip("psycopg")
@@ -165,9 +165,43 @@ class ThatSwallowsErrors(Sink):
             super().write(*what)
 
 
+class ThatRaisesItsIncarnationLate(Sink):
+    """With the first write, not in `open`."""
+
+    def take_over(self, db: Any, lane: Any) -> None:
+        query = self.sql("insert into MARKS values (%s, %s) on conflict do nothing")
+        db.execute(query, (lane.name, lane.incarnation))
+        db.commit()
+
+    def move(self, db: Any, lane: Any, before: Any, last: Any) -> None:
+        query = "update MARKS set incarnation = %s, generation = %s, seq = %s where lane = %s"
+        db.execute(self.sql(query), (lane.incarnation, *last, lane.name))
+
+
+class ThatTriesAgain(Sink):
+    """Its second attempt waits for the locks of the first."""
+
+    def write(self, db: Any, lane: Any, outputs: Any, before: Any, last: Any) -> None:
+        try:
+            super().write(db, lane, outputs, before, last)
+        except psycopg.Error:
+            with self.connect() as other:
+                self.move(other, lane, before, last)
+                self.insert(other, outputs)
+
+
+def test_one_that_hangs_says_where(postgres, monkeypatch):
+    monkeypatch.setattr(interrupted, "HANGS_S", 8.0)
+    check = _Check(lambda: ThatTriesAgain(postgres).made(), read, 0.3, every=5)
+    found = check.run("failing", check.failing)
+    assert "it hangs" in found.wrong
+    assert "in move" in found.wrong
+
+
 @pytest.mark.parametrize(
     ("kind", "caught"),
     [
+        (ThatRaisesItsIncarnationLate, "older_life"),
         (WithAutocommit, "killed"),
         (ThatForgetsToCommit, "groups"),
         (WithItsMarkOnAnotherConnection, "killed"),

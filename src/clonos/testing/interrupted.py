@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ FENCED: Final = 3
 AWAY: Final = 4
 FAILED: Final = 5
 """Exit codes of a process."""
+HANGS_S: Final = 60.0
+"""A process that has not ended by then hangs. It says where, and ends."""
 
 _INSTALLED: Final = tuple({sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")})
 
@@ -137,16 +140,18 @@ class Child:
         """Wake it after a while, if what is done meanwhile takes longer: it may wait for it."""
         return _within(after_s, self.wake)
 
-    def wait(self, limit_s: float = 600.0) -> int:
-        """Its exit code; it is killed after a while."""
+    def wait(self) -> int:
+        """Its exit code."""
         if self._ended is None:
-            with _within(limit_s, partial(os.kill, self.pid, signal.SIGKILL)):
-                self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._ended
 
     def told(self) -> str:
-        """The error that ended it."""
-        return os.read(self._said, 10_000).decode(errors="replace") or f"ended with {self._ended}"
+        """The error that ended it, or where it hung."""
+        said = os.read(self._said, 10_000).decode(errors="replace")
+        if said.startswith("Timeout"):  # as faulthandler begins
+            return f"it hangs, perhaps because it waits for a lock of its own:\n{said}"
+        return said or f"ended with {self._ended}"
 
     def end(self) -> None:
         """It is gone."""
@@ -170,6 +175,7 @@ def _within(limit_s: float, act: Callable[[], Any]) -> Iterator[None]:
 
 def _done(work: Callable[[], None], say: int) -> int:
     sys.unraisablehook = sys.__unraisablehook__  # pytest's keeps what it hears of, and its locks
+    faulthandler.dump_traceback_later(HANGS_S, exit=True, file=say)
     try:
         work()
     except Fenced as error:

@@ -23,6 +23,7 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import TransactionalWriter, UserStore
 from clonos.sinks.writers import Claims
 from clonos.storage.retry import Retry
+from clonos.testing import interrupted
 from clonos.testing.interrupted import AWAY, FENCED, Child, Points
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
@@ -31,7 +32,6 @@ POINTS_MAX: Final = 1000
 HUGE_ROWS: Final = 100_000
 _RUN: Final = "check_sink"
 _NAME: Final = "checked"
-_HANGS_S: Final = 60.0
 _GONE: Final = "check_sink: the connection is gone"
 _NEVER_CAME: Final = 6
 """An exit code of a child."""
@@ -261,7 +261,7 @@ class _Check:
 
     def _fail_at(self, point: int) -> bool:
         with self._place() as place, place.failing(place.life(1), point) as child:
-            ended = child.wait(2 * _HANGS_S)
+            ended = child.wait()
             if ended not in (0, _NEVER_CAME):
                 raise _Wrong(f"after an error the newest life could not write: {child.told()}")
             place.expect(1, 2, 3)
@@ -337,7 +337,7 @@ class _Place:
 
     def write(self, life: Any, *groups: list[Output]) -> None:
         """Write as the engine does: temporary failures are retried."""
-        until = time.monotonic() + _HANGS_S + self._patience_s
+        until = time.monotonic() + interrupted.HANGS_S / 2 + self._patience_s
 
         def wait(pause_s: float) -> bool:
             time.sleep(min(pause_s, 0.02))
