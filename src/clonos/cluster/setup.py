@@ -495,7 +495,7 @@ class DriverSetup:
             if not self.is_equipped:
                 self.pool.require()
                 self.pool.prepare()
-            self._claims.check()
+            self._stores(self._claims.check)
             self.feeds.start()
             self.followers.start()
             self._executors.start()

@@ -82,11 +82,12 @@ class KafkaClaim:
             finally:
                 consumer.close()
         except driver().KafkaException as exception:
+            said = f"the cluster does not answer: {error_of(exception).str()}"
             raise SinkFailed(
-                f"the cluster does not answer: {error_of(exception).str()}",
+                said,
                 where=topic.place,
                 remedy="check that the driver and all executors reach the brokers",
-            ) from None
+            ) from ConnectionError(said)
 
     def _require_marks(self, consumer: Any, *, is_new: bool) -> None:
         """Check the topic of marks: it must be compacted, never delete messages by age."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.errors import ClonosError
-from clonos.postgres import Server, driver
+from clonos.postgres import Server, driver, is_away
 from clonos.sinks.lanes import Lane
 
 MARKS: Final = "clonos_sink_marks"
@@ -75,14 +75,17 @@ def is_of_a_row(error: BaseException) -> bool:
 
 
 def attempt(target: Target, kind: type[ClonosError], work: Callable[[], Any]) -> Any:
-    """Do some work; translate the server's errors to `kind`, without the password."""
+    """Do some work; translate the server's errors to `kind`, without the password.
+
+    If it may help to wait, the cause is a `ConnectionError`."""
     psycopg = driver()
     try:
         return work()
     except psycopg.Error as error:
+        said = target.told(error)
         raise kind(
-            target.told(error),
+            said,
             where=target.place,
             remedy="check that the driver and all executors reach the server, and may create "
             "tables in that schema, read and write",
-        ) from None
+        ) from (ConnectionError(said) if is_away(error) else None)
