@@ -36,7 +36,6 @@ def test_what_is_shown_is_a_good_verdict():
 
 @pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("new_jvm")  # two would need more memory
 def test_the_notebook_runs(tmp_path):
     out = tmp_path / "fraud.ipynb"

@@ -26,7 +26,7 @@ from clonos.spark.session import get_or_create
 
 from .conftest import model_service
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 ROWS = 60
 PARTITIONS = 2

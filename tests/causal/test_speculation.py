@@ -26,7 +26,7 @@ from tests.processes import free_port
 
 from .conftest import model_service
 
-pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 ROWS, PARTITIONS, PAUSE_S = 60, 2, 0.15
 

@@ -15,7 +15,7 @@ import clonos
 
 from .conftest import model_service
 
-pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 BATCHES, ROWS = 3, 6
 

@@ -31,7 +31,7 @@ from clonos import causal
 from clonos.errors import ClonosError
 from clonos.spark.session import get_or_create
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 ROWS = 12
 

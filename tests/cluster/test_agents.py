@@ -19,7 +19,6 @@ QUESTION = {"who": "customer", "text": "?"}
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_agents_are_killed_and_nothing_is_lost_repeated_or_changed(spark):
     options = Options(talks=12, latency_ms=40.0, patience_ms=300)
     rows, lines = run(spark, options)

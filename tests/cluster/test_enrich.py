@@ -19,7 +19,6 @@ FREE = 0.11
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("redis_url", "postgres")  # they skip it where there are no such servers
 @pytest.mark.parametrize(
     ("orders", "kills"),

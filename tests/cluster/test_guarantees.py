@@ -19,7 +19,6 @@ import clonos
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(600),
 ]
 
 HELD = 150

@@ -19,7 +19,6 @@ from clonos.spark.session import get_or_create
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(240),
 ]
 
 

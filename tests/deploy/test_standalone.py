@@ -25,7 +25,6 @@ from tests.deploy.conftest import small, submit
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(240),
 ]
 
 PACKAGE = Path(clonos.__file__).parent

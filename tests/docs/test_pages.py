@@ -18,7 +18,6 @@ from tests.docs.test_tutorial import BLOCK, DOCS
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("default"),
 ]
 

@@ -53,7 +53,6 @@ def test_the_page_about_deterministic_stretches(capsys):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("default")
 def test_with_spark(new_jvm: None):
     names = run_blocks(with_spark=True)

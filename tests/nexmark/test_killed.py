@@ -29,7 +29,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.usefixtures("new_jvm"),
-    pytest.mark.timeout(600),
 ]
 
 GENERATOR = Generator(20_000, delay_us=2_000)

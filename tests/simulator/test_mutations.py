@@ -131,7 +131,7 @@ NOT_SHOWN = {"nothing_forgotten", "still_no_orphan"}
 may only become shorter."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)  # a process that has run none of the tests above runs all seeds here
 def test_every_check_has_a_mutation():
     shown = {detected(name).check for name in SEEDS}
     assert (checks() | state_checks()) - shown <= NOT_SHOWN

@@ -55,7 +55,6 @@ def test_a_process_dies_after_each_step():
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_jobs_of_all_kinds_survive_a_kill_after_each_step():
     fakes = {"ask": lambda user: "good", "score": lambda user: 0.5, "charge": lambda row: "paid"}
     for job in (users.totals(parallelism=2), users.calling(), users.with_effect(users.charge)):
@@ -249,7 +248,6 @@ def test_rows_without_a_partner_come_once_whatever_dies(how):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
 def test_rows_without_a_partner_come_once_if_a_process_dies_after_each_step(how):
     given = {"orders": ORDERS, "payments": PAYMENTS}
@@ -272,7 +270,6 @@ def test_a_processor_of_sparks_does_the_same_whatever_dies():
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_a_processor_of_sparks_does_the_same_if_a_process_dies_after_each_step():
     rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
     simulate(users.visits(), rows[:6], seeds=2, every_step=True)
@@ -314,7 +311,6 @@ def test_rows_that_can_be_read_once_are_read_by_all_tasks():
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_a_long_time_is_no_hang():
     done = simulate(users.totals(parallelism=2), ROWS, seeds=1, duration="10 minutes")
     assert done.steps

@@ -13,7 +13,7 @@ import clonos
 from clonos.errors import BadGraph, NotInTasks, WrongType
 from clonos.testing import InMemoryRun
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
 SCHEMA = "item string, price long, time timestamp"
