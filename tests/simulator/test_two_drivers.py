@@ -11,6 +11,7 @@ from clonos.nodes.tenure import LOOKS, Sight, Term
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate
 from clonos.simulator.world.disk import Disk
 
@@ -83,6 +84,11 @@ def test_what_the_moved_journal_holds_either_may_let_out() -> None:
 def test_who_sleeps_between_claim_and_first_turn_looks_first() -> None:
     """Two drivers begin at once; the first to claim has its first turn when the other drives."""
     assert simulate(66000477).verdict == "ok"
+
+
+def test_what_the_first_hears_when_the_second_has_begun_is_lost_with_it() -> None:
+    """Holders answer the first driver; the second has slots of its own."""
+    assert simulate(235001549, Kind(history=True)).verdict == "ok"
 
 
 def test_who_takes_its_claim_for_a_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,9 @@ class Recorder:
         self._written: dict[Name, Any] = {}
         self._last: dict[tuple[int, int], int] = {}
         self._consumed: dict[tuple[int, Incarnation], dict[int, int]] = {}
-        self._held: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)  # by slot and holder
+        # By slot and holder: the term in which it said so, and how much it holds. A driver that was
+        # replaced still hears answers until it notices.
+        self._held: dict[int, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
         self._over: dict[int, Incarnation] = {}  # given up, even if unaware of it
         self._unresolved: set[int] = set()
         self._due: dict[int, set[int]] = {}  # unresolved tasks at the time when a task was resolved
@@ -143,7 +145,8 @@ class Recorder:
             incarnation, length = self.cuts[command.task][-1]
             if incarnation == command.incarnation:
                 known = self._entries[command.task]
-                held = max(self._held[command.task].values(), default=0)
+                told = self._held[command.task].values()
+                held = max((n for term, n in told if term == incarnation.term), default=0)
                 record = known[length][1] if len(known) > length else None
                 invariants.longest_survives(
                     self.job.plan, command.task, length, held, record, self.cuts
@@ -165,7 +168,8 @@ class Recorder:
         """The driver hears a report."""
         self.digest.add(slot, CODEC.encode(report))
         if isinstance(report, msg.FenceAnswer):
-            self._held[report.task][slot, report.holder] = report.length
+            told = report.incarnation.term, report.length
+            self._held[report.task][slot, report.holder] = told
 
     def noted(self, note: Note) -> None:
         """The coordinator has made a note."""
