@@ -259,7 +259,7 @@ def test_once_the_new_graph_is_claimed_the_old_one_is_refused(tmp_path):
     found = directory(tmp_path)
     found.check(after, 1)
     assert found.graph_before(1) is None
-    assert found.retired == ["count", "count_partial"]
+    assert found.retired(1) == ["count", "count_partial"]
     with pytest.raises(OtherJob):
         found.check(before)
     with pytest.raises(UnreadableCheckpoint, match="version 0"):
@@ -278,4 +278,37 @@ def test_a_switch_that_was_not_made_is_forgotten(tmp_path):
     found = directory(tmp_path)
     with pytest.raises(OtherJob):
         found.check(after)
-    assert found.retired == []
+    assert found.retired(0) == []
+
+
+def test_names_of_a_switch_that_was_not_made_are_forgotten(tmp_path):
+    """Else the next change would take a state to have its name already, and begin it empty."""
+    before, after, renamed = compiled(), compiled(name="other"), {("count", "total"): "sum"}
+    directory(tmp_path).claim(before)
+    one = directory(tmp_path)
+    one.read()
+    one.announce(after, 1, renamed=renamed)
+    other = directory(tmp_path)
+    other.read()
+    other.announce(after, 1)
+    other.claim(after, 1)
+    found = directory(tmp_path)
+    found.read()
+    assert found.is_to_rename(renamed, 1)
+
+
+def test_a_graph_that_was_never_claimed_is_replaced(tmp_path):
+    """Its driver died after the switch. What the graph before it had is not forgotten."""
+    first, second, third = (compiled(name=name) for name in ("one", "two", "three"))
+    directory(tmp_path).claim(first)
+    one = directory(tmp_path)
+    one.read()
+    one.announce(second, 1)
+    other = directory(tmp_path)
+    other.read()
+    assert other.retired(1) == ["one", "one_partial"]
+    other.announce(third, 2)
+    other.claim(third, 2)
+    found = directory(tmp_path)
+    found.read()
+    assert found.retired(2) == ["one", "one_partial", "two", "two_partial"]

@@ -74,10 +74,12 @@ class Running:
         self.layers: dict[int, tuple[LayerRef, ...]] = {0: (ref,)}
         setup: Any = SimpleNamespace(
             compiled=job(1),
-            directory=SimpleNamespace(layers_uri="nowhere", is_temporary=False, retired=()),
+            directory=SimpleNamespace(
+                layers_uri="nowhere", is_temporary=False, retired=lambda _: []
+            ),
             durability="process",
             inbox=SimpleNamespace(put=self.hear),
-            keeper=SimpleNamespace(term=1, epoch=20, layers=self.layers, complete=False),
+            keeper=SimpleNamespace(term=1, version=0, epoch=20, layers=self.layers, complete=False),
             merger=SimpleNamespace(delete=self.deleted.extend),
         )
         loop: Any = SimpleNamespace(over=threading.Event(), error=None)

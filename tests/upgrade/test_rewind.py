@@ -112,6 +112,21 @@ def test_times_count_from_the_version_that_began_with_them(tmp_path):
     assert again.lanes_began == {("out", 0): 17, ("out", 1): 4}
 
 
+def test_a_rewind_that_was_not_made_is_forgotten_when_another_graph_goes_on(tmp_path):
+    """Its version is that of the graph now: what was delivered since would be deleted."""
+    compiled = job().compile()
+    directory = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    directory.claim(compiled, 0)
+    directory.announce(compiled, 1, rewound={"point": 3, "lanes": {"out": {"0": 17}}})
+    again = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    again.read()
+    again.announce(compiled, 1)
+    again.claim(compiled, 1)
+    again.read()
+    assert again.rewound(1) == []
+    assert again.lanes_began == {}
+
+
 def numbered(store: DeliveredStore) -> Iterator[tuple[int, int, int]]:
     return ((one.generation, one.task_index, one.seq) for one in store.read("out"))
 

@@ -317,10 +317,12 @@ class JobDirectory:
             raise self._unreadable(f"the journal is of version {version} of the graph")
         return self._graphs[version]
 
-    @property
-    def retired(self) -> list[str]:
-        """Former operators of the job, whose numbers must not be used again."""
-        return self._retired
+    def retired(self, version: int) -> list[str]:
+        """Former operators of the job with this version of the graph, whose numbers must not be
+        used again."""
+        before = self.graph_before(version)
+        gone = set(names_of(before)) - set(names_of(self.graph(version))) if before else set()
+        return sorted({*self._retired, *gone})
 
     def graph_before(self, version: int) -> Any:
         """The graph that this version has replaced, until the job is claimed; None: none."""
@@ -366,10 +368,14 @@ class JobDirectory:
         another name in it.
         """
         self.numbers |= numbers or {}
+        self._retired = self.retired(version - 1)
+        # What was announced before for this version has not happened.
+        self._states = [one for one in self._states if one[0] < version]
+        self._rewound = self.rewound(version - 1)
         if states := states_in(renamed):
-            self._states = [one for one in self._states if one[0] < version] + [(version, states)]
+            self._states.append((version, states))
         if rewound is not None:
-            self._rewound = [*self.rewound(version - 1), {"version": version, **rewound}]
+            self._rewound.append({"version": version, **rewound})
         self._graphs[version] = json.loads(json.dumps(describe(compiled)))
         self._put(version - 1)
 
@@ -381,11 +387,9 @@ class JobDirectory:
     def claim(self, compiled: CompiledJob, version: int = 0) -> None:
         """Write down that this is the checkpoint of this job. For the holder of the journal's
         lock."""
-        now = json.loads(json.dumps(describe(compiled)))
-        before = self.graph_before(version)
-        gone = set(names_of(before)) - set(names_of(now)) if before else set()
-        self._retired = sorted({*self._retired, *gone})
-        self._graphs = {version: now}
+        self._graphs[version] = json.loads(json.dumps(describe(compiled)))
+        self._retired = self.retired(version)
+        self._graphs = {version: self._graphs[version]}
         self._put(version)
 
     def _put(self, version: int) -> None:

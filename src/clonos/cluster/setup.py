@@ -424,7 +424,7 @@ class DriverSetup:
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
             return recovered
-        require_continuable(directory.graph(version), compiled, directory.retired)
+        require_continuable(directory.graph(version), compiled, directory.retired(version))
         drop_state, renamed = of_state["drop_state"], of_state["renamed"]
         before = shape_before(directory.graph(version), compiled, renamed, drop_state)
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
