@@ -15,6 +15,8 @@ FOLLOW: Final = "clonos.branch.canary:follow"
 LOOKS: Final = 3
 """One look may be under way, the next one finds the newest steps, and the one after it has taken
 them."""
+CATCH_UP_S: Final = 60.0
+"""Time to catch up, besides that between looks, before a canary is adopted."""
 STOP_S: Final = 30.0
 """Time for a canary to come to its end."""
 
@@ -39,13 +41,13 @@ class Canary:
         What was changed, for :meth:`clonos.RunningJob.adopt`.
     """
 
-    def __init__(self, running: Running, aside: Aside, replaces: Any) -> None:
-        self.replaces = replaces
+    def __init__(self, running: Running, aside: Aside, replaces: Any, every_s: float = 1.0) -> None:
+        self.replaces, self._every_s = replaces, every_s
         self._running, self._aside = running, aside
         self._report: Any = None
         self._error: ClonosError | None = None
         self._changed = threading.Condition()
-        self._is_over = self._adopts = False
+        self._is_over = self._is_adopted = False
         self._thread = threading.Thread(target=self._listen, name="clonos-canary", daemon=True)
         self._thread.start()
 
@@ -58,7 +60,7 @@ class Canary:
                 if not self._running.is_running:
                     self._aside.ask_to_end()
         except ClonosError as error:
-            if not self._adopts:  # else it may find that the job has other code now
+            if not self._is_adopted:
                 self._error = error
         except Exception as error:  # noqa: BLE001 - who waits for it must hear of it
             self._error = AsideFailed(f"what it says cannot be read: {error!r}")
@@ -172,34 +174,37 @@ class Canary:
         Parameters
         ----------
         anyway
-            Also if rows differ, as they should if, for example, a prompt was changed.
+            Also if rows differ, as they should if, for example, a prompt was changed; or if the
+            canary's process has died.
         within
             How long the job may take to settle.
 
         Raises
         ------
         CannotReplace
-            It has failed, or rows differ: nothing was changed in the job, which goes on.
+            It has failed, or rows differ: nothing was changed in the job, which goes on. Or it was
+            adopted already.
+        TimeoutError
+            It does not catch up.
         CannotUpgrade, NotSettled
             See :meth:`clonos.RunningJob.upgrade`.
         """
+        if self._is_adopted:
+            raise CannotReplace("it was adopted already", remedy="begin another canary")
         with suppress(ClonosError):
-            self.catch_up()
-        if self._error is not None and not isinstance(self._error, AsideFailed):
+            self.catch_up(CATCH_UP_S + LOOKS * self._every_s)
+        if (error := self._error) is not None and not (anyway and isinstance(error, AsideFailed)):
             raise CannotReplace(
-                f"the changed code has failed: {self._error.what}",
-                where=self._error.where,
-                remedy="correct it, and begin another canary",
-            ) from self._error
+                f"the canary has failed: {error.what}",
+                where=error.where,
+                remedy="if the changed code is to blame, correct it; then begin another canary",
+            ) from error
         if self.changes and not anyway:
             raise CannotReplace(
                 f"with the changed code {self.changes} rows are different",
                 remedy="look at canary.compare(sink); if that is what you want, adopt(anyway=True)",
             )
-        self._adopts = True
-        try:
-            self._running.adopt(self, within=within)
-        except BaseException:
-            self._adopts = False
-            raise
+        self._running.adopt(self, within=within)
+        self._is_adopted = True
         self.stop()
+        self._error = None  # it may have found that the job has other code now

@@ -96,7 +96,8 @@ class RunningPast:
             "every_s": parse_duration(every) / 1000,
             **how,
         }
-        canary = Canary(self, Aside(FOLLOW, request, self._setup.directory.hash_seed), replace)
+        aside = Aside(FOLLOW, request, self._setup.directory.hash_seed)
+        canary = Canary(self, aside, replace, request["every_s"])
         self._setup.trials.add("canary", replace, canary.look)
         return canary
 
