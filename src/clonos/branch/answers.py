@@ -149,8 +149,11 @@ class Answers:
 
     # --- the log --------------------------------------------------------------------------------
 
-    def match(self, question: Question, task: int, position: int) -> Asked | None:
-        """The log's answer to a question of a step; the job may have got it later, or never."""
+    def match(
+        self, question: Question, task: int, position: int, *, can_wait: bool = True
+    ) -> Asked | None:
+        """The log's answer to a question of a step. The job may have got it later; or never, if a
+        row `can_wait` for it."""
         known = self._known.get((question, task))
         if known is None:
             return None
@@ -158,17 +161,22 @@ class Answers:
         if (chosen := _nearest(known.free, position)) is not None:
             if not question.arguments and known.free[chosen][0] != position:
                 return None  # arguments without a canonical form cannot be compared
+            found = self._asked[known.free[chosen][1]]
+            if found.came is None and not can_wait:
+                return None
             line.matched += 1
             place = known.free.pop(chosen)
-            found = self._asked[place[1]]
             if self._remembers is not None and question.function not in self._may_reuse:
                 self._forget(question, task, place)
             return found
         if question.function in self._may_reuse and question.arguments:
             chosen = _nearest(known.all, position)
             assert chosen is not None
+            found = self._asked[known.all[chosen][1]]
+            if found.came is None and not can_wait:
+                return None
             line.reused += 1
-            return self._asked[known.all[chosen][1]]
+            return found
         return None
 
     # --- other answers --------------------------------------------------------------------------

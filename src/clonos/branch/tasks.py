@@ -263,7 +263,7 @@ class BranchedTask:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[bool, bytes]:
         question = asked_now(self._program, fn, args, kwargs)
-        known = self._answers.match(question, self.id, self.position)
+        known = self._answers.match(question, self.id, self.position, can_wait=False)
         if known is not None:
             return known.ok, known.answer
         return self._answers.answer(question, fn, args, kwargs)
