@@ -13,7 +13,7 @@ import pytest
 import clonos
 from clonos.cluster import driver
 from clonos.cluster.audience import JobAudience, Warnings
-from clonos.errors import CannotUpgrade, OtherJob, OutputExists
+from clonos.errors import CannotReplace, CannotUpgrade, OtherJob, OutputExists
 from clonos.nodes.events import StopAsked
 
 
@@ -99,6 +99,23 @@ def test_of_two_changes_at_once_neither_is_lost(running, monkeypatch):
     now = {vertex.name: vertex for vertex in running.graph.vertices}
     assert now["once"].parallelism == 3
     assert now["some"].operation.fn is callable
+
+
+def test_a_job_that_was_tried_before_the_graph_changed_is_not_adopted(running, monkeypatch):
+    """What was added since would be gone, and nobody would say so."""
+    tried, now = job(), clonos.Job("stopped")
+    rows = now.source(clonos.sources.from_batches([], "n long"))
+    rows.sink(clonos.sinks.collect(), name="out")
+    rows.sink(clonos.sinks.collect(), name="added")
+    succeeded: list[Any] = []
+    monkeypatch.setattr(running, "_succeed", lambda *given: succeeded.append(given))
+    running._setup.compiled = now.compile()
+    with pytest.raises(CannotReplace, match="has other"):
+        running.adopt(SimpleNamespace(replaces=tried))
+    assert not succeeded
+    running._setup.compiled = tried.compile()
+    running.adopt(SimpleNamespace(replaces=tried))
+    assert succeeded
 
 
 def test_who_has_begun_to_listen_goes_on_when_the_driver_is_another():

@@ -313,9 +313,9 @@ class RunningJob(RunningPast):
         >>> branch = job.branch(at="08:00", replace={"judge": careful})  # doctest: +SKIP
         >>> running.adopt(branch)  # doctest: +SKIP
         """
-        changes = branch.replaces
 
         def graph() -> LogicalGraph:
+            self._changes(changes := branch.replaces)  # the graph may be another by now
             is_job = not isinstance(changes, Mapping)
             return changes.graph if is_job else replaced(self._defined(), changes)
 
