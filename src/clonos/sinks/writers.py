@@ -110,6 +110,11 @@ class FolderClaim:
             if found is None:
                 writer.claim(schema, self._owner)
 
+    def is_made(self) -> bool:
+        """Whether the folder has been claimed already."""
+        with _naming(self._writer.path):
+            return self._writer.owner() == self._owner
+
     def widen(self) -> None:
         """Nothing to do: the claim covers any number of tasks."""
 
@@ -202,10 +207,22 @@ class Claims:
         for claim in self._claims.values():
             claim.check()
 
-    def withdraw(self) -> None:
-        """The job will not go on: release places where nothing was written."""
-        for claim in self._claims.values():
-            claim.withdraw()
+    def made(self) -> set[str]:
+        """Sinks whose folders have been claimed already."""
+        claims = self._claims.items()
+        return {name for name, one in claims if isinstance(one, FolderClaim) and one.is_made()}
+
+    def withdraw(self, *, but: Collection[str] = ()) -> None:
+        """The job will not go on: release places where nothing was written.
+
+        Parameters
+        ----------
+        but
+            Sinks that stay.
+        """
+        for operator, claim in self._claims.items():
+            if operator not in but:
+                claim.withdraw()
 
     def end(self) -> None:
         """The job is complete, and no task writes: clean up."""
