@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 
 import clonos
@@ -18,7 +19,8 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.driver import ALL_STAYS
 from clonos.cluster.durable import JournalFile
 from clonos.cluster.patience import Patience
-from clonos.errors import BadDirectory, NotSettled, PortTaken
+from clonos.core.version import VERSION
+from clonos.errors import BadDirectory, ClonosError, NotSettled, OtherJob, PortTaken
 from clonos.graph.compile import CompiledJob
 from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
@@ -124,7 +126,11 @@ def opened(directory: JobDirectory) -> JournalFile:
     )
     how: Any = {"is_upgrade": False, "of_state": ALL_STAYS}
     file = setup.DriverSetup._open_journal(driver, None, None, lambda _: False, is_patient=True)
-    setup.DriverSetup._recover(driver, file, ExitStack(), **how)
+    try:
+        setup.DriverSetup._recover(driver, file, ExitStack(), **how)
+    except ClonosError:
+        file.close()
+        raise
     return file
 
 
@@ -153,6 +159,26 @@ def test_a_job_whose_first_driver_died_before_it_began_can_be_started(tmp_path):
     second = JobDirectory(str(tmp_path), None, on_one_machine=True)
     second.check(a_job())
     opened(second).close()
+
+
+def test_who_stood_by_while_the_job_went_back_does_not_take_over(tmp_path):
+    """It has the functions because of which the job went back, and its slots were told when they
+    started which outputs were discarded: they would find that a store has lost a mark."""
+    rewinder = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    journal = opened(rewinder)
+    rewinder.claim(a_job())
+    standby = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    standby.check(a_job())
+    about = {"point": 3, "lanes": {"out": {"0": 17}}}
+    rewinder.announce(a_job(), 1, rewound=about)
+    journal.rotate([msgpack.packb((VERSION, 1))])
+    journal.close()
+    for _ in range(2):
+        with pytest.raises(OtherJob, match="went back to point 3"):
+            opened(standby)
+    started = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    started.check(a_job())
+    opened(started).close()
 
 
 def test_who_takes_over_while_the_checkpoint_is_away_waits_for_it(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from clonos.errors import BadDirectory, OtherExecution, UnreadableCheckpoint, masked
+from clonos.errors import BadDirectory, OtherExecution, OtherJob, UnreadableCheckpoint, masked
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, names_of, require_same
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
@@ -108,6 +108,7 @@ class JobDirectory:
         self._graphs: dict[int, Any] = {}  # by version of the plan; two while it is being replaced
         self._retired: list[str] = []  # operators that an earlier plan had
         self._rewound: list[dict[str, Any]] = []
+        self._rewound_then: list[dict[str, Any]] = []  # when the job was compared
         self._states: list[tuple[int, dict[str, dict[str, str]]]] = []
         self.numbers: dict[str, int] = {}
         """By name, how many calls an operator had asked in earlier plans."""
@@ -249,8 +250,28 @@ class JobDirectory:
                 remedy="give another checkpoint_dir: positions and state mean different things",
             )
         self.read()
+        self._rewound_then = self._rewound
         if not is_upgrade:
             self.require(compiled, version)
+
+    def catch_up(self, version: int) -> None:
+        """Read what others have written since :meth:`check`. For the holder of the journal's lock.
+
+        Raises
+        ------
+        OtherJob
+            The job has gone back since then, perhaps because of functions that we still have. Slots
+            that wait do not know either which output was discarded.
+        """
+        self.read()
+        for one in self.rewound(version):
+            if one not in self._rewound_then:
+                raise OtherJob(
+                    f"the job went back to point {one['point']} of its past while this process "
+                    "waited for it",
+                    where=self._base,
+                    remedy="begin again, with the functions with which the job is to go on",
+                )
 
     def require(self, compiled: CompiledJob, version: int | None = None) -> None:
         """Raise `OtherJob` if a job has another graph than was read; see :meth:`check`."""

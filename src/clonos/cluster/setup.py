@@ -410,8 +410,8 @@ class DriverSetup:
     ) -> list[Deliver]:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
-        self.directory.read()  # another driver may have written more since we looked
         compiled, directory, version = self.compiled, self.directory, file.version
+        directory.catch_up(version)
         if not is_upgrade:
             directory.require(compiled, version)
         self._look_back(version)

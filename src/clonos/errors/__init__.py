@@ -113,7 +113,8 @@ class OtherExecution(ClonosError):
 
 
 class OtherJob(ClonosError):
-    """A checkpoint was written by a job with another graph."""
+    """A checkpoint was written by a job with another graph, or its job went back while a process
+    waited for it."""
 
 
 class CannotUpgrade(ClonosError):

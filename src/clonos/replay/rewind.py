@@ -129,6 +129,7 @@ def rewind(
             )
         directory.check(compiled)
         file = undo.enter_context(closing(_journal(directory)))
+        directory.catch_up(file.version)
         directory.require(compiled, file.version)
         how = {"dry_run": dry_run, "check_sources": check_sources}
         return _rewind(compiled, directory, file, at, superseded, tasks, **how)
