@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import clonos
 from clonos.cluster.directory import JobDirectory
-from clonos.errors import CannotRewind, WrongType
+from clonos.cluster.durable import JournalFile
+from clonos.errors import CannotRewind, OtherJob, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.replay import NothingToReplay
 from clonos.simulator.command import main
 from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate
 from clonos.sinks.delivered import DeliveredStore
+from clonos.sinks.lanes import Lane, Output, OutputKey, OutputWriter
+from clonos.sinks.outputs import as_dataframe, read_all
+from clonos.sinks.taken_back import take_back
+from clonos.sinks.writers import writer_of
+from clonos.storage.segments import Position
 from clonos.storage.tables import Table
 from clonos.upgrade.section import borders, section_of
 
@@ -85,6 +92,26 @@ def test_where_nothing_was_nobody_goes_back(tmp_path):
         job().rewind(at="oldest")
     with pytest.raises(NothingToReplay, match="ever been started"):
         job().rewind(at="oldest", checkpoint_dir=str(tmp_path / "none"))
+
+
+def test_what_another_has_written_until_the_journal_is_ours_counts(tmp_path, monkeypatch):
+    """Someone else may have changed the job, or taken it back, between our look and our lock."""
+
+    def opened(directory: JobDirectory) -> JournalFile:
+        other = clonos.Job("other")
+        rows = other.source(clonos.sources.from_batches([], "n long"), name="rows")
+        rows.sink(clonos.sinks.collect(), name="elsewhere")
+        JobDirectory(str(tmp_path), None, on_one_machine=True).claim(other.compile())
+        return JournalFile(directory.journal_root, "fsync", tell)
+
+    tell: Any = pytest.fail
+    directory = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    assert directory.checkpoint_id
+    JournalFile(directory.journal_root, "fsync", tell).close()
+    directory.claim(job().compile())
+    monkeypatch.setattr("clonos.replay.rewind._journal", opened)
+    with pytest.raises(OtherJob):
+        job().rewind(at="oldest", checkpoint_dir=str(tmp_path))
 
 
 def test_what_cannot_be_taken_back_is_said_first(tmp_path):
@@ -158,6 +185,69 @@ def test_rows_of_a_table_are_taken_back(tmp_path):
         table.take_back(1, {0: 300})
         found = [(s.task, *s.position) for s in table.segments()]
         assert found == [(0, 0, 1), (0, 0, 300), (0, 1, 302), (1, 0, 7)]
+
+
+def life(path: str, incarnation: int) -> OutputWriter:
+    """The writer of a life of the only task that writes a table."""
+    make = writer_of(clonos.sinks.table(path), "process", Lane("job", "out", 0))
+    assert make is not None
+    return make(incarnation)
+
+
+def test_a_segment_that_comes_too_late_does_not_count(tmp_path):
+    """Its writer was frozen while the job went back, so it appears after all others were deleted.
+    Who reads the table by its files alone has it until the next start, or the end."""
+    path, batch = str(tmp_path), pa.RecordBatch.from_pydict({"n": [1]})
+    table = Table(path)
+    table.create(batch.schema)
+    frozen = life(path, 1)
+    frozen.write([Output(OutputKey(0, seq), batch) for seq in (1, 300, 301)])
+    reader = Table(path)
+    assert len(reader.segments()) == 3
+    take_back({"out": clonos.sinks.table(path)}, "", "process", 1, {"out": {"0": 300}})
+    successor = life(path, 2)
+    successor.write([Output(OutputKey(1, 303), batch)])
+    frozen.write([Output(OutputKey(0, 302), batch)])
+    stays = [(0, 1), (0, 300), (1, 303)]
+    for one in (reader, Table(path)):
+        assert [tuple(s.position) for s in one.segments()] == stays
+        assert [tuple(s.position) for s in one.segments({0: Position(0, 300)})] == stays[2:]
+    table.take_back(2, {0: 300})  # back once more, beyond what the first time has left
+    successor.write([Output(OutputKey(1, 304), batch)])
+    table.write(0, 2, 305, batch)
+    stays[2:] = [(2, 305)]
+    assert [tuple(s.position) for s in reader.segments()] == stays
+    table.end()
+    assert len(list(tmp_path.rglob("*.arrow"))) == len(stays)
+
+
+class OneTask:
+    """A session whose only task is this process."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = pa.record_batch({"id": range(count)})
+
+    def range(self, *_: int) -> OneTask:
+        return self
+
+    def mapInArrow(self, read: Any, _: Any) -> list[pa.RecordBatch]:  # noqa: N802 - Spark's name
+        return list(read([self._numbers]))
+
+
+def test_delivered_output_that_comes_too_late_does_not_count(tmp_path):
+    """Its driver was frozen while it moved output from the journal to a file."""
+    store = DeliveredStore(tmp_path)
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+    store.write("out", 0, 0, 1, 3, [batch] * 3)
+    store.take_back("out", 1, {0: 4})
+    for generation, first, last in [(0, 4, 6), (0, 7, 7), (1, 8, 8)]:
+        store.write("out", 0, generation, first, last, [batch] * (last - first + 1))
+    stays = [(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4), (1, 0, 8)]
+    assert list(numbered(store)) == stays
+    session: Any = OneTask(len(store.files("out")))
+    rows: Any = as_dataframe(session, store, "out", batch.schema)
+    assert len(rows) == len(stays), "Spark's tasks read the same"
+    assert read_all(store, "out", batch.schema).num_rows == 2 * len(stays)
 
 
 def test_a_section_begins_where_a_task_begins():

@@ -5,6 +5,8 @@ equal names mean equal content (stable output), and a file that exists need not 
 
     <operator>/<generation>-<task>-<first seq>-<last seq>.arrow
 
+Beside them, notes say what was taken back (:mod:`clonos.storage.taken_back`).
+
 The number (`seq`) of each batch is in its custom metadata: a channel also numbers its markers and
 watermarks, so the batches of a file need not be consecutive. Any Arrow reader can read the files.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,15 +23,19 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from clonos.errors import ProtocolError, UnreadableOutput
-from clonos.storage.files import Durability, Files, LocalFiles, files_of, folder_name
+from clonos.storage.files import Durability, Files, Info, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
+from clonos.storage.taken_back import Notes
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _SEQ: Final = b"clonos.seq"
 
 
 class DeliveredFile(NamedTuple):
-    """A file of delivered output, with the parts of its name; sorting puts files in order."""
+    """A file of delivered output, with the parts of its name; sorting puts files in order.
+
+    Batches of the file beyond `last_seq`, if there are any, were taken back.
+    """
 
     generation: int
     task_index: int
@@ -76,6 +82,7 @@ class DeliveredStore:
         found, root = files_of(directory)
         self._files, self.uri = files or found, str(directory)
         self._folder = Folder(self._files, root, durability)
+        self._notes = Notes(self._folder)
 
     @property
     def directory(self) -> str:
@@ -140,10 +147,12 @@ class DeliveredStore:
 
     def take_back(self, operator: str, generation: int, kept: Mapping[int, int]) -> None:
         """Delete output of earlier generations beyond these numbers, by task. Output of tasks not
-        in `kept`, which the sink had in an earlier graph, stays."""
+        in `kept`, which the sink had in an earlier graph, stays. What a driver that was frozen
+        writes later does not count."""
+        self._notes.write(folder_name(operator), generation, kept)
         gone = [
             file
-            for file in self.files(operator)
+            for file in self._all(self._folder.entries(folder_name(operator)))
             if file.generation < generation
             and file.last_seq > kept.get(file.task_index, file.last_seq)
         ]
@@ -159,8 +168,23 @@ class DeliveredStore:
 
     def files(self, operator: str) -> list[DeliveredFile]:
         """Files of a sink operator, ordered by generation, task and seq."""
+        folder = folder_name(operator)
+        entries = self._folder.entries(folder)
+        try:
+            taken_back = self._notes.among(entries, folder)
+        except (OSError, ValueError) as error:
+            raise _unreadable(error, self._folder.path(folder)) from error
         found = []
-        for info in self._folder.entries(folder_name(operator)):
+        for file in self._all(entries):
+            last = min(file.last_seq, taken_back.last(file.task_index, file.generation))
+            if file.first_seq <= last:
+                found.append(file._replace(last_seq=last))
+        return found
+
+    def _all(self, entries: Iterable[Info]) -> list[DeliveredFile]:
+        """All files, with what was taken back."""
+        found = []
+        for info in entries:
             if match := _NAME.fullmatch(info.name):
                 generation, task, first, last = map(int, match.groups())
                 path = self._folder.path(info.path)
@@ -180,7 +204,7 @@ class DeliveredStore:
             if file.last_seq <= newest:
                 continue
             for seq, batch in read_file(file.path, self._files):
-                if seq > newest:
+                if newest < seq <= file.last_seq:
                     yield Delivered(file.generation, file.task_index, seq, batch)
             newest = file.last_seq
 
@@ -210,8 +234,12 @@ def read_file(path: str, files: Files | None = None) -> Iterator[tuple[int, pa.R
     try:
         yield from _batches((files or LocalFiles()).read(path))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise UnreadableOutput(
-            f"delivered output cannot be read: {error}",
-            where=path,
-            remedy="check the disk and restore the file from a copy",
-        ) from error
+        raise _unreadable(error, path) from error
+
+
+def _unreadable(error: Exception, path: str) -> UnreadableOutput:
+    return UnreadableOutput(
+        f"delivered output cannot be read: {error}",
+        where=path,
+        remedy="check the disk and restore the file from a copy",
+    )

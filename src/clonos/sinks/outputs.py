@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.errors import OperatorError, SourceError, UnreadableOutput
-from clonos.sinks.delivered import DeliveredStore, read_file
+from clonos.sinks.delivered import DeliveredFile, DeliveredStore, read_file
 from clonos.sinks.spec import SinkSpec
 from clonos.storage.files import files_of
 
@@ -73,38 +73,39 @@ def as_dataframe(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     root = len(store.directory)
-    names = [file.path[root:] for file in store.files(operator)]
+    found = store.files(operator)
+    names = [file.path[root:] for file in found]
     fields = from_arrow_schema(schema)
     if not names:
         return spark.createDataFrame([], fields)
-    keep = _ranges(store, operator)
+    keep = _ranges(found)
     count, uri = len(names), store.uri
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in batches:
             for number in numbers.column(0).to_pylist():
-                yield from _read_file(uri, names[number], keep[number])
+                yield from _read_file(uri, names[number], *keep[number])
 
     return spark.range(0, count, 1, min(count, 64)).mapInArrow(read, fields)
 
 
-def _ranges(store: DeliveredStore, operator: str) -> list[int]:
-    """For each file, the seq up to which earlier files have the same batches."""
+def _ranges(files: Sequence[DeliveredFile]) -> list[tuple[int, int]]:
+    """For each file, the seq up to which earlier files have the same batches, and its last one."""
     newest: dict[tuple[int, int], int] = {}
     result = []
-    for file in store.files(operator):
+    for file in files:
         key = (file.generation, file.task_index)
-        result.append(newest.get(key, -1))
+        result.append((newest.get(key, -1), file.last_seq))
         newest[key] = max(newest.get(key, -1), file.last_seq)
     return result
 
 
-def _read_file(uri: str, name: str, behind: int) -> Iterator[pa.RecordBatch]:
+def _read_file(uri: str, name: str, behind: int, last: int) -> Iterator[pa.RecordBatch]:
     files, root = files_of(uri)
     path = f"{root}{name}"
     try:
         for seq, batch in read_file(path, files):
-            if seq > behind:
+            if behind < seq <= last:
                 yield batch
     except UnreadableOutput as error:
         if files.info(path) is not None:

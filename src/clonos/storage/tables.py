@@ -6,6 +6,7 @@ in its path, so writing it again is no work, and a reader needs only a list of n
     <path>/_table.json                                        columns, which table this is, whose
     <path>/<task>/<generation>-<block>/<seq>-<rows>.arrow     rows, as any Arrow reader reads them
     <path>/_removed-<which>.json                              up to where rows were removed
+    <path>/_taken_back-<generation>.json                      what a rewound job has taken back
     <path>/_readers/<reader>/<which>.json                     up to where a job has read for good
     <path>/_ended                                             this is all
 
@@ -36,6 +37,7 @@ from clonos.storage.files import Durability, Files, Info, files_of, folder_name
 from clonos.storage.folder import Folder
 from clonos.storage.segments import START, Position, Positions, Segment
 from clonos.storage.table_batches import MANIFESTS, TASK, Batches, StagedFile
+from clonos.storage.taken_back import Notes, TakenBack
 
 _BLOCK: Final = 256
 """Segments of a channel per folder."""
@@ -79,6 +81,7 @@ class Table:
         found, root = files_of(path) if files is None else (files, path)
         self._folder = Folder(found, root, durability)
         self._batches = Batches(self._folder)
+        self._notes = Notes(self._folder)
 
     # --- what the job does ----------------------------------------------------------------------
 
@@ -131,10 +134,12 @@ class Table:
         self._batches.discard(batch, files)
 
     def end(self) -> None:
-        """The table is complete; files that killed writers have left are deleted."""
+        """The table is complete; files that killed writers have left are deleted, and those that
+        frozen ones have written since their output was taken back."""
         self._folder.delete(
             info.path for info in self._folder.unfinished(recursive=True) if ".arrow." in info.name
         )
+        self._delete_taken_back()
         self._folder.create(_ENDED, b"")
 
     # --- what readers ask -----------------------------------------------------------------------
@@ -182,12 +187,15 @@ class Table:
     def segments(self, after: Positions | None = None) -> list[Segment]:
         """The segments after these positions, task by task, in order.
 
-        Removed segments do not count, even if their files are still there.
+        Segments that were removed or taken back do not count, even if there are files of them.
         """
         behind = self.removed
         for task, position in (after or {}).items():
             behind[task] = max(position, behind.get(task, START))
-        return self._behind(behind)
+        entries = self._list(self._root)
+        taken_back = self._taken_back(entries)
+        found = self._behind(entries, behind)
+        return [one for one in found if taken_back.counts(one.task, *one.position)]
 
     def read(self, path: str) -> Iterator[pa.RecordBatch]:
         """The rows of a segment."""
@@ -255,7 +263,7 @@ class Table:
     def _remove(self, may: Callable[[Segment], bool]) -> int:
         removed, notes = self._removals()
         before, files, kept = dict(removed), list[str](), set[int]()
-        for segment in self._behind({}):
+        for segment in self._behind(self._list(self._root), {}):
             task, position = segment.task, segment.position
             if position > removed.get(task, START):
                 if task in kept or not may(segment):
@@ -286,12 +294,25 @@ class Table:
 
     def take_back(self, generation: int, kept: Mapping[int, int]) -> None:
         """Delete segments of earlier generations beyond these numbers, by task: the job that writes
-        here was rewound. Readers may have read them already."""
-        for segment in self._behind({}):
-            position = segment.position
-            until = kept.get(segment.task, position.seq)  # tasks of an earlier graph keep all
-            if position.generation < generation and position.seq > until:
-                self._folder.files.delete(segment.path)
+        here was rewound. Readers may have read them already. Those that appear later, from writers
+        that were frozen, do not count."""
+        self._notes.write("", generation, kept)
+        self._delete_taken_back()
+
+    def _delete_taken_back(self) -> None:
+        entries = self._list(self._root)
+        if not (taken_back := self._taken_back(entries)).notes:
+            return
+        for segment in self._behind(entries, {}):
+            if not taken_back.counts(segment.task, *segment.position):
+                with suppress(FileNotFoundError):
+                    self._folder.files.delete(segment.path)
+
+    def _taken_back(self, entries: Sequence[Info]) -> TakenBack:
+        try:
+            return self._notes.among(entries)
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from error
 
     def _removals(self) -> tuple[dict[int, Position], list[str]]:
         """What was removed according to all notes, and the paths of these notes."""
@@ -334,9 +355,9 @@ class Table:
             )
         return about
 
-    def _behind(self, positions: Positions) -> list[Segment]:
+    def _behind(self, entries: Sequence[Info], positions: Positions) -> list[Segment]:
         found: list[Segment] = []
-        for info in self._list(self._root):
+        for info in entries:
             if info.is_folder and _TASK.fullmatch(info.name):
                 task = int(info.name)
                 found += self._segments_of(task, info.path, positions.get(task, START))
