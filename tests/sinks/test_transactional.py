@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.errors import MarkLost, SinkFailed, StoreAway
-from clonos.sinks.lanes import Lane
+from clonos.errors import Fenced, MarkLost, SinkFailed, StoreAway
+from clonos.sinks.lanes import Lane, incarnation_number
 from clonos.testing import check_sink
 from clonos.testing.sinks import _Check, _outputs
 from examples.transactional import sqlite_sink
@@ -471,3 +471,19 @@ def test_what_was_discarded_need_not_be_there(make):
         write(4, 1, 8)
     write(4, 1, 6, 7)
     assert [number for number, _ in sorted(read(sink))] == [1, 2, 5, 6, 7]
+
+
+def test_a_life_from_before_the_job_went_back_writes_until_the_next_one_does(make):
+    """Its slot was told of outputs up to 4, and its driver was frozen when the job went back."""
+    sink = make()
+    old = sink.store.writer(Lane("me", "out", 0, incarnation_number(1, 9)))
+    new = sink.store.writer(Lane("me", "out", 0, incarnation_number(3, 1), began=4))
+    old.write(_outputs(1, 2))
+    old.write(_outputs(3))  # the job is back, and nobody has written since
+    new.write(_outputs(5, generation=1))
+    with pytest.raises(Fenced):
+        old.write(_outputs(4))
+    new.write(_outputs(6, generation=1))
+    for writer in (old, new):
+        writer.close()
+    assert [number for number, _ in sorted(read(sink))] == [1, 2, 3, 5, 6]
