@@ -47,6 +47,19 @@ def test_a_job_that_was_told_to_stop_does_not_begin_again_with_another_graph(run
     assert running._setup.told == [StopAsked(None)]
 
 
+def test_who_waits_for_a_store_after_a_change_that_failed_can_be_stopped(running):
+    assert not running._require_no_stop()
+    with running._succeeding, ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(running.stop)
+        while not running._is_to_end:
+            assert not stopped.done()
+        with pytest.raises(CannotUpgrade, match="told to stop"):
+            running._require_no_stop()
+        running._succeeding.release()
+        stopped.result(60)
+        running._succeeding.acquire()
+
+
 def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
     """The switch was made, and then the new graph could not begin."""
     succession = SimpleNamespace(

@@ -52,6 +52,7 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
         inbox=SimpleNamespace(put=pytest.fail),
         durability="fsync",
         warn=pytest.fail,
+        _goes_on=False,
         _prepare=lambda *_: None,
     )
     standby._pause = partial(setup.DriverSetup._pause, standby)
@@ -86,6 +87,7 @@ def test_what_ends_the_wait_is_told_alone(tmp_path):
         inbox=SimpleNamespace(put=pytest.fail),
         durability="fsync",
         _prepare=lambda *_: None,
+        _goes_on=False,
     )
     standby._pause = partial(setup.DriverSetup._pause, standby)
     with pytest.raises(NotSettled) as caught:
@@ -120,6 +122,7 @@ def opened(directory: JobDirectory) -> JournalFile:
         inbox=SimpleNamespace(put=pytest.fail),
         durability="fsync",
         warn=pytest.fail,
+        _goes_on=False,
         _pause=pytest.fail,
         _look_back=lambda _: None,
         _begin_term=lambda *_: 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
+from clonos.cluster.directory import JobDirectory
 from clonos.errors import CannotReplace, CannotUpgrade, NotSettled, OperatorError, OtherJob
 from tests.cluster.conftest import gated
 
@@ -267,6 +269,30 @@ def test_a_running_job_that_cannot_go_on_with_a_graph_goes_on_as_it_was(kit, spa
     assert sorted((row["key"], row["number"]) for row in found) == whole
     with pytest.raises(CannotUpgrade, match="has ended"):
         running.upgrade(make("counts", 2))
+
+
+def test_a_store_that_is_away_during_a_change_does_not_end_the_job(
+    kit, spark, tmp_path, made, monkeypatch
+):
+    """Neither driver can read what was written last, for a while; there is no other one."""
+    running, right = made(1).start(spark), JobDirectory.catch_up
+    kit.wait_rows(running, 100)
+    away = ["for the new one", "for the old one", "and again"]
+
+    def catch_up(*how: Any) -> None:
+        if away:
+            away.pop()
+            raise OSError(errno.EIO, "the store is away")
+        right(*how)
+
+    monkeypatch.setattr(JobDirectory, "catch_up", catch_up)
+    with pytest.raises(OSError, match="the store is away"):
+        running.upgrade(made(2, 4000.0), within="60 seconds")
+    assert not away
+    assert any("it is tried again" in warning.lower() for warning in running.warnings)
+    all_the_rest(kit, tmp_path)
+    assert running.wait(300).is_complete
+    check(pq.read_table(tmp_path / "out"), kit)
 
 
 def test_a_job_that_does_not_settle_goes_on_as_it_was(kit, spark, tmp_path, made):

@@ -233,8 +233,9 @@ class RunningJob(RunningPast):
         ...     print("start it once more with the same functions, and stop it again")
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
+        self._is_to_end = True
         with self._succeeding:
-            setup, loop, self._is_to_end = self._setup, self._loop, True
+            setup, loop = self._setup, self._loop
             setup.inbox.put(StopAsked(settle_s))
         if settle_s is None:
             setup.directory.hurry()
@@ -357,10 +358,7 @@ class RunningJob(RunningPast):
         with self._succeeding:  # a change begins with what the one before it has come to
             graph = made()
             compiled = compile_graph(graph)
-            if self._is_to_end:
-                raise CannotUpgrade(
-                    "the job was told to stop", where=compiled.name, remedy="see running.wait()"
-                )
+            self._require_no_stop()
             require_stored(self._setup.compiled.plan)
             self._succeed(compiled, settle_s, of_state)
             self.graph = graph
@@ -370,33 +368,27 @@ class RunningJob(RunningPast):
         succession = Succession(before, self._loop, settle_s)
         succession.require(compiled, **of_state)
         succession.prepare(compiled, **of_state)
-        how: dict[str, Any] = {
-            **self._how,
-            "listeners": (),  # added when it goes on
-            "ui_port": page.port if page is not None else None,
-        }
+        ui_port = page.port if page is not None else None
+        how = {**self._how, "listeners": (), "ui_port": ui_port}  # listeners are added later
+        new: dict[str, Any] = {"standby": True, "upgrade": True, "look": succession.look}
+        new |= {"of_state": of_state, "prepared": lambda: succession.prepared}
         try:
-            self._go_on(
-                DriverSetup(
-                    compiled,
-                    self.spark,
-                    standby=True,
-                    upgrade=True,
-                    of_state=of_state,
-                    look=succession.look,
-                    prepared=lambda: succession.prepared,
-                    **how,
-                )
-            )
+            self._go_on(DriverSetup(compiled, self.spark, **new, **how))
         except BaseException as error:
             succession.give_up()
             if succession.has_stopped():
                 self._left_by = error  # after the switch, only the new graph can be started
                 with suppress(OtherJob):
                     how |= {"standby": False, "upgrade": False, "of_state": ALL_STAYS}
+                    how |= {"look": self._require_no_stop, "goes_on": True}
                     self._go_on(DriverSetup(before.compiled, self.spark, **how))
                     self._left_by = None
             raise
+
+    def _require_no_stop(self, _: Any = None) -> bool:
+        if self._is_to_end:
+            raise CannotUpgrade("the job was told to stop", remedy="see running.wait()")
+        return False
 
     def _go_on(self, setup: DriverSetup) -> None:
         setup.audience.follow(self._setup.audience)

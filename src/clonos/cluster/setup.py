@@ -98,7 +98,8 @@ class DriverSetup:
 
     The parameters are those of :class:`~clonos.cluster.driver.RunningJob`. While a standby driver
     waits, ``look`` says whether to try the lock at once, and may raise. ``prepared`` returns the
-    state that was shared out before.
+    state that was shared out before. ``goes_on``: the job has run in this process until now, and
+    nobody else can run it, so what is away is waited for.
     """
 
     def __init__(
@@ -124,13 +125,14 @@ class DriverSetup:
         profile: Any,
         look: Callable[[Waiting | None], bool] = _never,
         prepared: Callable[[], Prepared] = lambda: NOTHING,
+        goes_on: bool = False,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
-        self._journal, self._profile, self._prepared = journal, profile, prepared
+        self._profile, self._prepared, self._goes_on = profile, prepared, goes_on
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(compiled.plan, self.sinks)
-        self.warn, self.trials = Warnings(), Trials()
+        self._journal, self.warn, self.trials = journal, Warnings(), Trials()
         self.observer = Observer([t.name for t in compiled.plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
         self.directory = directory = _directory(
@@ -153,9 +155,8 @@ class DriverSetup:
             waiting = self._stand_by(equip, undo) if standby else None
             file = self._open_journal(waiting, standby_slots, look, is_patient=standby)
             undo.callback(file.close)
-            recovered = self._stores(
-                partial(self._recover, file, undo, is_upgrade=upgrade, of_state=of_state)
-            )
+            recover = partial(self._recover, file, undo, is_upgrade=upgrade, of_state=of_state)
+            recovered = self._stores(recover)
             self._stores(partial(self._claim, undo))
             if waiting is None:
                 equip()
@@ -254,7 +255,7 @@ class DriverSetup:
     ) -> JournalFile:
         """Take the journal's lock. A standby driver first does everything that is slow, then waits
         for it."""
-        directory, waits = self.directory, False
+        directory, waits = self.directory, self._goes_on
         while True:
             is_first = False
             try:
@@ -263,7 +264,7 @@ class DriverSetup:
                 )
                 break
             except JournalInUse as error:
-                if not is_patient:
+                if not (is_patient or self._goes_on):
                     raise
                 is_first, waits, why = not waits, True, error.what
             except OSError as error:
@@ -278,8 +279,9 @@ class DriverSetup:
                 LOGGER.info("%s stands by: %s", self.compiled.name, why)
             self._pause(waiting, look)
         begins("reading the journal", self.compiled.name)
-        # Who follows a driver of this process can be given up.
-        pause, is_alone = partial(self._pause, waiting, look), waits and look is _never
+        # Who follows a driver of this process can be given up, unless there is nobody else.
+        is_alone = self._goes_on or (waits and look is _never)
+        pause = partial(self._pause, waiting, look)
         self._stores = Patience(self.compiled.name, pause, self.warn, is_needed=is_alone)
         return found
 
