@@ -447,6 +447,18 @@ def test_the_table_of_a_job_that_wrote_nothing_is_free(place):
         place.begin()
 
 
+def test_who_goes_on_as_before_keeps_what_was_claimed_before(place):
+    """A change of the graph that spells the server in another way is refused."""
+    place.begin()
+    again = place.begin()
+    again.withdraw(only_fresh=True)
+    place.begin(is_new=False)
+    place.claims().withdraw()
+    place.begin().withdraw(only_fresh=True)
+    with pytest.raises(MarkLost):
+        place.begin(is_new=False)
+
+
 def test_a_schema_of_its_own(place_of):
     place = place_of(f"shop.t{next(_numbers)}")
     place.sql("create schema if not exists shop")

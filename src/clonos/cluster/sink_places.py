@@ -60,11 +60,10 @@ def claimed(
     for former, name in before.renamed.items():
         if claims.has(name):
             raise has_a_trace(former, "the place of its output has its name")
-    stay = claims.made()  # by the job as it is: a path may be spelled in another way
     try:
         schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         claims.begin(schemas, is_new=True)
         yield
     except BaseException:
-        claims.withdraw(but=stay)
+        claims.withdraw(only_fresh=True)  # a place may be that of the job as it was, spelled anew
         raise

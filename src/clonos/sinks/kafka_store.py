@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.errors import SinkFailed
-from clonos.kafka import METADATA_S, driver, error_of
+from clonos.kafka import METADATA_S, driver, error_of, is_away
 from clonos.sinks.kafka_messages import Format
 from clonos.sinks.kafka_session import KafkaSession, PlainWriter, Topic, partitions_of
 from clonos.sinks.kafka_transactions import MARKS, KafkaTransactions
@@ -65,6 +65,8 @@ class KafkaClaim:
     """A :class:`~clonos.sinks.spec.Claim` that claims nothing, because topics are shared. It checks
     that the topics exist."""
 
+    is_fresh = False
+
     def __init__(self, store: KafkaStore) -> None:
         self._store = store
 
@@ -82,12 +84,13 @@ class KafkaClaim:
             finally:
                 consumer.close()
         except driver().KafkaException as exception:
-            said = f"the cluster does not answer: {error_of(exception).str()}"
+            error = error_of(exception)
+            said = f"the cluster does not answer: {error.str()}"
             raise SinkFailed(
                 said,
                 where=topic.place,
                 remedy="check that the driver and all executors reach the brokers",
-            ) from ConnectionError(said)
+            ) from (ConnectionError(said) if is_away(error) else None)
 
     def _require_marks(self, consumer: Any, *, is_new: bool) -> None:
         """Check the topic of marks: it must be compacted, never delete messages by age."""

@@ -70,6 +70,7 @@ class PostgresClaim:
 
     def __init__(self, store: PostgresStore, lane: Lane, tasks: int) -> None:
         self._store, self._lane, self._tasks = store, lane, tasks
+        self.is_fresh = False
 
     @property
     def _target(self) -> Target:
@@ -158,6 +159,7 @@ class PostgresClaim:
             self._create(sql, declared)
         elif self._store.mode == "error":
             self._require_unused(sql)
+        self.is_fresh = True
         self._insert_marks(sql, range(self._tasks))
 
     def _insert_marks(self, sql: Any, numbers: range) -> None:

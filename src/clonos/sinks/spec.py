@@ -21,7 +21,14 @@ class Claim(Protocol):
     """The driver's claim on the place that one sink of its job writes to.
 
     Everything but `withdraw` may raise :class:`~clonos.errors.SinkFailed`.
+
+    Attributes
+    ----------
+    is_fresh
+        Whether :meth:`begin` found the place without a claim, and has claimed it.
     """
+
+    is_fresh: bool
 
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
         """Claim the place, before any task runs. A job that `is_new` has written nothing yet."""

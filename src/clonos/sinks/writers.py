@@ -96,6 +96,7 @@ class FolderClaim:
 
     def __init__(self, writer: Writer, owner: str) -> None:
         self._writer, self._owner = writer, owner
+        self.is_fresh = False
 
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
         writer = self._writer
@@ -108,12 +109,8 @@ class FolderClaim:
             if found is None and (other := writer.foreign()) is not None:
                 raise _mixed(writer.path, other)
             if found is None:
+                self.is_fresh = True
                 writer.claim(schema, self._owner)
-
-    def is_made(self) -> bool:
-        """Whether the folder has been claimed already."""
-        with _naming(self._writer.path):
-            return self._writer.owner() == self._owner
 
     def widen(self) -> None:
         """Nothing to do: the claim covers any number of tasks."""
@@ -207,21 +204,16 @@ class Claims:
         for claim in self._claims.values():
             claim.check()
 
-    def made(self) -> set[str]:
-        """Sinks whose folders have been claimed already."""
-        claims = self._claims.items()
-        return {name for name, one in claims if isinstance(one, FolderClaim) and one.is_made()}
-
-    def withdraw(self, *, but: Collection[str] = ()) -> None:
+    def withdraw(self, *, only_fresh: bool = False) -> None:
         """The job will not go on: release places where nothing was written.
 
         Parameters
         ----------
-        but
-            Sinks that stay.
+        only_fresh
+            It goes on as it was before :meth:`begin`, so release only what that has claimed.
         """
-        for operator, claim in self._claims.items():
-            if operator not in but:
+        for claim in self._claims.values():
+            if claim.is_fresh or not only_fresh:
                 claim.withdraw()
 
     def end(self) -> None:
