@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.testing import check_sink, interrupted
+from clonos.testing import check_sink, sinks
 from clonos.testing.sinks import _Check
 
 psycopg = pytest.importorskip("psycopg")
@@ -191,7 +191,7 @@ class ThatTriesAgain(Sink):
 
 
 def test_one_that_hangs_says_where(postgres, monkeypatch):
-    monkeypatch.setattr(interrupted, "HANGS_S", 8.0)
+    monkeypatch.setattr(sinks, "_HANGS_S", 4.0)
     check = _Check(lambda: ThatTriesAgain(postgres).made(), read, 0.3, every=5)
     found = check.run("failing", check.failing)
     assert "it hangs" in found.wrong

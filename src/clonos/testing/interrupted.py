@@ -22,8 +22,6 @@ FENCED: Final = 3
 AWAY: Final = 4
 FAILED: Final = 5
 """Exit codes of a process."""
-HANGS_S: Final = 60.0
-"""A process that has not ended by then hangs. It says where, and ends."""
 
 _INSTALLED: Final = tuple({sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")})
 
@@ -111,15 +109,18 @@ def _files_of(store: Any) -> set[str]:
 
 
 class Child:
-    """A process, forked from this one, that does some work and ends."""
+    """A process, forked from this one, that does some work and ends.
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    If it has not ended after `limit_s`, it hangs: it says where, and ends.
+    """
+
+    def __init__(self, work: Callable[[], None], limit_s: float) -> None:
         self._ended: int | None = None
         said, say = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             os.close(said)
-            os._exit(_done(work, say))
+            os._exit(_done(work, limit_s, say))
         os.close(say)
         self._said = said
 
@@ -173,9 +174,9 @@ def _within(limit_s: float, act: Callable[[], Any]) -> Iterator[None]:
         timer.join()
 
 
-def _done(work: Callable[[], None], say: int) -> int:
+def _done(work: Callable[[], None], limit_s: float, say: int) -> int:
     sys.unraisablehook = sys.__unraisablehook__  # pytest's keeps what it hears of, and its locks
-    faulthandler.dump_traceback_later(HANGS_S, exit=True, file=say)
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=say)
     try:
         work()
     except Fenced as error:

@@ -23,7 +23,6 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import TransactionalWriter, UserStore
 from clonos.sinks.writers import Claims
 from clonos.storage.retry import Retry
-from clonos.testing import interrupted
 from clonos.testing.interrupted import AWAY, FENCED, Child, Points
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
@@ -32,6 +31,8 @@ POINTS_MAX: Final = 1000
 HUGE_ROWS: Final = 100_000
 _RUN: Final = "check_sink"
 _NAME: Final = "checked"
+_HANGS_S: Final = 60.0
+"""A write that is tried again for so long hangs."""
 _GONE: Final = "check_sink: the connection is gone"
 _NEVER_CAME: Final = 6
 """An exit code of a child."""
@@ -337,7 +338,7 @@ class _Place:
 
     def write(self, life: Any, *groups: list[Output]) -> None:
         """Write as the engine does: temporary failures are retried."""
-        until = time.monotonic() + interrupted.HANGS_S / 2 + self._patience_s
+        until = time.monotonic() + _HANGS_S + self._patience_s
 
         def wait(pause_s: float) -> bool:
             time.sleep(min(pause_s, 0.02))
@@ -397,7 +398,8 @@ class _Place:
                 write(life)
 
         self.write(old, _outputs(1))
-        child = Child(work)
+        # It may be stopped while another life tries for as long as that.
+        child = Child(work, 2 * (_HANGS_S + self._patience_s))
         try:
             yield child
         finally:
