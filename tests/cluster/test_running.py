@@ -13,7 +13,7 @@ import pytest
 import clonos
 from clonos.cluster import driver
 from clonos.cluster.audience import JobAudience, Warnings
-from clonos.errors import CannotReplace, CannotUpgrade, OtherJob, OutputExists
+from clonos.errors import CannotReplace, CannotUpgrade, OtherJob, OutputExists, StoreAway
 from clonos.nodes.events import StopAsked
 
 
@@ -30,7 +30,7 @@ def running(monkeypatch):
 
 
 def driven_by(self: Any, setup: Any) -> None:
-    self._setup, self.run_id = setup, "run"
+    self._setup, self.run_id, self.compiled = setup, "run", job().compile()
     self._loop = SimpleNamespace(over=threading.Event(), error=None, awaited="")
 
 
@@ -47,35 +47,54 @@ def test_a_job_that_was_told_to_stop_does_not_begin_again_with_another_graph(run
     assert running._setup.told == [StopAsked(None)]
 
 
-def test_who_waits_for_a_store_after_a_change_that_failed_can_be_stopped(running):
-    assert not running._require_no_stop()
-    with running._succeeding, ThreadPoolExecutor(1) as pool:
-        stopped = pool.submit(running.stop)
-        while not running._is_to_end:
-            assert not stopped.done()
+def test_who_waits_for_a_store_after_a_change_that_failed_can_be_stopped(running, monkeypatch):
+    """The old graph waits, too, because nobody else runs the job."""
+    waits = threading.Event()
+
+    def begun(*_: Any, upgrade: bool, look: Any, goes_on: bool = False, **__: Any) -> Any:
+        assert goes_on != upgrade
+        if upgrade:
+            running._loop.over.set()
+            raise StoreAway("the journal is away")
+        while not look(None):
+            waits.set()
+
+    running._setup.page, running._setup.compiled = None, job().compile()
+    running._setup.audience = SimpleNamespace(join=lambda _: None)
+    running._setup.keeper = SimpleNamespace(complete=False, is_settled=True)
+    monkeypatch.setattr(driver, "Succession", lambda *_: ended())
+    monkeypatch.setattr(driver, "DriverSetup", begun)
+    with ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(running.upgrade, job())
+        assert waits.wait(60)
+        running.stop()
         with pytest.raises(CannotUpgrade, match="told to stop"):
-            running._require_no_stop()
-        running._succeeding.release()
-        stopped.result(60)
-        running._succeeding.acquire()
+            changed.result(60)
+    with pytest.raises(StoreAway):
+        running.wait(1)
 
 
-def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
-    """The switch was made, and then the new graph could not begin."""
-    succession = SimpleNamespace(
+def ended() -> Any:
+    """A change whose first driver has ended."""
+    return SimpleNamespace(
         require=lambda *_, **__: None,
         prepare=lambda *_, **__: None,
         give_up=lambda: None,
         look=lambda _: True,
+        prepared=None,
         has_stopped=lambda: True,
     )
+
+
+def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
+    """The switch was made, and then the new graph could not begin."""
 
     def begun(*_: Any, upgrade: bool, **__: Any) -> Any:
         running._loop.over.set()
         raise OutputExists("the new sink's folder is taken") if upgrade else OtherJob("a new graph")
 
     running._setup.page, running._setup.compiled = None, job().compile()
-    monkeypatch.setattr(driver, "Succession", lambda *_: succession)
+    monkeypatch.setattr(driver, "Succession", lambda *_: ended())
     monkeypatch.setattr(driver, "DriverSetup", begun)
     with pytest.raises(OutputExists):
         running.upgrade(job())

@@ -157,27 +157,24 @@ class Answers:
         known = self._known.get((question, task))
         if known is None:
             return None
-        line = self._line(question)
-        if (chosen := _nearest(known.free, position)) is not None:
-            if not question.arguments and known.free[chosen][0] != position:
-                return None  # arguments without a canonical form cannot be compared
-            found = self._asked[known.free[chosen][1]]
-            if found.came is None and not can_wait:
-                return None
-            line.matched += 1
-            place = known.free.pop(chosen)
-            if self._remembers is not None and question.function not in self._may_reuse:
-                self._forget(question, task, place)
-            return found
-        if question.function in self._may_reuse and question.arguments:
-            chosen = _nearest(known.all, position)
-            assert chosen is not None
-            found = self._asked[known.all[chosen][1]]
-            if found.came is None and not can_wait:
-                return None
+        line, may_reuse = self._line(question), question.function in self._may_reuse
+        places = known.free or (known.all if may_reuse and question.arguments else [])
+        if (chosen := _nearest(places, position)) is None:
+            return None
+        place = places[chosen]
+        if not question.arguments and place[0] != position:
+            return None  # arguments without a canonical form cannot be compared
+        found = self._asked[place[1]]
+        if found.came is None and not can_wait:
+            return None
+        if places is known.all:
             line.reused += 1
             return found
-        return None
+        line.matched += 1
+        known.free.pop(chosen)
+        if self._remembers is not None and not may_reuse:
+            self._forget(question, task, place)
+        return found
 
     # --- other answers --------------------------------------------------------------------------
 

@@ -314,9 +314,10 @@ class RunningJob(RunningPast):
         >>> branch = job.branch(at="08:00", replace={"judge": careful})  # doctest: +SKIP
         >>> running.adopt(branch)  # doctest: +SKIP
         """
+        changes = branch.replaces
 
         def graph() -> LogicalGraph:
-            self._changes(changes := branch.replaces)  # the graph may be another by now
+            self._changes(changes)  # the graph may be another by now
             is_job = not isinstance(changes, Mapping)
             return changes.graph if is_job else replaced(self._defined(), changes)
 
@@ -387,7 +388,8 @@ class RunningJob(RunningPast):
 
     def _require_no_stop(self, _: Any = None) -> bool:
         if self._is_to_end:
-            raise CannotUpgrade("the job was told to stop", remedy="see running.wait()")
+            where, remedy = self.compiled.name, "see running.wait()"
+            raise CannotUpgrade("the job was told to stop", where=where, remedy=remedy)
         return False
 
     def _go_on(self, setup: DriverSetup) -> None:

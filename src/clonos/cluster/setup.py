@@ -264,7 +264,7 @@ class DriverSetup:
                 )
                 break
             except JournalInUse as error:
-                if not (is_patient or self._goes_on):
+                if not (is_patient or waits):
                     raise
                 is_first, waits, why = not waits, True, error.what
             except OSError as error:

@@ -208,7 +208,6 @@ class Succession:
             It cannot.
         """
         before, directory = self._setup.compiled, self._setup.directory
-        version = self._setup.keeper.version
         if self._loop.over.is_set():
             raise self._ended()
         if directory.is_temporary:
@@ -226,7 +225,7 @@ class Succession:
             )
         is_same = (known := describe(before)) == describe(compiled)
         if not is_same or self._renames_states(renamed):
-            require_continuable(known, compiled, directory.retired(version))
+            require_continuable(known, compiled, directory.retired(self._setup.keeper.version))
             shape = shape_before(known, compiled, renamed, drop_state)
             require_droppable(shape, compiled, drop_state)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from clonos.errors import ProtocolError, UnreadableOutput
-from clonos.storage.files import Durability, Files, Info, LocalFiles, files_of, folder_name
+from clonos.storage.files import Durability, Files, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
-from clonos.storage.taken_back import Notes
+from clonos.storage.taken_back import Notes, TakenBack
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _SEQ: Final = b"clonos.seq"
@@ -149,47 +149,44 @@ class DeliveredStore:
         """Delete output of earlier generations beyond these numbers, by task. Output of tasks not
         in `kept`, which the sink had in an earlier graph, stays. What a driver that was frozen
         writes later does not count."""
-        self._notes.write(folder_name(operator), generation, kept)
-        gone = [
-            file
-            for file in self._all(self._folder.entries(folder_name(operator)))
-            if file.generation < generation
-            and file.last_seq > kept.get(file.task_index, file.last_seq)
-        ]
+        folder = folder_name(operator)
+        self._notes.write(folder, generation, kept)
+        every, taken_back = self._all(folder)
+        untils = {file: taken_back.last(file.task_index, file.generation) for file in every}
+        gone = [file for file, until in untils.items() if file.last_seq > until]
         for file in gone:
-            until = kept[file.task_index]
+            until = untils[file]
             stays = [one for one in read_file(file.path, self._files) if one[0] <= until]
             if stays:
                 seqs, batches = zip(*stays, strict=True)
                 lane = operator, file.task_index, file.generation, file.first_seq
                 self.write(*lane, until, batches, seqs=seqs)
         names = (file.path.rpartition("/")[2] for file in gone)
-        self._folder.delete(f"{folder_name(operator)}/{name}" for name in names)
+        self._folder.delete(f"{folder}/{name}" for name in names)
 
     def files(self, operator: str) -> list[DeliveredFile]:
         """Files of a sink operator, ordered by generation, task and seq."""
-        folder = folder_name(operator)
-        entries = self._folder.entries(folder)
-        try:
-            taken_back = self._notes.among(entries, folder)
-        except (OSError, ValueError) as error:
-            raise _unreadable(error, self._folder.path(folder)) from error
+        every, taken_back = self._all(folder_name(operator))
         found = []
-        for file in self._all(entries):
+        for file in every:
             last = min(file.last_seq, taken_back.last(file.task_index, file.generation))
             if file.first_seq <= last:
                 found.append(file._replace(last_seq=last))
         return found
 
-    def _all(self, entries: Iterable[Info]) -> list[DeliveredFile]:
-        """All files, with what was taken back."""
-        found = []
+    def _all(self, folder: str) -> tuple[list[DeliveredFile], TakenBack]:
+        """All files of a folder, and what was taken back."""
+        entries, found = self._folder.entries(folder), []
+        try:
+            taken_back = self._notes.among(entries, folder)
+        except (OSError, ValueError) as error:
+            raise _unreadable(error, self._folder.path(folder)) from error
         for info in entries:
             if match := _NAME.fullmatch(info.name):
                 generation, task, first, last = map(int, match.groups())
                 path = self._folder.path(info.path)
                 found.append(DeliveredFile(generation, task, first, last, path))
-        return sorted(found)
+        return sorted(found), taken_back
 
     def read(self, operator: str) -> Iterator[Delivered]:
         """Yield every delivered batch once, ordered by generation, task and seq.

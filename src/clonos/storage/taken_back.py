@@ -63,7 +63,7 @@ class Notes:
         """Note that this generation has begun, and what stays of those before it. The note is
         durable when this returns."""
         content = json.dumps({str(task): seq for task, seq in sorted(stays.items())}).encode()
-        name = f"{under}/_taken_back-{generation:06d}.json".lstrip("/")
+        name = _path(under, f"_taken_back-{generation:06d}.json")
         self._folder.keep(name, content, lambda found: _said(found.to_pybytes()) == dict(stays))
 
     def among(self, entries: Iterable[Info], under: str = "") -> TakenBack:
@@ -74,12 +74,16 @@ class Notes:
         notes = []
         for info in entries:
             if match := _NAME.fullmatch(info.name):
-                name = f"{under}/{info.name}".lstrip("/")
+                name = _path(under, info.name)
                 if name not in self._known:
                     said = _said(self._folder.read(name).to_pybytes())
                     self._known[name] = _Note(int(match[1]), said)
                 notes.append(self._known[name])
         return TakenBack(tuple(notes))
+
+
+def _path(under: str, name: str) -> str:
+    return f"{under}/{name}" if under else name
 
 
 def _said(content: bytes) -> dict[int, int]:
