@@ -10,7 +10,7 @@ import pytest
 
 from clonos.cluster.loop import DriverLoop
 from clonos.errors import ClonosError
-from clonos.nodes.driver import Phase
+from clonos.nodes.phases import Phase
 
 
 class Node:

@@ -12,13 +12,15 @@ from clonos.core.determinants import Source, Timer, encode_record
 from clonos.core.digest import chain, content_digest
 from clonos.core.layer import layer_path, merged_path
 from clonos.core.levels import LayerRef
+from clonos.core.mandate import MandateAsked, MandateGiven
 from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.errors import ClonosError, OperatorError, SinkFailed, TaskFailed
 from clonos.nodes import events
-from clonos.nodes.driver import CLOSE_S, LEAVE_S, RATES_S, STOP_S, Phase
+from clonos.nodes.driver import CLOSE_S, LEAVE_S, RATES_S, STOP_S
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
+from clonos.nodes.phases import Phase
 from clonos.nodes.pulses import HUSH
 from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Spent
@@ -531,3 +533,16 @@ def test_a_driver_whose_term_is_over_leaves_its_journal_as_it_is(world):
     assert world.node.is_over
     assert not world.outputs
     assert known() == [1]
+
+
+def test_who_asks_for_a_mandate_hears_how_long_ago_the_driver_was_sure(world):
+    link = world.begin()
+    world.sight = None  # no look has an outcome from now on
+    ages_ms = []
+    for _ in range(2):
+        world.turn((1, Heartbeat("nonce", 0)), after_s=0.5)
+        world.turn((1, MandateAsked(7)))
+        (given,) = [told for told in link.sent if isinstance(told, MandateGiven)]
+        link.sent.clear()
+        ages_ms.append(given.age_ms)
+    assert (ages_ms, given.asked_ms) == ([500, 1000], 7)

@@ -44,6 +44,9 @@ class Slot:
     def make(self, life: int, calls: Any) -> None:
         self.events += [(life, call.number) for call, _ in calls]
 
+    def may_begin(self, until_s: float) -> None:
+        raise AssertionError("the slot says so itself")
+
     def ticks_s(self) -> float:
         return self.now_s
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from clonos.nodes.tenure import ECHO_S, LOOKS, Sight, Term
+from clonos.core.mandate import MANDATE_S, MandateAsked, MandateGiven
+from clonos.nodes.tenure import ECHO_S, LOOKS, LOOKS_FOR_EFFECTS, Sight, Term
 
 EVERY_S = ECHO_S / LOOKS
 
@@ -165,3 +168,50 @@ def test_nobody_comes_back(world):
     world.after(ECHO_S + 1.0)
     world.term.seen(Sight.OURS)
     assert world.term.is_lost
+
+
+# --- mandates -----------------------------------------------------------------------------------
+
+ASKED = MandateAsked(7)
+
+
+def test_a_mandate_counts_from_when_the_newest_good_look_began(world):
+    world.until_it_looks()
+    world.after(0.4)
+    world.term.seen(Sight.OURS)
+    world.after(0.3)
+    assert world.term.mandate(ASKED, -inf) == MandateGiven(7, 700)
+    world.until_it_looks()
+    world.term.seen(Sight.HIDDEN)  # it proves nothing
+    given = world.term.mandate(ASKED, -inf)
+    assert given is not None
+    assert given.age_ms > 700
+
+
+def test_who_is_unsure_or_superseded_gives_no_mandate(world):
+    unsure = World()
+    unsure.after(0.0)
+    assert unsure.term.mandate(ASKED, unsure.term.now_s) is None
+    world.until_it_looks()
+    world.term.seen(Sight.ANOTHERS)
+    assert world.term.mandate(ASKED, world.term.now_s) is None
+
+
+def test_who_was_asleep_gives_no_mandate_before_it_has_looked(world):
+    assert world.term.mandate(ASKED, -inf) is not None
+    world.after(0.0, 3600.0)  # the machine slept, and its monotonic clock stood still
+    assert world.term.mandate(ASKED, world.term.now_s) is None
+
+
+def test_who_is_blind_relies_on_the_journals_lock(world):
+    for _ in range(30):
+        world.after(ECHO_S / 20)
+    assert not world.term.may_delete, "no look has come back"
+    assert world.term.mandate(ASKED, -inf) is None
+    given = world.term.mandate(ASKED, world.term.now_s - 2.5)
+    assert given == MandateGiven(7, 2_500)
+
+
+def test_a_job_with_effects_looks_often_enough():
+    """A mandate may be nearly as old as a look."""
+    assert ECHO_S / LOOKS_FOR_EFFECTS < MANDATE_S / 2

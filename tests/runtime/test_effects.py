@@ -20,7 +20,10 @@ from clonos.runtime import effects as effects_module
 from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.effects import EffectRun, Pulse, by_engine
+from clonos.runtime.ticks import ticks_s
 
+CHARGE = effect(lambda cents, *, call: cents)
+BY_NAME = effect(lambda cents, *, call: cents, idempotent=True)
 QUIET_S = 0.05
 """Time after which nothing of an attempt is on its way; a stand-in for seconds."""
 
@@ -223,20 +226,39 @@ def test_a_process_that_was_stopped_takes_time_to_hear_the_news(monkeypatch, bea
         pulse, clock = Pulse(), asyncio.get_running_loop().time
         await asyncio.sleep(0.05)
         before = clock()
-        await pulse.steady()
+        await pulse.permission(CHARGE)
         steady_s = clock() - before
         time.sleep(0.3)  # noqa: ASYNC251 - as if the process was frozen
         if beats_first:
             await asyncio.sleep(0.0)
             await asyncio.sleep(0.02)
         before = clock()
-        was_steady = pulse.is_steady
-        await pulse.steady()
-        assert (was_steady, pulse.is_steady) == (False, True)
+        was_allowed = pulse.allows(CHARGE)
+        await pulse.permission(CHARGE)
+        assert (was_allowed, pulse.allows(CHARGE)) == (False, True)
         return steady_s, clock() - before
 
     steady_s, stopped_s = asyncio.run(stopped())
     assert steady_s < 0.1 < stopped_s
+
+
+def test_without_a_mandate_only_effects_that_are_recognised_begin():
+    """Those that the service recognises when they are repeated."""
+    until = [0.0]
+
+    async def waits():
+        pulse = Pulse(lambda: until[0])
+        began = [pulse.allows(CHARGE), pulse.allows(BY_NAME)]
+        waiting = asyncio.ensure_future(pulse.permission(CHARGE))
+        await asyncio.wait_for(pulse.permission(BY_NAME), 5.0)
+        for _ in range(3):
+            await asyncio.sleep(0.0)
+        began.append(waiting.done())
+        until[0] = ticks_s() + 60.0
+        await asyncio.wait_for(waiting, 5.0)
+        return [*began, pulse.allows(CHARGE)]
+
+    assert asyncio.run(waits()) == [False, True, False, True]
 
 
 # --- by the runner --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from clonos.blame import users_lines
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.stages import begins
 from clonos.errors import ClonosError
-from clonos.nodes.driver import Phase
+from clonos.nodes.phases import Phase
 from clonos.runtime.interpreter import low_latency
 from clonos.storage.watchdog import Watchdog
 

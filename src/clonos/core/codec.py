@@ -22,7 +22,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from clonos.core import levels
+from clonos.core import levels, mandate
 from clonos.core import messages as m
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
@@ -406,6 +406,9 @@ CODEC: Final = Codec(
         2: m.Hello,
         3: m.Welcome,
         4: m.Credit,
+        # Between coordinator and slot, about effects.
+        5: mandate.MandateAsked,
+        6: mandate.MandateGiven,
         15: m.Resting,  # slot to coordinator
         # Coordinator to slot.
         16: m.Fence,
@@ -462,8 +465,8 @@ CODEC: Final = Codec(
         63: levels.LevelInUse,
     }
 )
-"""Every message of :mod:`clonos.core.messages` and :mod:`clonos.core.levels`. Numbers up to 63 are
-the core's."""
+"""Every message of :mod:`clonos.core.messages`, :mod:`~clonos.core.levels` and
+:mod:`~clonos.core.mandate`. Numbers up to 63 are the core's."""
 
 encode = CODEC.encode
 decode = CODEC.decode

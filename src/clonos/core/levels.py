@@ -126,6 +126,9 @@ class MergeLayers:
     path: str
 
 
+LayerCommand = Hold | Discard | MergeLayers
+
+
 # --- slot to coordinator --------------------------------------------------------------------
 
 

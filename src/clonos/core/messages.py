@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 from clonos.core.content import Content
 from clonos.core.levels import (
-    Discard,
     Held,
-    Hold,
     Lacks,
+    LayerCommand,
     LayerRef,
     LayersMerged,
     LevelInUse,
-    MergeLayers,
 )
+from clonos.core.mandate import MandateAsked, MandateGiven
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.suspects import Rows, Suspect
@@ -528,7 +527,7 @@ class Followed:
     epoch: int
 
 
-Command = ToTask | LogPiece | Activate | Follow | Drop | Stop | Hold | Discard | MergeLayers
+Command = ToTask | LogPiece | Activate | Follow | Drop | Stop | LayerCommand | MandateGiven
 Report = (
     FenceAnswer
     | LogPrefix
@@ -551,6 +550,7 @@ Report = (
     | Lacks
     | LayersMerged
     | LevelInUse
+    | MandateAsked
 )
 ChannelMessage = Data | Hello | Welcome | Credit
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Final
 
 from clonos.core.coordinator import Action
@@ -101,6 +102,11 @@ class Commits:
         Called with every group once it is durable, in order.
     stuck
         Called with the reason, again and again, while nothing can be released.
+
+    Attributes
+    ----------
+    proven_s
+        By `clock`, when the newest write began that has succeeded: the journal's lock was ours.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Commits:
         stuck: Callable[[ClonosError], None],
         rotate_bytes: int = ROTATE_BYTES,
         output_bytes: int = OUTPUT_BYTES,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._keeper, self._journal, self._outputs = keeper, journal, outputs
         self._let_out, self._stuck = let_out, stuck
@@ -122,6 +129,7 @@ class Commits:
         self._head_bytes = 0  # size of the newest snapshot
         self._again_s = self._room_s = 0.0
         self._vouch_s: float | None = None  # when
+        self._clock, self._began_s, self.proven_s = clock, -inf, -inf
 
     @property
     def state(self) -> State:
@@ -198,13 +206,14 @@ class Commits:
         records: Sequence[bytes] | None = None,
     ) -> None:
         self._machine.on(Change.WRITE)
-        self._group = group
+        self._group, self._began_s = group, self._clock()
         if write(group.records if records is None else records):
             self.committed()
 
     def committed(self) -> None:
         """The group that was written is durable."""
         self._machine.on(Change.COMMIT)
+        self.proven_s = self._began_s
         group, self._group = self._group, _NOTHING
         self._let_out(group)
 

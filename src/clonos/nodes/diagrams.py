@@ -14,7 +14,7 @@ from clonos.core.moves import MOVE
 from clonos.core.roster import RECOVERY
 from clonos.core.seals import SEAL
 from clonos.nodes.commits import JOURNAL
-from clonos.nodes.driver import DRIVER
+from clonos.nodes.phases import DRIVER
 from clonos.nodes.places import PLACE
 from clonos.nodes.tenure import TENURE
 from clonos.transport.states import STREAM

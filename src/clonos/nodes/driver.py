@@ -10,7 +10,6 @@ decided is durable *before* anybody hears of it (:mod:`clonos.nodes.commits`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any, Final
 
 from clonos import errors
@@ -19,18 +18,19 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import left_behind
-from clonos.core.machine import Table
+from clonos.core.mandate import MandateAsked
 from clonos.core.messages import Kind
 from clonos.nodes import commits, events
 from clonos.nodes.errors import failure_of
 from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
 from clonos.nodes.layers import Delete, LayerCare, Unused
+from clonos.nodes.phases import DRIVER, Phase, Step
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
 from clonos.nodes.pulses import Pulses, frozen, stuck
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.settling import Settling
-from clonos.nodes.tenure import Term, TermSeen
+from clonos.nodes.tenure import LOOKS, LOOKS_FOR_EFFECTS, Term, TermSeen
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
 from clonos.nodes.waiting import PAUSE_MAX_S, Waiting, places_of
 from clonos.transport.events import (
@@ -57,37 +57,6 @@ VIEW_S: Final = 0.02
 """Interval at which changes are published ..."""
 RATES_S: Final = 0.25
 """... and at which rates and delivered output are."""
-
-
-class Phase(Enum):
-    """The phases of the driver."""
-
-    RUNNING = "running"
-    LEAVING = "leaving"
-    ENDING = "ending"
-    CLOSING = "closing"
-    OVER = "over"
-
-
-class Step(Enum):
-    """What leads the driver to its end."""
-
-    LEAVE = "done, failed or asked to stop"
-    LEFT = "slots have left"
-    ENDED = "Spark runs nothing for it"
-    CLOSED = "journal in order"
-
-
-DRIVER: Final = Table(
-    "driver",
-    Phase.RUNNING,
-    {
-        (Phase.RUNNING, Step.LEAVE): Phase.LEAVING,
-        (Phase.LEAVING, Step.LEFT): Phase.ENDING,
-        (Phase.ENDING, Step.ENDED): Phase.CLOSING,
-        (Phase.CLOSING, Step.CLOSED): Phase.OVER,
-    },
-)
 
 
 class DriverNode:
@@ -139,8 +108,17 @@ class DriverNode:
         )
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
+        has_effects = any(task.has_effects for task in self.plan.tasks)
+        looks = settings.echo_s, LOOKS_FOR_EFFECTS if has_effects else LOOKS
+        self._term = Term(settings.name, ports.lookout.look, *looks)
         self.commits = commits.Commits(
-            keeper, ports.journal, ports.outputs, self._let_out, self._stuck, settings.rotate_bytes
+            keeper,
+            ports.journal,
+            ports.outputs,
+            self._let_out,
+            self._stuck,
+            settings.rotate_bytes,
+            clock=lambda: self._term.now_s,
         )
         self.layers = LayerCare(ports.merger, settings.grace_s)
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
@@ -148,7 +126,6 @@ class DriverNode:
         named = (settings.name, settings.run_id, settings.operators)
         self._chronicle = Chronicle(*named, self.coordinator, self.places.seat, self._delivered)
         self._machine = DRIVER.machine(settings.name)
-        self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
         self._withheld: list[commits.Group] = []  # durable, but another driver may have taken over
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
@@ -338,6 +315,9 @@ class DriverNode:
                 self._warn(stuck(message, self.places.seats[conn]))
         elif kind is TaskStatistics:
             self._on_statistics(conn, message)
+        elif kind is MandateAsked:
+            if (given := self._term.mandate(message, self.commits.proven_s)) is not None:
+                self.places.command(conn, given)
         else:
             if kind is msg.Finished:  # in a record before that which makes the job complete
                 self._chronicle.keep_counts()

@@ -181,6 +181,10 @@ class Calls(Protocol):
     def withdraw(self, life: int) -> None:
         """A life is over: cancel the calls that can be cancelled, and begin no further attempt."""
 
+    def may_begin(self, until_s: float) -> None:
+        """Begin no effect after this, by the slot's clock. Before the first of these, there is no
+        limit; effects that a service recognises when repeated need none."""
+
 
 class Scratch(Protocol):
     """Space on the local disk, for as long as the process lives.

@@ -20,6 +20,7 @@ from clonos.core import events as ev
 from clonos.core import levels
 from clonos.core import messages as msg
 from clonos.core.dial import Dial, ladder
+from clonos.core.mandate import MANDATE_S, Mandate, MandateGiven
 from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
@@ -75,6 +76,8 @@ class SlotNode:
     memory_bytes, disk_bytes, log_bytes
         See :data:`~clonos.core.throttle.INFLIGHT_BYTES`, :data:`DISK_BYTES`,
         :data:`~clonos.core.throttle.LOG_BYTES`.
+    mandate_s
+        See :data:`~clonos.core.mandate.MANDATE_S`.
     machines
         Makes the automaton of a task (in the simulator, one that is checked).
 
@@ -98,13 +101,13 @@ class SlotNode:
         disk_bytes: int = DISK_BYTES,
         log_bytes: int = LOG_BYTES,
         dials: Callable[[], Dial] = lambda: Dial(ladder(0)),
+        mandate_s: float = MANDATE_S,
     ) -> None:
         self.is_over = False
         self.lost: ClonosError | None = None
         self._plan, self._ports = plan, ports
-        self._steps_per_turn = steps_per_turn
+        self._steps_per_turn, self._room_at = steps_per_turn, 0.0
         self._memory_bytes, self._disk_bytes = memory_bytes, disk_bytes
-        self._room_at = 0.0
         self._control: Connection | None = None
         self._came: deque[Heard] = deque()
         self._layers: list[Heard] = []  # that came while the track was busy
@@ -113,6 +116,9 @@ class SlotNode:
         growth = log_bytes // TOLD_SHARE
         makes = dials, machines, self._send, self._has_room
         self._calls = OneByOne(ports.calls, ports.clock)
+        self._mandate = Mandate(mandate_s)
+        if any(task.has_effects for task in plan.tasks):
+            ports.calls.may_begin(self._mandate.until_s)
         self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
@@ -149,6 +155,7 @@ class SlotNode:
             levels.Hold: self._keeping.hold,
             levels.Discard: self._keeping.discard,
             levels.MergeLayers: self._on_merge,
+            MandateGiven: self._on_mandate,
         }
 
     @property
@@ -197,6 +204,7 @@ class SlotNode:
         self._tell_reached()
         self._make_room()
         self._keeping.tick()
+        self._ask_for_mandate()
         if self._ports.track.is_free:
             self._calls.go_on()
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
@@ -206,6 +214,8 @@ class SlotNode:
         if (wait_s := self._keeping.wait_s) is not None:
             waits.append(wait_s)
         if (wait_s := self._calls.wait_s) > 0:
+            waits.append(wait_s)
+        if (wait_s := self._asks_in_s) is not None:
             waits.append(wait_s)
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
 
@@ -243,6 +253,21 @@ class SlotNode:
         if sum(end.spilled_bytes for end in ends) < self._disk_bytes:
             for resident in list(self._residents.values()):
                 self._let(resident, resident.hear, ev.MakeRoom())
+
+    @property
+    def _asks_in_s(self) -> float | None:
+        """When to ask for a mandate; None: no task here has effects."""
+        if not any(resident.spec.has_effects for resident in self._residents.values()):
+            return None
+        return self._mandate.wait_s(self._ports.clock.ticks_s())
+
+    def _ask_for_mandate(self) -> None:
+        if self._asks_in_s == 0.0:
+            self._send(self._mandate.question(self._ports.clock.ticks_s()))
+
+    def _on_mandate(self, answer: MandateGiven) -> None:
+        self._mandate.given(answer)
+        self._ports.calls.may_begin(self._mandate.until_s)
 
     def close(self) -> None:
         """The process ends: stop reading."""

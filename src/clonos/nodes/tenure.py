@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil, inf
 from typing import Any, Final
 
 from clonos.core.machine import Table
+from clonos.core.mandate import MandateAsked, MandateGiven
 
 ECHO_S: Final = 10.0
 """How old the last look for a later term may be. A look that takes longer than this proves
 nothing."""
 LOOKS: Final = 3.0
 """How many looks there are in that time. Each is a request to the checkpoint's file system."""
+LOOKS_FOR_EFFECTS: Final = 10.0
+"""The same if the job has effects: a mandate (:mod:`clonos.core.mandate`) lasts for less time."""
 
 
 class Tenure(Enum):
@@ -75,15 +79,22 @@ class Term:
     ----------
     look
         Starts a look for a later term; the outcome comes later.
-    echo_s
-        See :data:`ECHO_S`.
+    echo_s, looks
+        See :data:`ECHO_S` and :data:`LOOKS`.
+
+    Attributes
+    ----------
+    now_s
+        The time by the faster of two clocks: one stands still while the machine sleeps.
     """
 
-    def __init__(self, name: str, look: Callable[[], None], echo_s: float = ECHO_S) -> None:
+    def __init__(
+        self, name: str, look: Callable[[], None], echo_s: float = ECHO_S, looks: float = LOOKS
+    ) -> None:
         self._machine = TENURE.machine(f"the term of {name}")
-        self._look, self._echo_s = look, echo_s
+        self._look, self._echo_s, self._every_s = look, echo_s, echo_s / looks
         self._ticks_s = self._wall_s = 0.0
-        self._now_s = 0.0  # by the faster of two clocks: one stands still while we sleep
+        self.now_s = 0.0
         self._sure_s = 0.0  # when the newest good look began, or since when we wait for one
         self._awake_s = 0.0  # since when we are awake
         self._began_s: float | None = None  # the look under way
@@ -107,16 +118,30 @@ class Term:
         """Time has passed: grow unsure, or look again."""
         passed_s = max(ticks_s - self._ticks_s, wall_s - self._wall_s, 0.0)
         self._ticks_s, self._wall_s = ticks_s, wall_s
-        self._now_s += passed_s
+        self.now_s += passed_s
         if passed_s > self._echo_s * (1 - 1 / LOOKS):
             self._machine.on(Sight.ASLEEP)
-            self._awake_s = self._sure_s = self._next_s = self._now_s
-        elif self._now_s - self._sure_s > self._echo_s and self._machine.may(Sight.AGED):
+            self._awake_s = self._sure_s = self._next_s = self.now_s
+        elif self.now_s - self._sure_s > self._echo_s and self._machine.may(Sight.AGED):
             self._machine.on(Sight.AGED)
-        if self._began_s is None and self._now_s >= self._next_s:
-            self._began_s = self._now_s
-            self._next_s = self._now_s + self._echo_s / LOOKS
+        if self._began_s is None and self.now_s >= self._next_s:
+            self._began_s = self.now_s
+            self._next_s = self.now_s + self._every_s
             self._look()
+
+    def mandate(self, asked: MandateAsked, locked_s: float) -> MandateGiven | None:
+        """Tell a slot since when another driver may have taken over; None: nobody knows.
+
+        `locked_s`: when the journal's lock was ours for certain. It has to suffice while we are
+        blind.
+        """
+        state, sure_s = self._machine.state, -inf
+        if state is Tenure.HELD:
+            sure_s = self._sure_s
+        elif state is Tenure.BLIND:
+            sure_s = locked_s
+        age_ms = 1000 * (self.now_s - sure_s)
+        return MandateGiven(asked.asked_ms, ceil(age_ms)) if age_ms < inf else None
 
     def admit(self, heard: Sequence[Any]) -> Sequence[Any]:
         """The events to handle now, of those that have come: none while we are unsure."""
@@ -136,11 +161,11 @@ class Term:
         """A look has an outcome, which says how things were when the look began."""
         began_s, self._began_s = self._began_s, None
         assert began_s is not None
-        is_old = began_s < self._awake_s or self._now_s - began_s > self._echo_s
+        is_old = began_s < self._awake_s or self.now_s - began_s > self._echo_s
         if sight is Sight.ANOTHERS:
             self._machine.on(sight)
         elif is_old:
-            self._next_s = self._now_s
+            self._next_s = self.now_s
         else:
             self._machine.on(sight)
             if sight is Sight.OURS:

@@ -16,6 +16,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from clonos.blame import awaiting_lines, in_short, your_code
@@ -71,6 +72,7 @@ class CallRunner:
         self._over: dict[int, list[Outcome]] = defaultdict(list)
         self._closing: set[asyncio.Future[None]] = set()
         self._pulse: Pulse | None = None
+        self._until_s = inf  # see may_begin
         self._late: Late = {}
         self._shared: dict[Cache, SharedAnswers] = {}
         self._is_closed = False
@@ -87,6 +89,9 @@ class CallRunner:
         self._watch.forget(life)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end, life)
+
+    def may_begin(self, until_s: float) -> None:
+        self._until_s = until_s
 
     def close(self) -> None:
         """The slot ends: nobody waits for any call."""
@@ -168,7 +173,7 @@ class CallRunner:
     def _beating(self) -> Pulse:
         """The pulse of the loop; it begins with the first effect."""
         if self._pulse is None:
-            self._pulse = Pulse()
+            self._pulse = Pulse(lambda: self._until_s)
         return self._pulse
 
     def _sharing(self, cache: Cache) -> SharedAnswers:
@@ -332,7 +337,7 @@ class _Asker:
         self._policy, self._life = policy, life
         self._clock = asyncio.get_running_loop().time
         self._deadlines = life.deadlines(policy.timeout_s)
-        self._is_effect = policy.effect is not None and policy.instead_of is None
+        self._effect = None if policy.instead_of is not None else policy.effect
         self._memory = life.memory(policy)
         self._shared = None if policy.cache is None else life.sharing(policy.cache)
         self._checker: _Asker | None = None
@@ -343,11 +348,11 @@ class _Asker:
         self._quiet.set()
         # A further attempt must not see how the first one changed its arguments.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
-        self._may_repeat = repeats or self._is_effect or is_check
+        self._may_repeat = repeats or self._effect is not None or is_check
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._threads = None if policy.is_async else CallThreads(policy.name)
         limits = policy.per_second, self._threads
-        self._turns = Turns(life, *limits, is_effect=self._is_effect)
+        self._turns = Turns(life, *limits, self._effect)
         if isinstance(policy.fn, Service):
             service = copy.copy(policy.fn)
             self._connection = Connection(service, policy.timeout_s, life.let_go)
@@ -364,7 +369,7 @@ class _Asker:
         self._under_way.add(call)
         self._quiet.clear()
         try:
-            if self._is_effect:
+            if self._effect is not None:
                 return await self._make(call, request)
             if self._memory is not None:
                 return await self._remembered(call, request, self._memory)
@@ -557,7 +562,7 @@ class _Asker:
     def _call(self, request: Request, named: Named) -> Coroutine[Any, Any, Any]:
         if self._threads is not None:
             given = partial(self._given, request)
-            late = self._life.late if self._is_effect else None
+            late = None if self._effect is None else self._life.late
             return self._threads.run(partial(self._fn, **named), given, request.key, late)
         return guarded(self._fn(*self._given(request), **named))
 
@@ -570,12 +575,13 @@ class _Asker:
                 raise
             raise _cancelled() from error
         except Exception as error:
-            if self._is_effect:
+            if self._effect is not None:
                 raise NotMade(f"no connection: {in_short(error)}") from error
             raise
-        if self._is_effect:
+        if self._effect is not None:
             # It may have taken a while.
-            await self._life.undisturbed(self._life.pulse().steady)
+            permission = partial(self._life.pulse().permission, self._effect)
+            await self._life.undisturbed(permission)
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments

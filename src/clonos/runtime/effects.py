@@ -8,10 +8,10 @@ that it was not made.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from functools import partial
+from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from clonos.blame import in_short
@@ -21,6 +21,7 @@ from clonos.errors import EffectUnknown
 from clonos.operators.calls.effects import Effect, EffectCall, Made, NotMade
 from clonos.operators.calls.service import Policy
 from clonos.runtime.deadlines import Undisturbed, sleep_until
+from clonos.runtime.ticks import ticks_s
 
 CUT_OFF_S: Final = 5.0
 """By then, a slot that is cut off from its driver has ended: it finds out within 2 to 4 seconds."""
@@ -29,6 +30,9 @@ BEAT_S: Final = 0.25
 STALLED_S: Final = 1.0
 """A loop that has not looked for this long was stopped. After that, the process needs as long to
 hear whether its lives are over."""
+
+MANDATE_POLL_S: Final = 0.02
+"""How often an effect that waits for a mandate looks for it."""
 
 Late = MutableMapping[str, "Future[Any]"]
 """By effect: attempts that were given up and go on in their threads."""
@@ -48,11 +52,21 @@ class Attempt(Protocol):
 
 
 class Pulse:
-    """Whether this process was stopped for a while. Its lives may be over then without its knowing,
-    and others may have made the effects that it was about to make."""
+    """Whether effects may be begun now.
 
-    def __init__(self) -> None:
-        self._looked_s = _now_s()
+    Not if this process was stopped for a while: its lives may be over then without its knowing, and
+    others may have made the effects that it was about to make. Nor without a mandate
+    (:mod:`clonos.core.mandate`), because the driver's term may be over without its knowing.
+
+    Parameters
+    ----------
+    until_s
+        How long the mandate lasts.
+    """
+
+    def __init__(self, until_s: Callable[[], float] = lambda: inf) -> None:
+        self._until_s = until_s
+        self._looked_s = ticks_s()
         self._steady_at_s = 0.0
         self._beat(asyncio.get_running_loop())
 
@@ -63,28 +77,28 @@ class Pulse:
 
     def _look(self) -> float:
         """How long until the process is steady; at most 0 if it is."""
-        now, before = _now_s(), self._looked_s
+        now, before = ticks_s(), self._looked_s
         if now - before > STALLED_S:  # it was stopped
             self._steady_at_s = now + STALLED_S
         self._looked_s = now
         return self._steady_at_s - now
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether the process was not stopped, or has had time to hear whether its lives are
-        over."""
-        return self._look() <= 0
+    def allows(self, effect: Effect) -> bool:
+        """Whether an attempt may begin now: the process was not stopped, or has had time to hear
+        whether its lives are over; and it has a mandate, unless the service recognises a second
+        attempt."""
+        return self._wait_s(effect) <= 0
 
-    async def steady(self) -> None:
-        """Return when the process is steady."""
-        while (left_s := self._look()) > 0:  # noqa: ASYNC110 - the clock decides, not a task
-            await asyncio.sleep(left_s)
+    def _wait_s(self, effect: Effect) -> float:
+        left_s = self._look()
+        if effect.idempotent or self._looked_s < self._until_s():
+            return left_s
+        return max(left_s, MANDATE_POLL_S)
 
-
-def _now_s() -> float:
-    """The time by a clock that goes on while the machine sleeps, if there is one."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot is None else time.clock_gettime(boot)
+    async def permission(self, effect: Effect) -> None:
+        """Return when an attempt may begin."""
+        while (wait_s := self._wait_s(effect)) > 0:  # noqa: ASYNC110 - the clock decides
+            await asyncio.sleep(wait_s)
 
 
 class EffectRun:

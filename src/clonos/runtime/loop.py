@@ -32,6 +32,7 @@ from clonos.runtime.room import Room
 from clonos.runtime.scratch import LocalScratch
 from clonos.runtime.shelf import LocalShelf
 from clonos.runtime.shipment import Shipment
+from clonos.runtime.ticks import ticks_s
 from clonos.runtime.world import RealWorld
 from clonos.runtime.writers import Writers
 from clonos.sources.prefetch import PrefetchThread
@@ -41,9 +42,9 @@ from clonos.transport.plane import Plane
 
 
 class Ticks:
-    """The monotonic clock."""
+    """The clock of this process."""
 
-    ticks_s = staticmethod(time.monotonic)
+    ticks_s = staticmethod(ticks_s)
 
 
 class Sources:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from clonos.operators.calls.effects import NotMade
+from clonos.operators.calls.effects import Effect, NotMade
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.deadlines import T, sleep_until
 from clonos.runtime.effects import Pulse
@@ -36,16 +36,20 @@ class Turns:
     ----------
     threads
         Where its attempts run; None: in the loop.
-    is_effect
-        Its attempts must not begin while the process is not steady.
+    effect
+        Its attempts need a permission to begin.
     """
 
     def __init__(
-        self, life: Life, per_second: float | None, threads: CallThreads | None, *, is_effect: bool
+        self,
+        life: Life,
+        per_second: float | None,
+        threads: CallThreads | None,
+        effect: Effect | None,
     ) -> None:
         self._life, self._per_second, self._threads = life, per_second, threads
-        self._is_effect = is_effect
-        self._is_plain = per_second is None and threads is None and not is_effect
+        self._effect = effect
+        self._is_plain = per_second is None and threads is None and effect is None
         self._clock = asyncio.get_running_loop().time
         self._free_s = 0.0  # when the next attempt may begin
         self._wanted_s = 0.0  # ... because the service has asked for a pause
@@ -74,17 +78,18 @@ class Turns:
             while (wait_s := self._wanted_s - self._clock()) > 0:
                 await self._sleep(wait_s)
                 await self._place_in_line()  # else all that have waited would begin at once
-            if self._is_effect:
-                await self._life.undisturbed(self._life.pulse().steady)
+            if self._effect is not None:
+                permission = partial(self._life.pulse().permission, self._effect)
+                await self._life.undisturbed(permission)
             try:
                 if self._threads is None:
                     return self._life.require_obedience()
                 await self._life.undisturbed(self._threads.place)
             except RuntimeError as error:
-                if self._is_effect:
+                if self._effect is not None:
                     raise NotMade(str(error)) from error
                 raise
-            if not self._is_effect or self._life.pulse().is_steady:
+            if self._effect is None or self._life.pulse().allows(self._effect):
                 return None
             self._threads.leave()
 

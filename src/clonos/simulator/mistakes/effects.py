@@ -9,6 +9,7 @@ from typing import Any
 from clonos.core.calls import CallId, OpenCalls, Outcome, Request
 from clonos.core.canonical import encode
 from clonos.simulator.jobs.programs import Waiting
+from clonos.simulator.mistakes.mutation import Mutation, mutation
 
 _numbers = count()
 
@@ -60,3 +61,20 @@ def name_of_a_life(original: Any) -> Any:
         return call, asked._replace(key=key)
 
     return request
+
+
+WRONG_EFFECTS: dict[str, Mutation] = {
+    "effects do not wait for their log": mutation(
+        "log before effect", (OpenCalls, "released", release_at_once)
+    ),
+    "an effect of an earlier life is no doubt": mutation(
+        "effects", (OpenCalls, "_hold", without_doubt)
+    ),
+    "an effect has another name in another life": mutation(
+        "effects", (Waiting, "request", name_of_a_life)
+    ),
+    "a row leaves before it is known what has come of its effect": mutation(
+        "effects", (OpenCalls, "begun", settled_unasked)
+    ),
+    "rows share an effect": mutation("effects", (Waiting, "request", shared_name)),
+}

@@ -55,10 +55,9 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.operators.calls.lanes import Lanes
 from clonos.operators.process.asking import CallTable
-from clonos.simulator.jobs.programs import Job, Toy, Waiting
+from clonos.simulator.jobs.programs import Job, Toy
 from clonos.simulator.mistakes import (
     asking,
-    effects,
     floors,
     logs,
     moves,
@@ -71,6 +70,7 @@ from clonos.simulator.mistakes import (
 )
 from clonos.simulator.mistakes import protocol as wrong
 from clonos.simulator.mistakes.canaries import WRONG_CANARIES
+from clonos.simulator.mistakes.effects import WRONG_EFFECTS
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
 from clonos.simulator.mistakes.implied import WRONG_IMPLIED
 from clonos.simulator.mistakes.lethal import WRONG_LETHAL
@@ -380,22 +380,9 @@ MUTATIONS: dict[str, Mutation] = {
     "calls that were open are forgotten": mutation(
         "equivalence", (Toy, "open_calls", constant({}))
     ),
-    "effects do not wait for their log": mutation(
-        "log before effect", (OpenCalls, "released", effects.release_at_once)
-    ),
     "who has effects is not told what is safe": mutation(
         "liveness", (HouseKeeper, "_tell_what_is_safe", constant(None)), kind=EDGE
     ),
-    "an effect of an earlier life is no doubt": mutation(
-        "effects", (OpenCalls, "_hold", effects.without_doubt)
-    ),
-    "an effect has another name in another life": mutation(
-        "effects", (Waiting, "request", effects.name_of_a_life)
-    ),
-    "a row leaves before it is known what has come of its effect": mutation(
-        "effects", (OpenCalls, "begun", effects.settled_unasked)
-    ),
-    "rows share an effect": mutation("effects", (Waiting, "request", effects.shared_name)),
     "a full task takes more": mutation(
         "bounded memory", (TaskMachine, "_is_full", wrong.never_full)
     ),
@@ -588,6 +575,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     **wire.MUTATIONS,
     **WRONG_CANARIES,
+    **WRONG_EFFECTS,
     **WRONG_GAPS,
     **WRONG_IMPLIED,
     **WRONG_LETHAL,

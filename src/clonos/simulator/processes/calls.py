@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from clonos.core.calls import CallId, Outcome, Request
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 HANG_MS = 20.0
 """How often hanging calls check whether all faults have healed."""
 QUIET_MS = 250.0
-"""By then no earlier life begins an effect: a process that was given up alive has ended."""
+"""By then no earlier life begins an effect: a process that was given up alive has ended, and the
+mandate of one whose driver was frozen is over."""
+MANDATE_MS = 150.0
+"""How long a mandate lasts."""
+POLL_MS = 2.0
+"""How often an effect that waits for a mandate looks for it."""
 
 
 class SlotCalls:
@@ -31,22 +37,31 @@ class SlotCalls:
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._over: set[int] = set()
+        self._until_s = inf
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         task, incarnation = self._slot.node.who(life)
         scheduler, random = self._slot.cluster.scheduler, self._slot.cluster.call_random
         for call, request in calls:
             delay = random.choice((0.0, 1.0, 5.0)) * random.random() + QUIET_MS * request.in_doubt
+            if request.key:
+                delay += self._slot.cluster.line_ms()
             scheduler.after(delay, self._ask, life, task, incarnation, call, request)
 
     def withdraw(self, life: int) -> None:
         self._over.add(life)
+
+    def may_begin(self, until_s: float) -> None:
+        self._until_s = until_s
 
     def _ask(
         self, life: int, task: int, incarnation: Incarnation, call: CallId, request: Request
     ) -> None:
         cluster = self._slot.cluster
         if not self._slot.alive or life in self._over:
+            return
+        if request.key and not self._may_begin_now():
+            cluster.scheduler.after(POLL_MS, self._ask, life, task, incarnation, call, request)
             return
         if is_lethal(cluster.job, task, request):
             slot, neighbours = self._slot, None
@@ -63,6 +78,10 @@ class SlotCalls:
         hangs = random.random() < cluster.options.hanging_calls
         over = CallsOver(life, (Outcome(*call, request.digest, ok, encoded),))
         cluster.scheduler.after(takes, self._answer, over, hangs)
+
+    def _may_begin_now(self) -> bool:
+        now = self._slot.cluster.scheduler.now
+        return self._slot.stalled_until <= now < 1000 * self._until_s
 
     def _answer(self, over: CallsOver, hangs: bool) -> None:
         scheduler = self._slot.cluster.scheduler

@@ -99,6 +99,8 @@ class Options:
     """The probability that a launched process starts late, twice, or never."""
     hanging_calls: float = 0.1
     """The probability that a call is answered only after all faults have healed."""
+    lines_ms: float = 0.0
+    """Some effects wait for their turn (a rate, a pause), at most this long."""
     memory_bytes: int = INFLIGHT_BYTES
     """A process that retains more than this for receivers spills to its local disk."""
     log_bytes: int | None = None
@@ -164,6 +166,7 @@ class Cluster:
         """Draws the duration of user code; separate, so that the rest of a seed does not change."""
         self.call_random = Random(0)
         """Draws the duration of calls."""
+        self.line_random = Random(0)
         self.level_random = Random(0)
         """Draws the time that slots need for the layers that they keep."""
         self.scratch_random = Random(0)
@@ -236,6 +239,11 @@ class Cluster:
     def step_cost(self, slot: Slot) -> float:
         slow = self.slow.get(slot.number, 0.0) if self.slow else 0.0
         return self.about(self.options.step_ms) + slow
+
+    def line_ms(self) -> float:
+        """How long an effect waits for its turn."""
+        random, longest = self.line_random, self.options.lines_ms
+        return longest * random.random() if longest and random.random() < 0.25 else 0.0
 
     def job_duration(self) -> float:
         random = self.job_random
@@ -312,6 +320,10 @@ class Cluster:
             if slot.stalled_until <= self.scheduler.now:
                 driver.post((slot.number, Heartbeat(slot.address, 0)))
             self.scheduler.after(self.options.silence_ms / 15, self._beat, slot)
+
+    def is_of_the_past(self, slot: Slot) -> bool:
+        """Whether another driver has taken over from the slot's."""
+        return self._controls[slot].driver is not self.driver
 
     def alive(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.alive]

@@ -15,7 +15,8 @@ from clonos.core.levels import STORE, Lacks
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import Superseded
 from clonos.nodes import events
-from clonos.nodes.driver import TICK_S, DriverNode, Phase
+from clonos.nodes.driver import TICK_S, DriverNode
+from clonos.nodes.phases import Phase
 from clonos.nodes.places import Pace
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.settings import DriverSettings
@@ -180,6 +181,7 @@ class Driver:
         self.alive = True
         self.slowness = 0.0
         self.paused_until = 0.0
+        self.looks_at = 0.0  # until then, no look for a later term has an outcome
         self.slots: dict[int, Slot] = {}
         self.slots_started = 0
         self.accepted: dict[int, Stream] = {}

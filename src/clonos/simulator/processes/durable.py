@@ -234,7 +234,8 @@ class SimulatedLookout(Lookout):
         self._driver = driver
 
     def look(self) -> None:
-        self._driver.cluster.scheduler.after(LOOK_MS, self._look)
+        scheduler = self._driver.cluster.scheduler
+        scheduler.at(max(scheduler.now + LOOK_MS, self._driver.looks_at), self._look)
 
     def _look(self) -> None:
         driver = self._driver

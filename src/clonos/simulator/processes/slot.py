@@ -33,7 +33,7 @@ from clonos.simulator.checks.invariants import (
     timer_in_time,
 )
 from clonos.simulator.checks.watched import WatchedMachine
-from clonos.simulator.processes.calls import SlotCalls
+from clonos.simulator.processes.calls import MANDATE_MS, SlotCalls
 from clonos.simulator.processes.durable import SlotStore
 from clonos.simulator.processes.scratch import SlotScratch
 from clonos.simulator.processes.shelf import SlowShelf
@@ -62,7 +62,8 @@ class WatchedNode(SlotNode):
 
     random: Random
     is_given_up: Callable[[], bool]
-    """Whether the driver has given the slot up; layers that it is to restore may then be gone."""
+    """Whether the driver has given the slot up, or was replaced; layers that it is to restore may
+    then be gone."""
     is_fenced: Callable[[Resident], bool]
     """Whether the driver has begun another life of the resident's task."""
 
@@ -156,9 +157,10 @@ class Slot:
             memory_bytes=cluster.options.memory_bytes,
             log_bytes=cluster.options.log_bytes or LOG_BYTES,
             dials=self._dial,
+            mandate_s=MANDATE_MS / 1000,
         )
         self.node.random = cluster.random
-        self.node.is_given_up = lambda: not self.is_controlled
+        self.node.is_given_up = lambda: not self.is_controlled or cluster.is_of_the_past(self)
         self.node.is_fenced = self._is_fenced
         self.node.join(ControlEnd(self))
 

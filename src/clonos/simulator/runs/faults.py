@@ -68,6 +68,11 @@ LOSSES = (
 )  # fmt: skip
 """Faults of processes and machines that keep layers themselves."""
 
+TAKEOVER = (("takeover", 20),)
+"""Of jobs with effects, too: a driver that is frozen or cut off does not know that another one has
+taken over, nor do its processes."""
+TAKEOVERS = ("frozen", "all frozen", "cut off")
+
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
     ("late stream", 3), ("lose log", 6),
@@ -507,6 +512,26 @@ class Faults:
             asleep_ms = cluster.options.echo_ms * cluster.random.choice((1.1, 3.0))
             cluster.driver.paused_until = cluster.scheduler.now + asleep_ms
             cluster.follow(disks.local.copy())
+
+    def _takeover(self) -> None:
+        how = self.cluster.random.choice(TAKEOVERS)
+        take_over(self.cluster, how, self.cluster.random.choice((200.0, 600.0, 3_000.0)))
+
+
+def take_over(cluster: Cluster, how: str, lasts_ms: float) -> None:
+    """Another driver goes on with the job while the first one is frozen, perhaps with all its
+    processes, or cut off from its journal and the checkpoint."""
+    first, ends_at = cluster.driver, cluster.scheduler.now + lasts_ms
+    if how == "cut off":
+        first.looks_at = ends_at
+        first.disk.detach()
+        cluster.follow(cluster.disks.local)
+        return
+    first.paused_until = ends_at
+    if how == "all frozen":
+        for slot in cluster.alive():
+            slot.stalled_until = ends_at - 50 * cluster.random.random()
+    cluster.follow(cluster.disks.local.copy())
 
 
 def now_and_then(random: Random, call: str, _path: str) -> int:

@@ -35,7 +35,16 @@ from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.runs.canaries import KEEP as CANARY_KEEP
 from clonos.simulator.runs.canaries import Canaries, canary_job
 from clonos.simulator.runs.coverage import Coverage
-from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, LOSSES, OVERLAP, Faults
+from clonos.simulator.runs.faults import (
+    DISK,
+    EDGE,
+    HARSH,
+    KINDS,
+    LOSSES,
+    OVERLAP,
+    TAKEOVER,
+    Faults,
+)
 from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 from clonos.simulator.runs.limits import few_steps_watched, limits, soon_blamed
 from clonos.simulator.runs.moves import Movers
@@ -47,6 +56,8 @@ from clonos.simulator.world.virtual import Trials
 
 ROWS_AT_ONCE = 1.75
 """How many rows sources read at once, on average."""
+LINES_MS = 600.0
+"""An effect may wait for its turn longer than until a successor of its driver checks it."""
 BLIND_MS = 200.0
 """Long enough to do harm."""
 PATIENCE_MS = 30_000.0
@@ -265,7 +276,9 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
     if disk and not harsh:  # leave time to see what stays in the store
         options.epoch_ms = min(options.epoch_ms, 25.0)
         options.floors_at_end = size.disk_floors
-    kinds = (*KINDS, *DISK) if disk else KINDS
+    kinds: tuple[tuple[str, int], ...] = (*KINDS, *DISK) if disk else KINDS
+    if kind.calls:
+        kinds, options.lines_ms = (*kinds, *TAKEOVER), LINES_MS
     burns = any(kills_executor(job, task.id) for task in job.plan.tasks)
     with soon_blamed() if burns else nullcontext():
         return simulate_job(

@@ -13,8 +13,8 @@ from typing import Final
 
 from clonos.core.history import Chains
 from clonos.errors import CannotUpgrade, StoreAway
-from clonos.nodes.driver import Phase
 from clonos.nodes.events import RoundBegins
+from clonos.nodes.phases import Phase
 from clonos.simulator.checks.upgrades import rounds_are_of_use, stays_while_shared_out
 from clonos.simulator.processes.cluster import Cluster
 from clonos.simulator.processes.driver import Driver
