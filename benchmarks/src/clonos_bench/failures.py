@@ -42,7 +42,7 @@ import numpy as np
 
 from clonos.cluster.driver import RunningJob
 from clonos.errors import ClonosError
-from clonos.nodes.views import STAGES, Recovery
+from clonos.nodes.views import Recovery
 from clonos_bench import jobs, plots, run, takeover
 from clonos_bench.kills import (
     PATIENCE_S,
@@ -51,6 +51,7 @@ from clonos_bench.kills import (
     kill_executors,
     kill_repeatedly,
     kill_workers,
+    stages_of,
 )
 from clonos_bench.report import Aim, Report
 from clonos_bench.statistics import (
@@ -352,7 +353,7 @@ def analyse(
     for kill, next_s in zip(kills, nexts, strict=True):
         mine = [r for r in recoveries if r.name in kill.tasks]
         mine = [r for r in mine if kill.at_s <= r.stages["detected"] < next_s]
-        stages = _stages(mine, kill.at_s)
+        stages = stages_of(mine, kill.at_s)
         live_s = kill.at_s + stages.get("live", pause_s * 1000) / 1000
         places = {name.partition("[")[2] for name in kill.tasks}
         # What comes before the state feeds all partitions.
@@ -361,19 +362,6 @@ def analyse(
         each = [_effect(kill, times, live_s, stages) for times, _ in partitions]
         result.append(max(each, key=lambda m: m.gap_ms))
     return result
-
-
-def _stages(recoveries: Sequence[Recovery], kill_s: float) -> dict[str, float]:
-    """When the last of the tasks reached each stage, in ms after the kill.
-
-    Of a task that went to a slot that had died, too, the recovery counts that came through.
-    """
-    last = {r.name: r for r in recoveries}
-    return {
-        stage: 1000 * (max(r.stages[stage] for r in last.values()) - kill_s)
-        for stage in STAGES
-        if last and all(stage in r.stages for r in last.values())
-    }
 
 
 def _effect(kill: Kill, times: Series, live_s: float, stages: dict[str, float]) -> Measured:

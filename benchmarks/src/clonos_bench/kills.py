@@ -12,7 +12,7 @@ from typing import Final
 
 from clonos.cluster.driver import RunningJob
 from clonos.errors import ClonosError
-from clonos.nodes.views import SlotView
+from clonos.nodes.views import STAGES, Recovery, SlotView
 from clonos_bench import run
 from clonos_bench.watch import Watch
 
@@ -134,3 +134,16 @@ def freeze_worker(job: RunningJob, watch: Watch, task: str) -> Kill:
         with contextlib.suppress(ProcessLookupError):  # Spark has ended whom the job has given up
             os.kill(slot.pid, signal.SIGCONT)
     return Kill("frozen", slot.pid, slot.runs, at_s)
+
+
+def stages_of(recoveries: Sequence[Recovery], kill_s: float) -> dict[str, float]:
+    """When the last of the tasks reached each stage, in ms after the kill.
+
+    Of a task that went to a slot that had died, too, the recovery counts that came through.
+    """
+    last = {r.name: r for r in recoveries}
+    return {
+        stage: 1000 * (max(r.stages[stage] for r in last.values()) - kill_s)
+        for stage in STAGES
+        if last and all(stage in r.stages for r in last.values())
+    }

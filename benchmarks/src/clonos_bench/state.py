@@ -22,14 +22,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import clonos
 from clonos.cluster.driver import RunningJob
+from clonos.nodes.views import Recovery
 from clonos_bench import jobs, run
-from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers
+from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers, stages_of
 from clonos_bench.processes import resident_bytes
 from clonos_bench.report import Aim, Report
 from clonos_bench.statistics import output_gap, percentile
@@ -138,6 +140,7 @@ def _measured(
             blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause)
             sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)
+            recoveries = started.observer.recoveries
             stopped_s = time.monotonic()  # the end releases what is left, which may take long
             schedule.stop.touch()
             ended = lambda: not started.is_running  # noqa: E731
@@ -149,6 +152,9 @@ def _measured(
     report.ok &= not faults
     until_s = [kill.at_s for kill in kills[1:]] + [stopped_s]
     gaps = [_gap(watch, *each) for each in zip(kills, until_s, strict=True)]
+    report.notes.append(
+        f"{gigabytes:g} GB, {standbys} standbys: {_stages(recoveries, kills, until_s)}"
+    )
     return [gap for gap in gaps if gap is not None], sizes
 
 
@@ -158,6 +164,17 @@ def _gap(watch: Watch, kill: Kill, until_s: float) -> float | None:
     times, _ = watch.series(task)
     found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, until_s))
     return None if found is None else found[0].gap_ms
+
+
+def _stages(recoveries: Sequence[Recovery], kills: Sequence[Kill], until_s: list[float]) -> str:
+    """When the state reached each stage of its recovery, in ms after the kill: median and most."""
+    found: dict[str, list[float]] = {}
+    for kill, end_s in zip(kills, until_s, strict=True):
+        mine = [r for r in recoveries if r.name in kill.tasks]
+        mine = [r for r in mine if kill.at_s <= r.stages["detected"] < end_s]
+        for stage, ms in stages_of(mine, kill.at_s).items():
+            found.setdefault(stage, []).append(ms)
+    return ", ".join(f"{s} {percentile(ms, 50):,.0f} ({max(ms):,.0f})" for s, ms in found.items())
 
 
 def _memory(job: RunningJob) -> tuple[float, float]:
