@@ -7,7 +7,8 @@ import pytest
 from clonos import named
 from clonos.cli import main
 from clonos.simulator import command
-from clonos.simulator.runs.seeds import simulate
+from clonos.simulator.runs.kinds import EVERY, Kind
+from clonos.simulator.runs.seeds import Result, simulate
 from tests.simulator import users_jobs
 
 
@@ -20,6 +21,23 @@ def test_an_interrupted_run_says_how_far_it_came(monkeypatch, capsys):
     monkeypatch.setattr(command, "simulate", until_the_third)
     assert command.main(100) == 130
     assert "2 seeds in" in capsys.readouterr().out
+
+
+def test_every_kind_has_its_turn(monkeypatch, capsys):
+    """Whoever sees a violation is told of which kind its seed is."""
+    seen: list[Any] = []
+
+    def wrong(seed, kind):
+        seen.append(kind)
+        return Result(seed, "violation", failure="lost") if kind.canary else Result(seed, "ok")
+
+    monkeypatch.setattr(command, "simulate", wrong)
+    seeds = 2 * sum(share for _, share in EVERY)
+    assert command.main(seeds, 7, kind=None) == 1
+    flags = {name for name in Kind._fields if any(getattr(kind, name) for kind in seen)}
+    assert flags == {*Kind._fields} - {"availability", "large"}, "these go with any kind"
+    assert seen.count(Kind()) == 160
+    assert "clonos sim --canary --seed 427 --trace" in capsys.readouterr().out
 
 
 def refused(capsys, *words):

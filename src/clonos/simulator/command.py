@@ -20,7 +20,7 @@ from clonos.named import positive, whole
 from clonos.simulator.mistakes.detection import HEAD, detect_all, write_seeds
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.coverage import Coverage, table
-from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
+from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, EVERY, Kind, in_turn
 from clonos.simulator.runs.seeds import Result, simulate
 from clonos.simulator.world.virtual import TraceDigest
 
@@ -37,7 +37,7 @@ OWN = (
     "write_test",
 )
 """Options that only a job of the user's has."""
-RANDOM = (*Kind._fields, "jobs", "digest", "mutations", "mutation", "enough", "write")
+RANDOM = (*Kind._fields, "every_kind", "jobs", "digest", "mutations", "mutation", "enough", "write")
 """Options that only random jobs have."""
 CHUNK = 20
 """Seeds that a process runs per report."""
@@ -80,6 +80,9 @@ def _add_arguments_of_random_jobs(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="processes")
     parser.add_argument(
         "--digest", action="store_true", help="print only one digest of all that happened"
+    )
+    parser.add_argument(
+        "--every-kind", action="store_true", help="all kinds in turn, instead of one of these:"
     )
     parser.add_argument("--rivals", action="store_true", help="slow tasks are overtaken")
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
@@ -214,11 +217,12 @@ def run(args: argparse.Namespace) -> int:
         kind = Kind(**{name: getattr(args, name) for name in Kind._fields})
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
+        which = None if args.every_kind else kind
         if args.digest:
             return _print_digest(
-                _results(args.seeds, args.first_seed, args.seconds, args.jobs, kind)
+                _results(args.seeds, args.first_seed, args.seconds, args.jobs, which)
             )
-        return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs, kind=kind)
+        return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs, kind=which)
 
 
 def _require_for_random_jobs(args: argparse.Namespace) -> None:
@@ -249,10 +253,10 @@ def main(
     seconds: float | None = None,
     *,
     jobs: int = 1,
-    kind: Kind = AS_THE_SEED_SAYS,
+    kind: Kind | None = AS_THE_SEED_SAYS,
 ) -> int:
-    """Run `seeds` simulations, print how it went; 0 if no invariant was violated, 130 if it was
-    interrupted."""
+    """Run `seeds` simulations, and print how it went; 0 if no invariant was violated, 130 if it was
+    interrupted. `kind`: None for all kinds in turn."""
     gc.freeze()  # objects that exist now will stay; collecting them took a tenth of the time
     gc.set_threshold(50_000)
     started = time.monotonic()
@@ -261,14 +265,14 @@ def main(
     failures: list[Result] = []
     interrupted = False
     try:
-        for result in _results(seeds, first_seed, seconds, jobs, kind):
+        for drawn, result in _results(seeds, first_seed, seconds, jobs, kind):
             coverage.update(result.coverage)
             verdicts[result.verdict] += 1
             done = verdicts.total()
             if result.verdict == "violation":
                 failures.append(result)
                 _say(f"seed {result.seed}: {result.failure}")
-                _say(f"  to see it again: clonos sim{kind.flags()} --seed {result.seed} --trace")
+                _say(f"  to see it again: clonos sim{drawn.flags()} --seed {result.seed} --trace")
             elif done % 500 == 0:
                 _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
     except KeyboardInterrupt:  # results so far are printed, too
@@ -282,34 +286,33 @@ def main(
 
 
 def _results(
-    seeds: int, first: int, seconds: float | None, jobs: int, kind: Kind
-) -> Iterator[Result]:
+    seeds: int, first: int, seconds: float | None, jobs: int, kind: Kind | None
+) -> Iterator[tuple[Kind, Result]]:
     deadline = time.monotonic() + seconds if seconds is not None else float("inf")
-    chunks = [range(s, min(s + CHUNK, first + seeds)) for s in range(first, first + seeds, CHUNK)]
+    remaining = in_turn(EVERY if kind is None else ((kind, CHUNK),), first, seeds)
     if jobs <= 1:
-        for chunk in chunks:
+        for drawn, chunk in remaining:
             for seed in chunk:
                 if time.monotonic() > deadline:
                     return
-                yield simulate(seed, kind)
+                yield drawn, simulate(seed, drawn)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        remaining = iter(chunks)
-        running = deque(pool.submit(_chunk, chunk, kind) for chunk in islice(remaining, 2 * jobs))
+        running = deque(pool.submit(_chunk, *chunk) for chunk in islice(remaining, 2 * jobs))
         while running:
             yield from running.popleft().result()
             more = islice(remaining, 1 if time.monotonic() < deadline else 0)
-            running.extend(pool.submit(_chunk, chunk, kind) for chunk in more)
+            running.extend(pool.submit(_chunk, *chunk) for chunk in more)
 
 
-def _chunk(seeds: range, kind: Kind) -> list[Result]:
-    return [simulate(seed, kind) for seed in seeds]
+def _chunk(kind: Kind, seeds: range) -> list[tuple[Kind, Result]]:
+    return [(kind, simulate(seed, kind)) for seed in seeds]
 
 
-def _print_digest(results: Iterable[Result]) -> int:
+def _print_digest(results: Iterable[tuple[Kind, Result]]) -> int:
     """If the digest is equal before and after a change, behaviour is the same, delays included."""
     digest, failures = TraceDigest(), 0
-    for result in results:
+    for _, result in results:
         digest.add(result.seed, result.verdict, result.digest)
         failures += result.verdict == "violation"
     _say(f"digest {digest.value}, violations: {failures}")

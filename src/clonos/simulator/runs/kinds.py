@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Final, NamedTuple
 
 from clonos.simulator.runs.sizes import LARGE, SMALL, Size, size_of
 
@@ -96,3 +98,35 @@ class Kind(NamedTuple):
 
 
 AS_THE_SEED_SAYS = Kind()
+_ORDINARY = (
+    *("rivals", "harsh", "edge", "overlap", "disk", "history", "spill"),
+    *("moves", "gaps", "implied", "levels", "wire", "arrow"),
+)
+_SLOW = "loops", "upgrade", "live", "logs", "rewind"
+EVERY: Final = (
+    (AS_THE_SEED_SAYS, 80),
+    (Kind(calls=True), 60),
+    *((Kind(**{name: True}), 20) for name in _ORDINARY),
+    *((Kind(**{name: True}), 4) for name in _SLOW),
+    (Kind(canary=True), 2),
+)
+"""Every kind, and how many seeds of it follow each other before the next one's turn. Those that
+take long have few."""
+
+
+def in_turn(
+    kinds: Sequence[tuple[Kind, int]], first: int, seeds: int
+) -> Iterator[tuple[Kind, range]]:
+    """Share `seeds` out among `kinds`, again and again in their order.
+
+    Examples
+    --------
+    >>> calls = Kind(calls=True)
+    >>> [list(part) for _, part in in_turn([(AS_THE_SEED_SAYS, 2), (calls, 1)], 10, 5)]
+    [[10, 11], [12], [13, 14]]
+    """
+    end, shares = first + seeds, cycle(kinds)
+    while first < end:
+        kind, share = next(shares)
+        yield kind, range(first, min(first + share, end))
+        first += share
