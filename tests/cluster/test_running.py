@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError  # noqa: A004 - until Python 3.11
 from contextlib import suppress
 from types import SimpleNamespace
@@ -101,6 +102,47 @@ def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypat
     running._setup.audience = SimpleNamespace(join=lambda _: None)
     with pytest.raises(OutputExists, match="taken"):
         running.wait(1)
+
+
+def changing(running: Any, monkeypatch: Any, begins: threading.Event, until: Any) -> Any:
+    """A change in another thread, which lasts as long as it may."""
+
+    def succeed(*_: Any) -> None:
+        begins.set()
+        assert until() is not False
+
+    running._setup.compiled = job().compile()
+    monkeypatch.setattr(running, "_succeed", succeed)
+    return ThreadPoolExecutor(1).submit(running.upgrade, job())
+
+
+def test_stop_reaches_a_job_that_is_being_changed(running, monkeypatch):
+    """Sharing out its state may take minutes."""
+    begins, told, commands = threading.Event(), threading.Event(), []
+
+    def put(command: Any) -> None:
+        commands.append(command)
+        told.set()
+
+    running._setup.inbox.put = put
+    change = changing(running, monkeypatch, begins, lambda: told.wait(60))
+    assert begins.wait(60)
+    running.stop()
+    change.result(60)
+    assert commands == [StopAsked(None)], "once"
+
+
+def test_who_waits_during_a_change_waits_no_longer_than_asked(running, monkeypatch):
+    begins, goes_on = threading.Event(), threading.Event()
+    change = changing(running, monkeypatch, begins, lambda: goes_on.wait(60))
+    assert begins.wait(60)
+    running._loop.over.set()  # the driver of the old graph has ended
+    began_s = time.monotonic()
+    with pytest.raises(OSError, match=r"has not ended after 0\.2 s"):
+        running.wait(0.2)
+    assert time.monotonic() - began_s < 30
+    goes_on.set()
+    change.result(60)
 
 
 def test_of_two_changes_at_once_neither_is_lost(running, monkeypatch):

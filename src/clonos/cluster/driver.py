@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -193,18 +194,22 @@ class RunningJob(RunningPast):
         TimeoutError
             It has not ended in time (and goes on).
         """
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        until_s = inf if timeout_s is None else time.monotonic() + timeout_s
+        loop: DriverLoop | None = None
+        while loop is not self._loop:  # another driver may take over meanwhile
             setup, loop = self._setup, self._loop
-            if not loop.over.wait(_left(until_s)):
+            if not (loop.over.wait(_left(until_s)) and self._has_changed(until_s)):
                 raise TimeoutError(f"job {self.compiled.name!r} has not ended after {timeout_s} s")
-            with self._succeeding:
-                if loop is self._loop:  # else another driver has taken over
-                    break
         setup.audience.join(LISTENERS_S)
         if (error := loop.error or self._left_by) is not None:
             raise error
         return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
+
+    def _has_changed(self, until_s: float) -> bool:
+        """Wait until no change is under way, perhaps not for ever."""
+        if is_over := self._succeeding.acquire(timeout=_left(until_s)):
+            self._succeeding.release()
+        return is_over
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
         """End the job; with a checkpoint directory it can be resumed later.
@@ -233,18 +238,19 @@ class RunningJob(RunningPast):
         ...     print("start it once more with the same functions, and stop it again")
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
-        self._is_to_end = True
-        with self._succeeding:
+        self._is_to_end, told = True, self._setup
+        told.inbox.put(StopAsked(settle_s))
+        with self._succeeding:  # a change under way ends soon, or has another driver by then
             setup, loop = self._setup, self._loop
-            setup.inbox.put(StopAsked(settle_s))
+            if setup is not told:
+                setup.inbox.put(StopAsked(settle_s))
         if settle_s is None:
             setup.directory.hurry()
         wait_s = STOP_S + (settle_s or 0.0)
-        if loop.over.wait(wait_s):
-            setup.audience.join(LISTENERS_S)
-        else:
+        if not loop.over.wait(wait_s):
             LOGGER.warning("%s has not ended within %s s; %s", self.run_id, wait_s, loop.awaited)
             return False
+        setup.audience.join(LISTENERS_S)
         return loop.error is None and (setup.keeper.complete or setup.keeper.is_settled)
 
     def upgrade(
@@ -561,8 +567,8 @@ class RunningJob(RunningPast):
         return self._plane.strangers_refused
 
 
-def _left(until_s: float | None) -> float | None:
-    return None if until_s is None else max(until_s - time.monotonic(), 0.0)
+def _left(until_s: float) -> float:
+    return min(max(until_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
 
 def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> RunningJob:
