@@ -42,6 +42,9 @@ class Journal:
         self.writing = (list(records), False)
         return False
 
+    def prove(self) -> bool:
+        return self.append([b"proof"])
+
     def rotate(self, head: Any) -> bool:
         assert self.writing is None
         self.writing = (list(head), True)
@@ -89,6 +92,7 @@ class World:
         self.keeper, self.journal, self.outputs = new_keeper(), Journal(), Outputs()
         self.out: list[Group] = []
         self.stuck: list[ClonosError] = []
+        self.clock_s = 0.0
         self.commits = Commits(
             self.keeper,
             self.journal,
@@ -97,6 +101,7 @@ class World:
             self.stuck.append,
             rotate_bytes=100,
             output_bytes=1000,
+            clock=lambda: self.clock_s,
         )
         self.keeper.begin_term(1)
         self.keeper.handle(ev.Opened(0, 7, FIRST))
@@ -186,6 +191,32 @@ def test_the_last_group_is_vouched_for_when_nothing_follows(world):
     world.journal.writing = None
     world.turn(at_s=3 * VOUCH_S)
     assert not world.journal.writing
+
+
+def test_what_proves_that_the_lock_is_ours(world):
+    """A group with records, by when it began; not one that only vouches; an empty one, if asked."""
+    commits, proven = world.commits, []
+    world.receive(b"a")
+    world.clock_s = 10.0
+    world.turn()
+    world.clock_s = 14.0  # the disk is slow
+    commits.committed()
+    proven.append(commits.proven_s)
+    world.journal.writing = None
+    world.turn(at_s=2 * VOUCH_S)
+    commits.committed()  # perhaps another has vouched, and nothing was written
+    proven.append(commits.proven_s)
+    world.journal.writing = None
+    commits.prove()
+    world.turn(at_s=3 * VOUCH_S)
+    assert world.journal.writing == ([b"proof"], False)
+    commits.committed()
+    proven.append(commits.proven_s)
+    world.journal.writing = None
+    commits.prove()
+    world.turn(at_s=4 * VOUCH_S)
+    assert not world.journal.writing, "there is a proof"
+    assert proven == [10.0, 10.0, 14.0]
 
 
 def test_a_large_journal_is_begun_anew_with_what_is_let_out_in_files(world):

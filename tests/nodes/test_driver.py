@@ -546,3 +546,14 @@ def test_who_asks_for_a_mandate_hears_how_long_ago_the_driver_was_sure(world):
         link.sent.clear()
         ages_ms.append(given.age_ms)
     assert (ages_ms, given.asked_ms) == ([500, 1000], 7)
+
+
+def test_if_the_folder_with_the_terms_is_away_a_quiet_journal_proves_that_its_lock_is_ours(world):
+    world.begin()
+    world.sight = None
+    for _ in range(80):
+        world.turn((1, Heartbeat("nonce", 0)), (1, MandateAsked(7)), after_s=0.1)
+    link = world.node.places.seats[1].link
+    ages_ms = [told.age_ms for told in link.sent if isinstance(told, MandateGiven)]
+    assert max(ages_ms) < 4200
+    assert 3 <= world.proofs <= 5, "one a second, from the fourth on"

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from clonos.core.mandate import MANDATE_S, MandateAsked, MandateGiven
-from clonos.nodes.tenure import ECHO_S, LOOKS, LOOKS_FOR_EFFECTS, Sight, Term
+from clonos.nodes.tenure import ECHO_S, LATE, LOOKS, LOOKS_FOR_EFFECTS, Sight, Term
 
 EVERY_S = ECHO_S / LOOKS
 
@@ -201,6 +201,21 @@ def test_who_was_asleep_gives_no_mandate_before_it_has_looked(world):
     assert world.term.mandate(ASKED, -inf) is not None
     world.after(0.0, 3600.0)  # the machine slept, and its monotonic clock stood still
     assert world.term.mandate(ASKED, world.term.now_s) is None
+
+
+def test_if_looks_take_long_the_journals_lock_has_to_suffice(world):
+    """Each succeeds, when it is too old for a mandate."""
+    ages_ms = []
+    for _ in range(200):
+        world.after(0.1)
+        given = world.term.mandate(ASKED, world.term.now_s - 0.5)
+        assert given is not None
+        ages_ms.append(given.age_ms)
+        if world.term._began_s is not None and world.term.now_s - world.term._began_s >= 6.0:
+            world.term.seen(Sight.OURS)
+    assert not world.term.is_unsure
+    assert max(ages_ms) <= 1000 * LATE * ECHO_S + 1
+    assert min(ages_ms[60:]) == 500
 
 
 def test_who_is_blind_relies_on_the_journals_lock(world):

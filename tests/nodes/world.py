@@ -53,7 +53,7 @@ class World:
         self.is_slow = self.is_broken = False
         self.in_the_way: ClonosError | None = None
         self.nbytes = 0  # of the journal, and of outputs without a file
-        self.rotations = self.begun = 0
+        self.rotations = self.begun = self.proofs = 0
         self.outputs: list[Deliver] = []
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
@@ -95,6 +95,10 @@ class World:
             self.records += records
             return True
         return False
+
+    def prove(self) -> bool:
+        self.proofs += 1
+        return self.append([])
 
     def rotate(self, head: Sequence[bytes]) -> bool:
         self.rotations += 1

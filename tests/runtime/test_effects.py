@@ -6,6 +6,7 @@ import asyncio
 import queue
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from clonos.runtime.call_outcomes import ANSWER_BYTES_MAX
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.effects import EffectRun, Pulse, by_engine
 from clonos.runtime.ticks import ticks_s
+from clonos.runtime.turns import Turns
 
 CHARGE = effect(lambda cents, *, call: cents)
 BY_NAME = effect(lambda cents, *, call: cents, idempotent=True)
@@ -259,6 +261,31 @@ def test_without_a_mandate_only_effects_that_are_recognised_begin():
         return [*began, pulse.allows(CHARGE)]
 
     assert asyncio.run(waits()) == [False, True, False, True]
+
+
+def test_what_has_waited_for_a_mandate_does_not_begin_all_at_once():
+    """The service allows so many a second, whenever they begin."""
+    until, each_s, effects = [0.0], 0.05, 8
+
+    async def wait():
+        pulse, begun = Pulse(lambda: until[0]), []
+        life: Any = SimpleNamespace(
+            pulse=lambda: pulse, undisturbed=lambda wait: wait(), require_obedience=lambda: None
+        )
+        turns = Turns(life, 1 / each_s, None, CHARGE)
+
+        async def begin():
+            await turns.come()
+            begun.append(time.monotonic())
+
+        waiting = asyncio.gather(*(begin() for _ in range(effects)))
+        await asyncio.sleep(2 * effects * each_s)  # all have had their places in line
+        until[0] = ticks_s() + 60.0
+        await asyncio.wait_for(waiting, 30.0)
+        return begun
+
+    begun = asyncio.run(wait())
+    assert begun[-1] - begun[0] > (effects - 2) * each_s
 
 
 # --- by the runner --------------------------------------------------------------------------------

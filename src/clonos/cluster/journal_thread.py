@@ -51,6 +51,9 @@ class JournalThread:
     def append(self, records: Sequence[bytes]) -> bool:
         return self._do(lambda: self._journal.append(records))
 
+    def prove(self) -> bool:
+        return self._do(self._journal.prove)
+
     def rotate(self, head: Sequence[bytes]) -> bool:
         return self._do(lambda: self._journal.rotate(head), is_long=True)
 

@@ -1,4 +1,4 @@
-"""For how long a slot may begin effects: not when another driver may have taken over for a while.
+"""How long a slot may begin effects: never once another driver may have been in charge for a while.
 
 A driver that is frozen or cut off does not know that it was replaced, and neither do its slots. Its
 successor's tasks ask their checks about effects after a *quarantine*. So by then, no slot of the
@@ -12,7 +12,7 @@ leader lease), which its driver renews for as long as it is sure of its own term
     until 100.0 - 0.7 + 4 s  <-----------
 
 No clocks are compared. The slot counts from when it asked, so an answer that was held up anywhere
-is worth less, or nothing. A driver that is frozen does not answer.
+is valid for less time, or not at all. A driver that is frozen does not answer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from math import inf
 from typing import Final
 
 MANDATE_S: Final = 4.0
-"""How long a mandate lasts from when the driver was sure. It must be shorter than the part of the
-quarantine that is not the timeout (:data:`clonos.runtime.effects.CUT_OFF_S`)."""
+"""How long a mandate lasts from when the driver was sure. It must be shorter than what the
+quarantine adds to the timeout (:data:`clonos.runtime.effects.CUT_OFF_S`)."""
 ASKS: Final = 8
-"""How often a slot asks in that time."""
+"""How many times a slot asks within it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Mandate:
         return MandateAsked(int(now_s * 1000))
 
     def wait_s(self, now_s: float) -> float:
-        """How long from now to ask."""
+        """How long until it is time to ask."""
         return max(self._due_s - now_s, 0.0)
 
     def given(self, answer: MandateGiven) -> None:

@@ -35,6 +35,8 @@ OUTPUT_BYTES: Final = 256 << 20
 """While this much delivered output is in no file (they cannot be written), nothing is released."""
 VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
+PROVE_S: Final = 1.0
+"""If the lock has to be proven, and nothing was written for this long, something is."""
 AGAIN_S: Final = 1.0
 """Time between two attempts to rewrite a broken journal, or to write files of outputs."""
 
@@ -106,7 +108,7 @@ class Commits:
     Attributes
     ----------
     proven_s
-        By `clock`, when the newest write began that has succeeded: the journal's lock was ours.
+        By `clock`, when the newest successful write began; the journal's lock was ours then.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Commits:
         self._again_s = self._room_s = 0.0
         self._vouch_s: float | None = None  # when
         self._clock, self._began_s, self.proven_s = clock, -inf, -inf
+        self._wants_proof = False
 
     @property
     def state(self) -> State:
@@ -178,12 +181,19 @@ class Commits:
         elif group.records:
             self._vouch_s = now_s + VOUCH_S
             self._write(group, self._journal.append)
+        elif self._wants_proof:
+            self._wants_proof = False
+            self._write(group, lambda _: self._journal.prove(), ())
         elif self._vouch_s is not None and now_s >= self._vouch_s:
             self._vouch_s = None
             self._write(group, self._journal.append)
         else:
             self._let_out(group)
         return True
+
+    def prove(self) -> None:
+        """Have something written soon, if nothing was for a while."""
+        self._wants_proof = self._clock() - self.proven_s > PROVE_S
 
     def _rotate(self, group: Group, now_s: float) -> None:
         """The old segment goes, with the contents of outputs, which must be in files by now. Those
@@ -206,14 +216,16 @@ class Commits:
         records: Sequence[bytes] | None = None,
     ) -> None:
         self._machine.on(Change.WRITE)
-        self._group, self._began_s = group, self._clock()
+        # A group that only vouches writes nothing if another has.
+        is_proof = bool(group.records) or records is not None
+        self._group, self._began_s = group, self._clock() if is_proof else -inf
         if write(group.records if records is None else records):
             self.committed()
 
     def committed(self) -> None:
         """The group that was written is durable."""
         self._machine.on(Change.COMMIT)
-        self.proven_s = self._began_s
+        self.proven_s = max(self.proven_s, self._began_s)
         group, self._group = self._group, _NOTHING
         self._let_out(group)
 

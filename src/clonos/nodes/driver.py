@@ -318,6 +318,8 @@ class DriverNode:
         elif kind is MandateAsked:
             if (given := self._term.mandate(message, self.commits.proven_s)) is not None:
                 self.places.command(conn, given)
+            if self._term.relies_on_lock:
+                self.commits.prove()
         else:
             if kind is msg.Finished:  # in a record before that which makes the job complete
                 self._chronicle.keep_counts()

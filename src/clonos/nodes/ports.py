@@ -182,8 +182,8 @@ class Calls(Protocol):
         """A life is over: cancel the calls that can be cancelled, and begin no further attempt."""
 
     def may_begin(self, until_s: float) -> None:
-        """Begin no effect after this, by the slot's clock. Before the first of these, there is no
-        limit; effects that a service recognises when repeated need none."""
+        """Begin no effect after this, by the slot's clock. Until the first call there is no limit.
+        Effects that a service recognises when they are repeated are never limited."""
 
 
 class Scratch(Protocol):
@@ -271,6 +271,10 @@ class Journal(Protocol):
         True: it is durable. Else ``Committed`` or ``JournalFailed`` follows, and after the latter
         only :meth:`rotate` may be called.
         """
+
+    def prove(self) -> bool:
+        """Write an empty group in any case: it succeeds only if the lock is ours. Answers like
+        `append`."""
 
     def rotate(self, head: Sequence[bytes]) -> bool:
         """Begin anew with `head`, which replaces everything so far. Answers like `append`."""

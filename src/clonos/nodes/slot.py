@@ -83,7 +83,9 @@ class SlotNode:
 
     Attributes
     ----------
-    is_over Whether the process should end. lost
+    is_over
+        Whether the process should end.
+    lost
         Why it lost the driver, if only Spark can tell the driver.
     """
 

@@ -25,6 +25,9 @@ LOOKS: Final = 3.0
 """How many looks there are in that time. Each is a request to the checkpoint's file system."""
 LOOKS_FOR_EFFECTS: Final = 10.0
 """The same if the job has effects: a mandate (:mod:`clonos.core.mandate`) lasts for less time."""
+LATE: Final = 0.4
+"""If the newest good look is older than this share of that time, the journal's lock has to suffice
+for mandates."""
 
 
 class Tenure(Enum):
@@ -129,17 +132,23 @@ class Term:
             self._next_s = self.now_s + self._every_s
             self._look()
 
-    def mandate(self, asked: MandateAsked, locked_s: float) -> MandateGiven | None:
-        """Tell a slot since when another driver may have taken over; None: nobody knows.
+    @property
+    def relies_on_lock(self) -> bool:
+        """Whether the folder with the terms does not answer in time. Then the journal's lock has to
+        suffice, although somebody may go on with a copy of the journal."""
+        is_late = self.now_s - self._sure_s > LATE * self._echo_s
+        state = self._machine.state
+        return state is Tenure.BLIND or (state is Tenure.HELD and is_late)
 
-        `locked_s`: when the journal's lock was ours for certain. It has to suffice while we are
-        blind.
+    def mandate(self, asked: MandateAsked, locked_s: float) -> MandateGiven | None:
+        """Tell a slot how long ago this driver was last sure of its term; None: it never was, or is
+        not now.
+
+        `locked_s`: when the journal's lock was ours for certain (see :attr:`relies_on_lock`).
         """
-        state, sure_s = self._machine.state, -inf
-        if state is Tenure.HELD:
-            sure_s = self._sure_s
-        elif state is Tenure.BLIND:
-            sure_s = locked_s
+        sure_s = self._sure_s if self._machine.state is Tenure.HELD else -inf
+        if self.relies_on_lock:
+            sure_s = max(sure_s, locked_s)
         age_ms = 1000 * (self.now_s - sure_s)
         return MandateGiven(asked.asked_ms, ceil(age_ms)) if age_ms < inf else None
 

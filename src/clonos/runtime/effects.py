@@ -31,7 +31,7 @@ STALLED_S: Final = 1.0
 """A loop that has not looked for this long was stopped. After that, the process needs as long to
 hear whether its lives are over."""
 
-MANDATE_POLL_S: Final = 0.02
+MANDATE_POLL_S: Final = 0.1
 """How often an effect that waits for a mandate looks for it."""
 
 Late = MutableMapping[str, "Future[Any]"]

@@ -78,9 +78,11 @@ class Turns:
             while (wait_s := self._wanted_s - self._clock()) > 0:
                 await self._sleep(wait_s)
                 await self._place_in_line()  # else all that have waited would begin at once
-            if self._effect is not None:
+            if self._effect is not None and not self._life.pulse().allows(self._effect):
                 permission = partial(self._life.pulse().permission, self._effect)
                 await self._life.undisturbed(permission)
+                await self._place_in_line()
+                continue
             try:
                 if self._threads is None:
                     return self._life.require_obedience()

@@ -229,8 +229,20 @@ class Journal:
         """
         self._usable()
         if not self._is_vouched:
-            self._write(())
-            self._is_vouched = True
+            self.prove()
+
+    def prove(self) -> None:
+        """Append an empty frame in any case, which a journal in a database does only for the holder
+        of its lock.
+
+        Raises
+        ------
+        JournalBroken
+            See :meth:`commit`.
+        """
+        self._usable()
+        self._write(())
+        self._is_vouched = True
 
     def _write(self, records: Sequence[bytes]) -> None:
         assert self._tail is not None

@@ -69,6 +69,9 @@ class SimulatedJournal:
     def append(self, records: Sequence[bytes]) -> bool:
         return self._write(self._file.append, records)
 
+    def prove(self) -> bool:
+        return self._write(lambda _: self._file.prove(), ())
+
     def rotate(self, head: Sequence[bytes]) -> bool:
         return self._write(self._file.rotate, head)
 
