@@ -26,9 +26,8 @@ BEFORE = 4
 """So many effects are made before the driver is frozen."""
 
 DRIVER = """
-import sys, time
+import sys
 from pathlib import Path
-from typing import Any
 from clonos.spark.session import get_or_create
 from tests.cluster.test_frozen_driver import build
 build(Path(sys.argv[1])).start(get_or_create("local[4]"), journal=sys.argv[2]).wait()

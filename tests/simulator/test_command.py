@@ -60,6 +60,7 @@ def refused(capsys, *words):
         (("--seed", "-1"), "argument --seed: '-1' is not a whole number of at least 0"),
         (("--seconds", "-1"), "argument --seconds: '-1' is not a number above 0"),
         (("--jobs", "0"), "argument --jobs: '0' is not a whole number of at least 1"),
+        (("--every-kind", "--loops", "--seed", "3"), "--every-kind with --loops, --seed. To do"),
         (("--trace",), "--trace without --seed. To do: give both"),
         (("--write", "seeds.json"), "--write without --mutations. To do: give both"),
         (("--rows", "x.csv", "--same-rows"), "--rows, --same-rows without a job. To do: name it"),

@@ -75,9 +75,7 @@ def test_who_gives_mandates_without_having_looked_is_found_out(
     found_out("cut off")
 
 
-def test_a_mandate_is_over_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who takes it for good is found out."""
-
+def test_who_takes_a_mandate_for_good_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def question(_: Mandate, now_s: float) -> MandateAsked:
         return MandateAsked(int(1000 * now_s) + 600_000)
 

@@ -229,6 +229,8 @@ def _require_for_random_jobs(args: argparse.Namespace) -> None:
     """Raise `CannotSimulate` if an option would be ignored."""
     if given := options_given(args, OWN):
         raise _refused(f"{', '.join(given)} without a job", "name it: clonos sim MODULE:JOB")
+    if args.every_kind and (given := options_given(args, (*Kind._fields, "seed", "mutations"))):
+        raise _refused(f"--every-kind with {', '.join(given)}", "give one or the other")
     for option, needs in (("trace", "seed"), ("write", "mutations")):
         if getattr(args, option) and getattr(args, needs) in {None, False}:
             raise _refused(f"--{option} without --{needs}", "give both")
