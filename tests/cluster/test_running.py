@@ -132,6 +132,22 @@ def test_stop_reaches_a_job_that_is_being_changed(running, monkeypatch):
     assert commands == [StopAsked(None)], "once"
 
 
+def test_who_wants_a_job_to_settle_asks_after_the_change(running, monkeypatch):
+    """The change has it settle, too, so a question meanwhile would be ignored."""
+    commands, begins, goes_on = running._setup.told, threading.Event(), threading.Event()
+    change = changing(running, monkeypatch, begins, lambda: goes_on.wait(60))
+    assert begins.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(running.stop, settle="1 ms")
+        with suppress(TimeoutError):
+            stopped.result(0.2)
+        before = list(commands)
+        goes_on.set()
+        stopped.result(60)
+    change.result(60)
+    assert (before, commands) == ([], [StopAsked(0.001)])
+
+
 def test_who_waits_during_a_change_waits_no_longer_than_asked(running, monkeypatch):
     begins, goes_on = threading.Event(), threading.Event()
     change = changing(running, monkeypatch, begins, lambda: goes_on.wait(60))

@@ -238,16 +238,16 @@ class RunningJob(RunningPast):
         ...     print("start it once more with the same functions, and stop it again")
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
-        self._is_to_end, told = True, self._setup
-        told.inbox.put(StopAsked(settle_s))
-        with self._succeeding:  # a change under way ends soon, or has another driver by then
+        self._is_to_end, told = True, None
+        if settle_s is None:  # a change under way need not be waited for
+            (told := self._setup).inbox.put(StopAsked(None))
+        with self._succeeding:
             setup, loop = self._setup, self._loop
             if setup is not told:
                 setup.inbox.put(StopAsked(settle_s))
         if settle_s is None:
             setup.directory.hurry()
-        wait_s = STOP_S + (settle_s or 0.0)
-        if not loop.over.wait(wait_s):
+        if not loop.over.wait(wait_s := STOP_S + (settle_s or 0.0)):
             LOGGER.warning("%s has not ended within %s s; %s", self.run_id, wait_s, loop.awaited)
             return False
         setup.audience.join(LISTENERS_S)
