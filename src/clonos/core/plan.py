@@ -157,6 +157,11 @@ class Plan:
         return spec.receiver in self.loops.get(spec.sender, ())
 
     @cached_property
+    def has_effects(self) -> bool:
+        """Whether some task makes effects."""
+        return any(task.has_effects for task in self.tasks)
+
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """All cells."""
         found: dict[tuple[str, int], list[int]] = {}

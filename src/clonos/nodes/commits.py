@@ -120,7 +120,8 @@ class Commits:
         stuck: Callable[[ClonosError], None],
         rotate_bytes: int = ROTATE_BYTES,
         output_bytes: int = OUTPUT_BYTES,
-        clock: Callable[[], float] = lambda: 0.0,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self._keeper, self._journal, self._outputs = keeper, journal, outputs
         self._let_out, self._stuck = let_out, stuck

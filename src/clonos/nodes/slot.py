@@ -119,7 +119,7 @@ class SlotNode:
         makes = dials, machines, self._send, self._has_room
         self._calls = OneByOne(ports.calls, ports.clock)
         self._mandate = Mandate(mandate_s)
-        if any(task.has_effects for task in plan.tasks):
+        if plan.has_effects:
             ports.calls.may_begin(self._mandate.until_s)
         self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
@@ -206,7 +206,7 @@ class SlotNode:
         self._tell_reached()
         self._make_room()
         self._keeping.tick()
-        self._ask_for_mandate()
+        asks_in_s = self._ask_for_mandate() if self._plan.has_effects else None
         if self._ports.track.is_free:
             self._calls.go_on()
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
@@ -217,8 +217,8 @@ class SlotNode:
             waits.append(wait_s)
         if (wait_s := self._calls.wait_s) > 0:
             waits.append(wait_s)
-        if (wait_s := self._asks_in_s) is not None:
-            waits.append(wait_s)
+        if asks_in_s is not None:
+            waits.append(asks_in_s)
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
 
     def _order(self) -> list[Resident]:
@@ -256,16 +256,15 @@ class SlotNode:
             for resident in list(self._residents.values()):
                 self._let(resident, resident.hear, ev.MakeRoom())
 
-    @property
-    def _asks_in_s(self) -> float | None:
-        """When to ask for a mandate; None: no task here has effects."""
+    def _ask_for_mandate(self) -> float | None:
+        """Ask if it is time. Return how long until the next question; None: no task here has
+        effects."""
         if not any(resident.spec.has_effects for resident in self._residents.values()):
             return None
-        return self._mandate.wait_s(self._ports.clock.ticks_s())
-
-    def _ask_for_mandate(self) -> None:
-        if self._asks_in_s == 0.0:
-            self._send(self._mandate.question(self._ports.clock.ticks_s()))
+        now_s = self._ports.clock.ticks_s()
+        if self._mandate.wait_s(now_s) == 0.0:
+            self._send(self._mandate.question(now_s))
+        return self._mandate.wait_s(now_s)
 
     def _on_mandate(self, answer: MandateGiven) -> None:
         self._mandate.given(answer)

@@ -578,10 +578,8 @@ class _Asker:
             if self._effect is not None:
                 raise NotMade(f"no connection: {in_short(error)}") from error
             raise
-        if self._effect is not None:
-            # It may have taken a while.
-            permission = partial(self._life.pulse().permission, self._effect)
-            await self._life.undisturbed(permission)
+        while not await self._turns.permitted():  # it may have taken a while
+            pass
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments

@@ -78,10 +78,7 @@ class Turns:
             while (wait_s := self._wanted_s - self._clock()) > 0:
                 await self._sleep(wait_s)
                 await self._place_in_line()  # else all that have waited would begin at once
-            if self._effect is not None and not self._life.pulse().allows(self._effect):
-                permission = partial(self._life.pulse().permission, self._effect)
-                await self._life.undisturbed(permission)
-                await self._place_in_line()
+            if not await self.permitted():
                 continue
             try:
                 if self._threads is None:
@@ -94,6 +91,15 @@ class Turns:
             if self._effect is None or self._life.pulse().allows(self._effect):
                 return None
             self._threads.leave()
+
+    async def permitted(self) -> bool:
+        """Whether an attempt may begin now. If not, wait until an effect may be begun, and for
+        another place in line: else all that have waited would begin at once."""
+        if self._effect is None or self._life.pulse().allows(self._effect):
+            return True
+        await self._life.undisturbed(partial(self._life.pulse().permission, self._effect))
+        await self._place_in_line()
+        return False
 
     async def _place_in_line(self) -> None:
         """Wait until the rate allows one more attempt."""
