@@ -402,3 +402,33 @@ def test_without_a_connection_nothing_was_done():
     error = outcome_of(effect(Bank()), 7, attempts=3)
     assert "NotMade" in str(error)
     assert "no connection" in str(error)
+
+
+def test_what_has_waited_for_a_connection_and_a_mandate_does_not_begin_all_at_once():
+    each_s, effects, begun = 0.05, 8, []
+    heard: queue.Queue[CallsOver] = queue.Queue()
+    runner = CallRunner(heard.put)
+
+    class Bank(Service):
+        async def open(self):
+            await asyncio.sleep(2 * effects * each_s)  # all have had their places in line
+            runner.may_begin(0.0)
+            later = ticks_s() + 60.0
+            asyncio.get_running_loop().call_later(each_s, runner.may_begin, later)
+
+        async def call(self, n):
+            begun.append(time.monotonic())
+            return n
+
+    policy = policy_of(
+        effect(Bank()), "pay", in_flight=effects, timeout="10 s", per_second=1 / each_s
+    )
+    calls = [(CallId(0, n), Request(policy, (n,), n, f"key{n}")) for n in range(effects)]
+    runner.make(7, calls)
+    try:
+        over = 0
+        while over < effects:
+            over += len(heard.get(timeout=LIMIT_S).outcomes)
+    finally:
+        runner.close()
+    assert begun[-1] - begun[0] > (effects - 2) * each_s
