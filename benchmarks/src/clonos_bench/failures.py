@@ -351,9 +351,7 @@ def analyse(
     result = []
     nexts = [kill.at_s for kill in kills[1:]] + [end_s]
     for kill, next_s in zip(kills, nexts, strict=True):
-        mine = [r for r in recoveries if r.name in kill.tasks]
-        mine = [r for r in mine if kill.at_s <= r.stages["detected"] < next_s]
-        stages = stages_of(mine, kill.at_s)
+        stages = stages_of(recoveries, kill, next_s)
         live_s = kill.at_s + stages.get("live", pause_s * 1000) / 1000
         places = {name.partition("[")[2] for name in kill.tasks}
         # What comes before the state feeds all partitions.

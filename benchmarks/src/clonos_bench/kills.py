@@ -136,14 +136,16 @@ def freeze_worker(job: RunningJob, watch: Watch, task: str) -> Kill:
     return Kill("frozen", slot.pid, slot.runs, at_s)
 
 
-def stages_of(recoveries: Sequence[Recovery], kill_s: float) -> dict[str, float]:
-    """When the last of the tasks reached each stage, in ms after the kill.
+def stages_of(recoveries: Sequence[Recovery], kill: Kill, end_s: float) -> dict[str, float]:
+    """When the last of the tasks that a kill struck reached each stage, in ms after it. What was
+    detected after `end_s` is due to something else.
 
     Of a task that went to a slot that had died, too, the recovery counts that came through.
     """
-    last = {r.name: r for r in recoveries}
+    mine = [r for r in recoveries if r.name in kill.tasks]
+    last = {r.name: r for r in mine if kill.at_s <= r.stages["detected"] < end_s}
     return {
-        stage: 1000 * (max(r.stages[stage] for r in last.values()) - kill_s)
+        stage: 1000 * (max(r.stages[stage] for r in last.values()) - kill.at_s)
         for stage in STAGES
         if last and all(stage in r.stages for r in last.values())
     }

@@ -170,9 +170,7 @@ def _stages(recoveries: Sequence[Recovery], kills: Sequence[Kill], until_s: list
     """When the state reached each stage of its recovery, in ms after the kill: median and most."""
     found: dict[str, list[float]] = {}
     for kill, end_s in zip(kills, until_s, strict=True):
-        mine = [r for r in recoveries if r.name in kill.tasks]
-        mine = [r for r in mine if kill.at_s <= r.stages["detected"] < end_s]
-        for stage, ms in stages_of(mine, kill.at_s).items():
+        for stage, ms in stages_of(recoveries, kill, end_s).items():
             found.setdefault(stage, []).append(ms)
     return ", ".join(f"{s} {percentile(ms, 50):,.0f} ({max(ms):,.0f})" for s, ms in found.items())
 
