@@ -93,6 +93,19 @@ def test_many_deaths_outside_of_steps_are_told_once(deaths):
     ]
 
 
+def test_a_death_within_a_step_that_a_copy_has_survived_is_perhaps_a_calls(deaths):
+    deaths.announces(ROWS)
+    assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1, 1),))
+    for n in range(1, 1 + OUTSIDE_MANY):
+        assert not deaths.told
+        deaths.announces(ROWS)
+        deaths.announces(ROWS, is_cleared=True)
+        _, suspects = deaths.dies(at_ms=5000 + 5000 * n)
+        assert suspects[0] == Suspect(ROWS, 1, 1 + n)
+    assert suspects[1:] == (ONE_BY_ONE,)
+    assert [note.what for note in deaths.told] == ["outside"]
+
+
 def test_deaths_within_a_call_count_against_it(deaths):
     """A step that is taken meanwhile is not to blame if it was survived, or cleared."""
     call, other = Rows(MADE - 2, 50, 50), Rows(MADE - 2, 51, 51)

@@ -146,6 +146,11 @@ def test_nobody_deletes_while_the_store_is_away_or_the_driver_is_frozen(seed, ki
     assert simulate(seed, kind._replace(large=True)).verdict == "ok"
 
 
+def test_a_call_that_kills_within_steps_of_others_takes_no_more_lives():
+    """Copies survived those steps, time and again, and nobody looked for a call."""
+    assert simulate(600000889).verdict == "ok"
+
+
 def test_two_merges_at_once_never_give_one_name():
     """One came too late, and was deleted under the name of a later one that counted."""
     assert simulate(90000093).verdict == "ok"

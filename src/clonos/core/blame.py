@@ -10,14 +10,15 @@ Rows are known by their numbers. If no other process has the log of a task's las
 life takes its input in other pieces, so the same record may have another number in each life. After
 a few deaths within announced steps, a watched life therefore tries all rows that it takes.
 
-A process may also die outside of its steps: in a call that it makes for a row, say. A call may have
-an effect, so nobody tries it in another process. If that happens again and again, it is told, and
-from then on calls are made one at a time, each of them announced, until those that earlier lives
-have left open are over. Deaths within the same call count as deaths within the same rows do where a
-trial is inconclusive. Calls are known by what they ask. But processes are also killed from outside,
-and most such kills hit a call that takes long. So once a call is suspect, each life makes no call
-at first, for longer than one has ever taken to kill. Who dies meanwhile was killed by something
-else, and no call is suspect any more.
+A process may also die outside of its steps: in a call that it makes for a row, say. Or it dies of
+that call within a step that a copy survives. A call may have an effect, so nobody tries it in
+another process. If that happens again and again, it is told, and from then on calls are made one at
+a time, each of them announced, until those that earlier lives have left open are over. Deaths
+within the same call count as deaths within the same rows do where a trial is inconclusive. Calls
+are known by what they ask. But processes are also killed from outside, and most such kills hit a
+call that takes long. So once a call is suspect, each life makes no call at first, for longer than
+one has ever taken to kill. Who dies meanwhile was killed by something else, and no call is suspect
+any more.
 
 If whole executors die, many calls are open each time, in all of their slots. So such a death counts
 against a call only if no other was made there. The tasks that are suspect take turns in being the
@@ -98,8 +99,9 @@ class _Case:
 
     ``within``: the announced step that is under way; ``calling``: the only call that the slot
     makes, since ``since_ms``; ``takes_ms``: after how long lives have died within a call, at most.
-    ``deaths``, ``outside``, ``together``: how many deaths within announced steps, outside of them,
-    and outside of them with the executor, have counted since the task was last clear. ``is_held``:
+    ``deaths``, ``outside``, ``together``: how many deaths within announced steps, outside of them
+    (or within one that a copy has survived), and outside of them with the executor, have counted
+    since the task was last clear. ``is_held``:
     its life was told to make no calls at first.
     """
 
@@ -228,6 +230,8 @@ class Blame:
         death.is_within = True
         if counts:
             death.counted[task] = within.rows
+        elif within.is_cleared:  # a copy has taken the step and lives: perhaps it was a call
+            self._count_outside(task, death)
 
     def _died_calling(self, task: int, calling: msg.Announced, death: _Death) -> None:
         case, counts = self._cases[task], not death.is_executor
@@ -243,8 +247,11 @@ class Blame:
         case = self._cases[task]
         is_watched = case.machine.state is not Suspicion.CLEAR
         case.machine.on(Clue.DIED)
-        if not is_watched:
-            return
+        if is_watched:
+            self._count_outside(task, death)
+
+    def _count_outside(self, task: int, death: _Death) -> None:
+        case = self._cases[task]
         if death.is_executor:
             self._died_together(task, death)
             return
