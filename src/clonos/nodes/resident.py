@@ -50,6 +50,8 @@ STEP_ROWS: Final = 64
 """... but at least this many, because a step costs time itself."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
+LAYERS_MAX: Final = 16
+"""Of how many layers a task knows how much work they save: the newest."""
 
 
 def rows_of_a_step(rows: int, busy_s: float) -> int:
@@ -156,6 +158,7 @@ class Resident:
         chooses = self.spec.level == AUTO
         self._levels = Levels(home.dials(), self._keep, self._tell_level) if chooses else None
         self._storing: dict[int, float] = {}  # by epoch, since when; a dial finds out by itself
+        self._saves_s: dict[int, float] = {}  # by epoch, the work that a new layer saves
         links = home.links
         self._on_action: dict[type[Any], Callable[[Any], None]] = {
             ev.Dial: self._dial,
@@ -509,8 +512,13 @@ class Resident:
         self._home.calls.make(self.number, self.machine, action.calls)
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
+        epoch = action.layer.epoch
+        if self._seal_times is not None:
+            self._saves_s[epoch] = self._seal_times.saves_s
+            if len(self._saves_s) > LAYERS_MAX:
+                del self._saves_s[min(self._saves_s)]
         if self._levels is None:
-            self._storing[action.layer.epoch] = self._ports.clock.ticks_s()
+            self._storing[epoch] = self._ports.clock.ticks_s()
             self._ports.store.put(self.number, action, self.spec.level)
         else:
             self._levels.put(action, self._ports.clock.ticks_s())
@@ -526,8 +534,8 @@ class Resident:
         before."""
         now = self._ports.clock.ticks_s()
         since = self._storing.pop(ref.epoch, now)
-        if self._seal_times is not None:
-            self._seal_times.stored(cpu_s, now - since)
+        if self._seal_times is not None and ref.epoch in self._saves_s:
+            self._seal_times.stored(self._saves_s[ref.epoch], cpu_s, now - since)
         return self._levels is None or self._levels.stored(ref, now)
 
     def merges(self, command: MergeLayers, *, is_over: bool = False) -> None:
