@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from clonos.branch import Branch, Budget, Unanswered
+from clonos.branch import Branch, Budget, Unanswered, canary
 from clonos.branch.answers import Answers
 from clonos.branch.compare import compare
 from clonos.branch.follow import Follower
@@ -201,6 +201,34 @@ def test_few_questions_are_remembered(kept):
     follower.close()
     assert len(answers._asked) == 3
     assert sum(len(known.free) for known in answers._known.values()) == 3
+
+
+@pytest.mark.parametrize("failures", [canary.ATTEMPTS - 1, canary.ATTEMPTS])
+def test_a_job_that_changes_its_files_as_a_canary_begins(kept, monkeypatch, failures):
+    """Points are dropped, and layers deleted, while they are read."""
+
+    class Hasty(GrowingLog):
+        is_over = True
+
+        def __init__(self, compiled, *where):
+            job, cluster = kept
+            super().__init__(job, cluster, Random(3))
+            self.is_whole = True
+
+        def begin(self, heard):
+            if self.began < failures:
+                self.began += 1
+                raise NothingToReplay("the job has gone on too fast")
+            return super().begin(heard)
+
+    monkeypatch.setattr(canary, "LiveLog", Hasty)
+    reports = canary.follow(lambda s: False, kept[0].compiled, "there", None, {}, {}, 0.01)
+    if failures == canary.ATTEMPTS:
+        with pytest.raises(NothingToReplay, match="too fast"):
+            next(reports)
+    else:
+        *_, last = reports
+        assert last.steps > 0
 
 
 def test_where_it_begins():

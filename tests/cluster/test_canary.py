@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_one_that_is_adopted_has_not_failed():
     assert (found.error, job.changes) == (None, 1)
     with pytest.raises(CannotReplace, match="adopted already"):
         found.adopt()
+    assert job.changes == 1
+
+
+def test_two_threads_that_adopt_it_change_the_job_once():
+    job = Job()
+    found, told = follows(job), SimpleQueue[Exception | None]()
+
+    def adopt() -> None:
+        try:
+            found.adopt()
+        except CannotReplace as error:
+            told.put(error)
+        else:
+            told.put(None)
+
+    threads = [threading.Thread(target=adopt) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    said = {str(told.get(timeout=60)) for _ in threads}
+    assert "None" in said
+    assert any("adopted already" in one for one in said)
     assert job.changes == 1
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +22,19 @@ from clonos.cluster.driver import ALL_STAYS
 from clonos.cluster.durable import JournalFile
 from clonos.cluster.patience import Patience
 from clonos.core.version import VERSION
-from clonos.errors import BadDirectory, ClonosError, NotSettled, OtherJob, PortTaken
+from clonos.errors import (
+    BadDirectory,
+    ClonosError,
+    JournalBroken,
+    NotSettled,
+    OtherJob,
+    PortTaken,
+)
 from clonos.graph.compile import CompiledJob
 from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
+from clonos.upgrade.prepare import NOTHING
 
 
 def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):
@@ -114,20 +124,29 @@ def test_a_driver_that_follows_another_does_not_end_for_want_of_a_page(tmp_path)
     assert "another URL" in warned[0]
 
 
-def opened(directory: JobDirectory) -> JournalFile:
-    """The journal of a driver that begins."""
+def opened(
+    directory: JobDirectory,
+    job: CompiledJob | None = None,
+    *,
+    wait: Callable[[], None] | None = None,
+) -> JournalFile:
+    """The journal of a driver that begins, perhaps with another graph. `wait`: it waits for the
+    lock once, and this happens."""
     driver: Any = SimpleNamespace(
-        compiled=a_job(),
+        compiled=job or a_job(),
         directory=directory,
         inbox=SimpleNamespace(put=pytest.fail),
         durability="fsync",
         warn=pytest.fail,
         _goes_on=False,
-        _pause=pytest.fail,
+        _prepare=lambda *_: None,
+        _pause=lambda *_: pytest.fail("it waits") if wait is None else wait(),
         _look_back=lambda _: None,
         _begin_term=lambda *_: 1,
+        _prepared=lambda: NOTHING,
+        _store=None,
     )
-    how: Any = {"is_upgrade": False, "of_state": ALL_STAYS}
+    how: Any = {"is_upgrade": job is not None, "of_state": ALL_STAYS}
     file = setup.DriverSetup._open_journal(driver, None, None, lambda _: False, is_patient=True)
     try:
         setup.DriverSetup._recover(driver, file, ExitStack(), **how)
@@ -137,9 +156,12 @@ def opened(directory: JobDirectory) -> JournalFile:
     return file
 
 
-def a_job() -> CompiledJob:
+def a_job(*folders: Path) -> CompiledJob:
     job = clonos.Job("words")
-    job.source(clonos.sources.from_batches([], schema="n long")).sink(clonos.sinks.collect())
+    rows = job.source(clonos.sources.from_batches([], schema="n long"))
+    rows.sink(clonos.sinks.collect())
+    for folder in folders:
+        rows.sink(clonos.sinks.parquet(str(folder)))
     return job.compile()
 
 
@@ -164,6 +186,23 @@ def test_a_job_whose_first_driver_died_before_it_began_can_be_started(tmp_path):
     opened(second).close()
 
 
+def test_if_the_journal_cannot_be_begun_anew_the_places_of_new_sinks_are_free(
+    tmp_path, monkeypatch
+):
+    """The job may still have its old graph; then they could be nobody else's."""
+    first = JobDirectory(str(tmp_path / "there"), None, on_one_machine=True)
+    journal = opened(first)
+    first.claim(a_job())
+    journal.close()
+    place = tmp_path / "out"
+    for is_made in (False, True):
+        switch = SimpleNamespace(make=lambda *_, is_made=is_made: is_made)
+        monkeypatch.setattr(setup, "Switch", lambda *_, switch=switch: switch)
+        with suppress(JournalBroken):
+            opened(first, a_job(place)).close()
+        assert (place / "_owner").exists() == is_made
+
+
 def test_who_stood_by_while_the_job_went_back_does_not_take_over(tmp_path):
     """It has the functions because of which the job went back, and its slots were told when they
     started which outputs were discarded: they would find that a store has lost a mark."""
@@ -182,6 +221,25 @@ def test_who_stood_by_while_the_job_went_back_does_not_take_over(tmp_path):
     started = JobDirectory(str(tmp_path), None, on_one_machine=True)
     started.check(a_job())
     opened(started).close()
+
+
+def test_who_began_to_stand_by_while_the_job_went_back_does_not_take_over(tmp_path):
+    """What was announced by then took effect while it waited for the journal's lock."""
+    rewinder = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    journal = opened(rewinder)
+    rewinder.claim(a_job())
+    rewinder.announce(a_job(), 1, rewound={"point": 3, "lanes": {}})
+    standby, late = (JobDirectory(str(tmp_path), None, on_one_machine=True) for _ in range(2))
+    standby.check(a_job())
+
+    def goes_back() -> None:
+        journal.rotate([msgpack.packb((VERSION, 1))])
+        journal.close()
+
+    with pytest.raises(OtherJob, match="went back to point 3"):
+        opened(standby, wait=goes_back)
+    late.check(a_job())  # the driver that is started after the rewind, with the right functions
+    opened(late).close()
 
 
 def test_who_takes_over_while_the_checkpoint_is_away_waits_for_it(tmp_path, monkeypatch):

@@ -18,7 +18,14 @@ import pytest
 
 import clonos
 from clonos.cluster.directory import JobDirectory
-from clonos.errors import CannotReplace, CannotUpgrade, NotSettled, OperatorError, OtherJob
+from clonos.errors import (
+    CannotReplace,
+    CannotUpgrade,
+    NotSettled,
+    OperatorError,
+    OtherJob,
+    SinkFailed,
+)
 from tests.cluster.conftest import gated
 
 pytestmark = [
@@ -279,11 +286,11 @@ def test_a_store_that_is_away_during_a_change_does_not_end_the_job(
     kit.wait_rows(running, 100)
     away = ["for the new one", "for the old one", "and again"]
 
-    def catch_up(*how: Any) -> None:
+    def catch_up(*how: Any, **more: Any) -> None:
         if away:
             away.pop()
             raise OSError(errno.EIO, "the store is away")
-        right(*how)
+        right(*how, **more)
 
     monkeypatch.setattr(JobDirectory, "catch_up", catch_up)
     with pytest.raises(OSError, match="the store is away"):
@@ -292,6 +299,28 @@ def test_a_store_that_is_away_during_a_change_does_not_end_the_job(
     assert any("it is tried again" in warning.lower() for warning in running.warnings)
     all_the_rest(kit, tmp_path)
     assert running.wait(300).is_complete
+    check(pq.read_table(tmp_path / "out"), kit)
+
+
+def test_after_the_switch_only_the_new_graph_can_be_started_and_the_error_says_so(
+    kit, spark, tmp_path, made, monkeypatch
+):
+    running, right = made(1).start(spark), JobDirectory.claim
+    kit.wait_rows(running, 100)
+
+    def claim(*how: Any) -> None:
+        raise SinkFailed("there is no room for the new one", remedy="make some")
+
+    monkeypatch.setattr(JobDirectory, "claim", claim)
+    with pytest.raises(SinkFailed, match=r"make some; the job has its new graph by now"):
+        running.upgrade(made(2, 4000.0), within="60 seconds")
+    with pytest.raises(SinkFailed, match="start that again"):
+        running.wait(60)
+    monkeypatch.setattr(JobDirectory, "claim", right)
+    with pytest.raises(OtherJob):
+        made(1).start(spark)
+    all_the_rest(kit, tmp_path)
+    assert made(2, 4000.0).start(spark).wait(300).is_complete
     check(pq.read_table(tmp_path / "out"), kit)
 
 

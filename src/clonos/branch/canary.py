@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from clonos.branch.answers import Answers
 from clonos.branch.follow import Follower, Report
@@ -13,6 +14,8 @@ from clonos.branch.witness import with_trace
 from clonos.errors import NothingToReplay
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
+
+T = TypeVar("T")
 
 ATTEMPTS: Final = 10
 """How many reads in a row may fail because the job changes files while they are read."""
@@ -36,20 +39,42 @@ def follow(
     in_flight: int = 0,
 ) -> Iterator[Report]:
     """See :meth:`clonos.RunningJob.canary`."""
-    log = LiveLog(compiled, checkpoint_dir, journal)
-    answers = Answers((), calls, stand_in, ask, reuse, cost, in_flight, QUESTIONS_MAX)
-    follower = Follower(log, changed(compiled, replace), answers, keys)
-    failures = 0
-    with with_trace(), closing(follower):
-        while not log.is_over:
-            ends = is_to_end(every_s)
-            try:
-                yield follower.go_on(to_the_end=ends)
-                failures = 0
-            except NothingToReplay:
-                failures += 1
-                if failures == ATTEMPTS:
-                    raise
-            if ends:
+    log, fitting = LiveLog(compiled, checkpoint_dir, journal), changed(compiled, replace)
+
+    def begun() -> Follower:
+        answers = Answers((), calls, stand_in, ask, reuse, cost, in_flight, QUESTIONS_MAX)
+        return Follower(log, fitting, answers, keys)
+
+    reads = _Reads()
+    with with_trace():
+        while (follower := reads.of(begun)) is None:
+            if is_to_end(every_s):
                 return
-        yield follower.go_on(to_the_end=True)
+        with closing(follower):
+            while not log.is_over:
+                ends = is_to_end(every_s)
+                report = reads.of(partial(follower.go_on, to_the_end=ends))
+                if report is not None:
+                    yield report
+                if ends:
+                    return
+            yield follower.go_on(to_the_end=True)
+
+
+class _Reads:
+    """Reads of the job's files, of which a few in a row may fail."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def of(self, read: Callable[[], T]) -> T | None:
+        """What is read; None: it has failed."""
+        try:
+            found = read()
+        except NothingToReplay:
+            self._failures += 1
+            if self._failures == ATTEMPTS:
+                raise
+            return None
+        self._failures = 0
+        return found

@@ -48,6 +48,7 @@ class Canary:
         self._error: ClonosError | None = None
         self._changed = threading.Condition()
         self._is_over = self._is_adopted = False
+        self._adopting = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="clonos-canary", daemon=True)
         self._thread.start()
 
@@ -189,6 +190,10 @@ class Canary:
         CannotUpgrade, NotSettled
             See :meth:`clonos.RunningJob.upgrade`.
         """
+        with self._adopting:
+            self._adopt(anyway=anyway, within=within)
+
+    def _adopt(self, *, anyway: bool, within: str | timedelta) -> None:
         if self._is_adopted:
             raise CannotReplace("it was adopted already", remedy="begin another canary")
         with suppress(ClonosError):

@@ -108,7 +108,8 @@ class JobDirectory:
         self._graphs: dict[int, Any] = {}  # by version of the plan; two while it is being replaced
         self._retired: list[str] = []  # operators that an earlier plan had
         self._rewound: list[dict[str, Any]] = []
-        self._rewound_then: list[dict[str, Any]] = []  # when the job was compared
+        self._rewound_then: list[dict[str, Any]] = []  # when the job was compared ...
+        self._announced_then: list[dict[str, Any]] = []  # ... and of these, perhaps not in force
         self._states: list[tuple[int, dict[str, dict[str, str]]]] = []
         self.numbers: dict[str, int] = {}
         """By name, how many calls an operator had asked in earlier plans."""
@@ -251,11 +252,21 @@ class JobDirectory:
             )
         self.read()
         self._rewound_then = self._rewound
+        in_force = min(self._graphs, default=0)
+        self._announced_then = [one for one in self._rewound if one["version"] > in_force]
         if not is_upgrade:
             self.require(compiled, version)
 
-    def catch_up(self, version: int) -> None:
+    def catch_up(self, version: int, *, has_waited: bool = False) -> None:
         """Read what others have written since :meth:`check`. For the holder of the journal's lock.
+
+        Parameters
+        ----------
+        version
+            How often the plan has been replaced, according to the journal.
+        has_waited
+            Another process had the lock at first: one that rewound the job, perhaps, so what was
+            announced by then may have taken effect since.
 
         Raises
         ------
@@ -265,7 +276,7 @@ class JobDirectory:
         """
         self.read()
         for one in self.rewound(version):
-            if one not in self._rewound_then:
+            if one not in self._rewound_then or (has_waited and one in self._announced_then):
                 raise OtherJob(
                     f"the job went back to point {one['point']} of its past while this process "
                     "waited for it",

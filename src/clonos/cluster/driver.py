@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from pathlib import Path
@@ -20,9 +19,9 @@ from clonos.cluster.pool import SlotPool
 from clonos.cluster.result import JobResult
 from clonos.cluster.running_past import RunningPast
 from clonos.cluster.setup import DriverSetup
-from clonos.cluster.succession import Succession
+from clonos.cluster.succession import Succession, after_the_switch
 from clonos.columns.durations import parse_duration
-from clonos.errors import CannotUpgrade, OtherJob, WrongType
+from clonos.errors import CannotUpgrade, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import LogicalGraph
 from clonos.graph.replaced import replaced
@@ -385,7 +384,7 @@ class RunningJob(RunningPast):
             succession.give_up()
             if succession.has_stopped():
                 self._left_by = error  # after the switch, only the new graph can be started
-                with suppress(OtherJob):
+                with after_the_switch(error):
                     how |= {"standby": False, "upgrade": False, "of_state": ALL_STAYS}
                     how |= {"look": self._require_no_stop, "goes_on": True}
                     self._go_on(DriverSetup(before.compiled, self.spark, **how))

@@ -256,6 +256,7 @@ class DriverSetup:
         """Take the journal's lock. A standby driver first does everything that is slow, then waits
         for it."""
         directory, waits = self.directory, self._goes_on
+        self._has_waited = False
         while True:
             is_first = False
             try:
@@ -278,6 +279,7 @@ class DriverSetup:
                 self._prepare(waiting, standby_slots)
                 LOGGER.info("%s stands by: %s", self.compiled.name, why)
             self._pause(waiting, look)
+            self._has_waited = True
         begins("reading the journal", self.compiled.name)
         # Who follows a driver of this process can be given up, unless there is nobody else.
         is_alone = self._goes_on or (waits and look is _never)
@@ -413,7 +415,7 @@ class DriverSetup:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
         compiled, directory, version = self.compiled, self.directory, file.version
-        directory.catch_up(version)
+        directory.catch_up(version, has_waited=self._has_waited)
         if not is_upgrade:
             directory.require(compiled, version)
         self._look_back(version)
@@ -438,13 +440,12 @@ class DriverSetup:
         about = directory.graph(version), compiled, self.durability, directory.checkpoint_id
         with claimed(before, *about), ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
             switch = Switch(before, keeper, waiting, compiled, successor, *how, pool.map)
-            is_made = switch.make(self._store, self._term, announce, file)
-        if not is_made:
-            raise JournalBroken(
-                "the journal could not be begun anew, so the job may still have its old graph",
-                where=directory.journal_root,
-                remedy="check the disk, and start the job again in the same way",
-            )
+            if not switch.make(self._store, self._term, announce, file):
+                raise JournalBroken(
+                    "the journal could not be begun anew, so the job may still have its old graph",
+                    where=directory.journal_root,
+                    remedy="check the disk, and start the job again in the same way",
+                )
         begins("claiming", compiled.name)
         return file.recover(self.keeper)
 

@@ -23,7 +23,7 @@ import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from secrets import randbelow
 from typing import Any, Final
@@ -34,7 +34,7 @@ from clonos.cluster.setup import DriverSetup
 from clonos.cluster.stages import begins
 from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
-from clonos.errors import CannotUpgrade, ClonosError, NotSettled
+from clonos.errors import CannotUpgrade, ClonosError, NotSettled, OtherJob
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe
 from clonos.nodes.events import EndIsNear, RoundBegins, StopAsked
@@ -285,6 +285,19 @@ class Succession:
             if self._loop.over.wait(0.01):
                 return self._loop.error is None and not self._setup.keeper.complete
         return False
+
+
+@contextmanager
+def after_the_switch(error: BaseException) -> Iterator[None]:
+    """If the graph from before cannot be started again, say why in the error that ended the new
+    one's driver."""
+    try:
+        yield
+    except OtherJob:
+        said = "the job has its new graph by now, so start that again; nothing is lost"
+        if isinstance(error, ClonosError):
+            error.remedy = f"{error.remedy}; {said}" if error.remedy else said
+        LOGGER.exception("the job has no driver: %s", said, exc_info=error)
 
 
 def _longest_s(layers: Mapping[int, Collection[LayerRef]]) -> float:
