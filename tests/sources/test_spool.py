@@ -25,9 +25,9 @@ from clonos.sources.spool import (
     Part,
     Spool,
     SpoolClosed,
-    SpoolReader,
     write_parts,
 )
+from clonos.sources.spool_reader import SpoolReader
 from clonos.storage import retry as retry_module
 from clonos.storage import table_batches
 from clonos.storage.files import LocalFiles
@@ -280,7 +280,7 @@ def test_a_store_that_fails_for_a_while_holds_up_a_batch_and_changes_nothing(
     failures: list[str] = []
 
     def failing(files, path):
-        is_named = (tmp_path / "batch-000000000000").exists()
+        is_named = (tmp_path / "batch-000000000001").exists()
         if is_named is is_there and len(failures) < 5 and any(tmp_path.rglob("*")):
             failures.append(path)
             raise OSError("no space left on device")
@@ -294,7 +294,7 @@ def test_a_store_that_fails_for_a_while_holds_up_a_batch_and_changes_nothing(
     assert not offer(spool, 0, [[1]])
     assert offer(spool, 1, [[3]])
     assert read(reader(spool)) == [1, 3]
-    assert [m.number for m in Spool(str(tmp_path), 1)._kept] == [0, 1]
+    assert [m.batch for m in Spool(str(tmp_path), 1)._kept] == [-1, 0, 1, 1], "two of them fences"
 
 
 def test_a_store_that_is_away_does_not_hold_up_the_end(tmp_path, monkeypatch):
@@ -336,7 +336,7 @@ def test_what_is_below_all_floors_goes(tmp_path):
     for number in range(4):
         offer(spool, number, [[10 * number], [10 * number + 1]])
     spool.truncate([3, 2])
-    assert [m.number for m in spool._kept] == [2, 3]
+    assert [m.batch for m in spool._kept] == [2, 3]
     assert spool.backlog_bytes == sum(m.nbytes for m in spool._kept)
     assert read(reader(spool, 0, 2, rows=2)) == [20, 30]
     with pytest.raises(SourceError, match="row 1 is not there any more"):
@@ -362,7 +362,7 @@ def test_a_reader_that_is_ahead_of_the_spool(tmp_path):
         read(reader(spool, rows=3))
     with pytest.raises(SourceError, match="1 rows behind row 2 are missing"):
         reader(spool).read_exactly(3)
-    with pytest.raises(SourceError, match="row 5 is not there"):
+    with pytest.raises(SourceError, match="it ends 5 rows before row 5"):
         read(reader(Spool(str(tmp_path / "empty"), 1), rows=5))
 
 
@@ -478,7 +478,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
         assert not thread.is_alive()
     assert len(deleted) == 1, "it stops where the spool is closed"
     monkeypatch.undo()
-    assert [m.number for m in Spool(str(tmp_path), 1)._kept] == [0, 1, 2]
+    assert [m.batch for m in Spool(str(tmp_path), 1)._kept] == [-1, 0, 1, 2, 2]
 
 
 def test_a_reader_finds_new_batches_without_being_told(tmp_path):
@@ -532,3 +532,80 @@ def test_tasks_that_read_a_spool_are_killed(tmp_path):
         deaths += died
         assert sorted(table["n"].to_pylist()) == list(range(100))
     assert deaths
+
+
+class Office:
+    """Of a driver: until another one is in office, which `happens` at the look of this number."""
+
+    def __init__(self, uri: str, *, happens: int = 1 << 30, store_is_away: int = 0) -> None:
+        self.looks, self._happens, self._away = 0, happens, store_is_away
+        self._uri = uri
+        self.successor: Spool | None = None
+
+    def __call__(self) -> None:
+        self.looks += 1
+        if self._away:
+            self._away -= 1
+            raise OSError("the folder of terms is away")
+        if self.looks >= self._happens and self.successor is None:
+            self.successor = Spool(self._uri, 1)
+        if self.successor is not None:
+            raise Superseded("another driver goes on with this job")
+
+
+def test_a_driver_that_was_frozen_between_rows_and_manifest_takes_nothing(tmp_path):
+    """Its successor has deleted rows that no manifest named."""
+    old = Spool(str(tmp_path), 1)
+    offer(old, 0, [[1, 2]])
+    parts = written(old, 1, [[3, 4]])
+    new = Spool(str(tmp_path), 1)
+    with pytest.raises(Superseded):
+        old.take("q", 1, parts)
+    assert offer(new, 1, [[5]])
+    assert not offer(new, 1, [[5]])  # as before: it was taken already
+    assert read(reader(new)) == [1, 2, 5]
+    again = Spool(str(tmp_path), 1)
+    again.end()
+    assert read(reader(again)) == [1, 2, 5, "end"]
+
+
+@pytest.mark.parametrize("happens", [1, 2])
+def test_nothing_is_safe_with_a_driver_that_is_no_longer_in_office(tmp_path, happens):
+    """It would say so to the sender. Another one takes over before its manifest, or after."""
+    office = Office(str(tmp_path), happens=happens)
+    old = Spool(str(tmp_path), 1, office=office)
+    with pytest.raises(Superseded):
+        offer(old, 0, [[1, 2]])
+    new = office.successor
+    assert new is not None
+    taken = [1, 2] if happens == 2 else []  # written in time, so it counts, but nobody was told
+    assert read(reader(new)) == taken
+    assert offer(new, 7, [[3]])
+    new.truncate([len(taken) + 1])
+    with pytest.raises(Superseded):  # even where the name of its next manifest is free by now
+        offer(old, 1, [[4]])
+    assert offer(new, 8, [[5]])
+    again = Spool(str(tmp_path), 1)
+    assert read(reader(again, rows=len(taken) + 1)) == [5]
+
+
+def test_whether_a_driver_is_in_office_is_asked_until_there_is_an_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry_module, "FIRST_PAUSE_S", 0.001)
+    office = Office(str(tmp_path), store_is_away=3)
+    spool = Spool(str(tmp_path), 1, office=office)
+    assert offer(spool, 0, [[1]])
+    assert office.looks == 5
+    assert offer(spool, 1, [[2]])
+    assert office.looks == 6, "once per batch, if the last answer is young"
+    assert read(reader(spool)) == [1, 2]
+
+
+def test_a_driver_that_begins_takes_the_name_of_the_next_manifest_in_an_empty_spool(tmp_path):
+    old = Spool(str(tmp_path), 1)
+    assert old.newest is None
+    new = Spool(str(tmp_path), 1)
+    with pytest.raises(Superseded):
+        offer(old, 0, [[1]])
+    assert new.newest is None
+    assert offer(new, 3, [[2]], query="any")
+    assert read(reader(new)) == [2]

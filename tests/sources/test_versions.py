@@ -13,7 +13,8 @@ import clonos
 from clonos.columns.batches import from_bytes
 from clonos.errors import TableFailed
 from clonos.operators.by_key.look_up import VERSIONS
-from clonos.sources.spool import Spool, SpoolReader
+from clonos.sources.spool import Spool
+from clonos.sources.spool_reader import SpoolReader
 from clonos.sources.versions import Refresher, Tables
 from clonos.storage.folder import Folder
 

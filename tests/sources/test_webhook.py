@@ -21,7 +21,8 @@ from clonos.errors import BadSchema, ClonosError, OperatorError, SourceError, Wr
 from clonos.sources import inlet_feed, webhook_inlet
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.offered import OFFERED
-from clonos.sources.spool import Spool, SpoolReader
+from clonos.sources.spool import Spool
+from clonos.sources.spool_reader import SpoolReader
 from clonos.testing.harness import Source, StepHarness
 from tests.processes import free_port, kill, start
 

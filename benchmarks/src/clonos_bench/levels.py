@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kills", type=int, default=10, help="of each case")
     add("--checkpoint-ms", type=int, default=500, help="time between checkpoints; 0: auto")
     add("--pause", type=float, default=2.0, help="seconds of normal work before each kill")
+    add("--spare", type=int, help="slots beyond one per task; by default those for standbys")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -91,8 +92,8 @@ def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, le
             is_apart=True,
         )
         with (
-            run.session(f"local[{job.cores(None)}]") as spark,
-            run.running(job, spark, schedule) as (started, watch),
+            run.session(f"local[{job.cores(arguments.spare)}]") as spark,
+            run.running(job, spark, schedule, standby_slots=arguments.spare) as (started, watch),
         ):
             filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
             run.until(started, watch, filled, run.FILL_S, "the state is filled")

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from clonos.cluster.directory import JobDirectory
+from clonos.cluster.lookout import require_office
 from clonos.cluster.table_readers import TableReaders
 from clonos.core.history import Chains
 from clonos.core.layer import open_layer
@@ -24,7 +25,8 @@ from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.materialized import materialized
 from clonos.sources.queries import STOP_S, FeedingQuery
 from clonos.sources.spec import SourceSpec
-from clonos.sources.spool import Spool, SpoolReader
+from clonos.sources.spool import Spool
+from clonos.sources.spool_reader import SpoolReader
 from clonos.sources.versions import Refresher, Tables
 from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
@@ -89,6 +91,7 @@ class Feeds:
         self._base = directory.spool_uri
         self._durability = durability
         self._layers = LayerStore(directory.layers_uri, durability)
+        self._office = partial(require_office, directory)
         self._tables = Tables(directory.spool_uri, durability)
         self._readers = TableReaders(compiled, directory.checkpoint_id)
         self._spools: dict[str, Spool] = {}
@@ -112,6 +115,7 @@ class Feeds:
             code.parallelism,
             self._durability,
             backlog_bytes_max=feeding.backlog_bytes if feeding else BACKLOG_BYTES,
+            office=self._office,
         )
 
     def _folder(self, operator: str) -> str:

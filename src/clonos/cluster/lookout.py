@@ -23,6 +23,12 @@ class Succession(Protocol):
     def rival(self) -> Term | None: ...
 
 
+def require_office(directory: Succession) -> None:
+    """Raise `Superseded` if there is a later driver; `OSError`: that is not known."""
+    if (rival := directory.rival()) is not None:
+        raise superseded(rival, directory.terms_uri)
+
+
 class Lookout:
     """A :class:`~clonos.nodes.ports.Lookout`: a thread that asks the checkpoint's file system.
 

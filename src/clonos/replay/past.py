@@ -29,7 +29,7 @@ from clonos.errors import NothingToReplay
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.bundle import Bundle, find_bundle
 from clonos.replay.kept import At, Pin, find, require_there, since
-from clonos.sources.spool import SpoolReader
+from clonos.sources.spool_reader import SpoolReader
 from clonos.storage.files import Disk, folder_name
 from clonos.storage.journal import Journal, JournalReader
 from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers

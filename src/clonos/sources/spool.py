@@ -10,6 +10,11 @@ written, whatever dies before or after. If a batch is offered again, its manifes
 and nothing changes. Manifests have one writer (the driver, which holds the lock of the job's
 journal) and many readers.
 
+A driver that was frozen does not know yet that another one goes on. So a driver that begins writes
+a manifest without rows first: the next name is taken, and only then it deletes the rows that no
+manifest names. And a batch counts only if its driver was still in office when the manifest was
+there; who has taken office later has seen it.
+
 Files are dealt to the tasks of a source in turn, over all batches. A manifest says how many rows
 each task had been dealt before, so that a reader can be opened at any row although the batches
 below the floors of all tasks are gone.
@@ -20,34 +25,37 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import msgpack
 import pyarrow as pa
 
-from clonos.columns.batches import concat, conform
-from clonos.errors import ClonosError, OtherQuery, SourceError, Superseded, UnreadableLayer
-from clonos.sources.readers import BaseReader, EndOfInput
+from clonos.columns.batches import conform
+from clonos.errors import (
+    ClonosError,
+    OtherQuery,
+    SourceError,
+    StoreAway,
+    Superseded,
+    UnreadableLayer,
+)
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
-from clonos.storage.retry import Retry
+from clonos.storage.retry import Retry, may_pass
 from clonos.storage.table_batches import by_file, forgotten
 
-FIRST_PAUSE_S: Final = 0.002
-"""Delay before a reader that found nothing looks again; doubled each time ..."""
-PAUSE_MAX_S: Final = 0.01
-"""... up to this on a local file system"""
-REMOTE_PAUSE_MAX_S: Final = 0.25
-"""... and to this elsewhere, where each look costs money."""
-
+VOUCHED_S: Final = 1.0
+"""Who has been in office so lately does not ask before it writes a manifest, only after."""
 CLOSE_S: Final = 0.5
 """How long closing a spool waits for a write under way."""
 
 _FORMAT: Final = "clonos-spool-2"
-_NAME: Final = "batch-"
-_WAITS: Final = "rows between Spark and a source"
+NAME: Final = "batch-"
+"""With what the names of manifests begin."""
+WAITS: Final = "rows between Spark and a source"
 """What waits while a store is away, for messages."""
 
 
@@ -110,6 +118,19 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+    def followed_by(
+        self,
+        query: str,
+        batch: int,
+        parts: tuple[Part, ...],
+        extent: str = "",
+        *,
+        is_end: bool = False,
+    ) -> Manifest:
+        """The next one."""
+        number, first = self.number + 1, self.first + len(self.parts)
+        return Manifest(number, query, batch, extent, first, self.after, parts, is_end)
 
     def encode(self) -> bytes:
         parts = [(part.path, part.rows, part.nbytes) for part in self.parts]
@@ -174,6 +195,9 @@ class Spool:
         How many tasks read it; fixed for the life of the spool.
     backlog_bytes_max
         A batch waits (see :meth:`wait_for_room`) while the backlog is larger than this.
+    office
+        Raises `Superseded` if another driver goes on with the job, and `OSError` if that is not
+        known.
 
     Examples
     --------
@@ -184,6 +208,7 @@ class Spool:
     True
     >>> spool.take("q", 0, [])
     False
+    >>> from clonos.sources.spool_reader import SpoolReader
     >>> reader = SpoolReader(spool.uri, rows.schema, 0, 1)
     >>> reader.open(1)
     >>> reader.read(10, 0.0).column("n").to_pylist()
@@ -197,6 +222,7 @@ class Spool:
         durability: Durability = "fsync",
         *,
         backlog_bytes_max: int = 256 << 20,
+        office: Callable[[], None] = lambda: None,
     ) -> None:
         self.uri = uri
         self.durability = durability
@@ -208,14 +234,30 @@ class Spool:
         self._below = 0  # no recovery needs files of manifests with lower numbers
         self._gone = 0  # files of manifests with lower numbers are deleted
         self.is_waiting = False
-        self.store.sweep()
-        listed = self.store.list()
-        self._kept = [load_manifest(self.store, p) for p in listed if p.startswith(_NAME)]
-        self._check()
-        named = {part.path for manifest in self._kept for part in manifest.parts}
-        self.store.delete(p for p in listed if not p.startswith(_NAME) and p not in named)
+        self._retry = Retry(WAITS, self._closing.wait)
+        self._office, self._vouched_at = office, -inf
+        self._begin()
         # If the store is unusable at the start, that is an error; from now on it is waited for.
-        self.store = LayerStore(uri, durability, retry=Retry(_WAITS, self._closing.wait))
+        self.store = LayerStore(uri, durability, retry=self._retry)
+
+    def _begin(self) -> None:
+        self.store.sweep()
+        while True:
+            listed = self.store.list()
+            self._kept = [load_manifest(self.store, p) for p in listed if p.startswith(NAME)]
+            self._check()
+            if (self._kept and self.is_ended) or self._fence():
+                break
+        named = {part.path for manifest in self._kept for part in manifest.parts}
+        self.store.delete(p for p in listed if not p.startswith(NAME) and p not in named)
+
+    def _fence(self) -> bool:
+        """Take the next name, so that no former driver can; False if one just has."""
+        last = self._kept[-1] if self._kept else Manifest(-1, "", -1, "", 0, (0,) * self._tasks)
+        fence = last.followed_by(last.query, last.batch, (), last.extent)
+        if is_ours := self.store.create(fence.path, fence.encode()):
+            self._kept.append(fence)
+        return is_ours
 
     @property
     def _is_closed(self) -> bool:
@@ -234,8 +276,9 @@ class Spool:
 
     @property
     def newest(self) -> Manifest | None:
-        """The last batch taken."""
-        return self._kept[-1] if self._kept else None
+        """The last batch taken, or the end; perhaps as said by a fence behind it."""
+        last = self._kept[-1]
+        return last if last.query or last.is_end else None
 
     @property
     def is_ended(self) -> bool:
@@ -337,19 +380,33 @@ class Spool:
     def _write(
         self, query: str, batch: int, parts: tuple[Part, ...], extent: str, *, is_end: bool = False
     ) -> None:
-        newest = self.newest
-        number, first, before = 0, 0, (0,) * self._tasks
-        if newest is not None:
-            number, first = newest.number + 1, newest.first + len(newest.parts)
-            before = newest.after
-        manifest = Manifest(number, query, batch, extent, first, before, parts, is_end)
+        manifest = self._kept[-1].followed_by(query, batch, parts, extent, is_end=is_end)
+        if time.monotonic() - self._vouched_at > VOUCHED_S:
+            self._require_office()
         if not self.store.create(manifest.path, manifest.encode()):
             raise Superseded(
                 "another driver has taken a batch of this spool",
                 where=f"{self.uri}/{manifest.path}",
                 remedy="find out who started it; rows that were taken are safe",
             )
+        self._require_office()
         self._kept.append(manifest)
+
+    def _require_office(self) -> None:
+        """Raise `Superseded` if another driver goes on with the job."""
+
+        def look() -> None:
+            try:
+                self._office()
+            except OSError as error:
+                if not may_pass(error):
+                    raise
+                said = f"it is not known whether another driver goes on with the job: {error}"
+                raise StoreAway(said, where=self.uri) from error
+
+        self._vouched_at = -inf  # whatever the answer was before
+        self._retry(look)
+        self._vouched_at = time.monotonic()
 
     # --- deleting ---
 
@@ -361,7 +418,7 @@ class Spool:
         calls this. What it has not deleted when the spool is closed is left to the next start.
         """
         with self._changed:
-            newest = self.newest
+            newest = self._kept[-1]
             below = self._passed(consumed)
             passed = below if kept is None else self._passed(kept)
         # Rows first, so that a death leaves no file without a manifest.
@@ -401,168 +458,9 @@ class Spool:
             self._changed.release()
 
 
-class SpoolReader(BaseReader):
-    """The reader of one task.
-
-    It finds a new batch by looking for the next manifest's name, so the writer need not know the
-    readers. It looks at nothing before the first read, so a standby's reader may be placed below a
-    floor, where files are gone.
-    """
-
-    def __init__(self, uri: str, schema: pa.Schema, task_index: int, parallelism: int) -> None:
-        self.schema = schema
-        self._uri = uri
-        self._task_index = task_index
-        del parallelism  # manifests say how files are dealt out
-        self._opened: LayerStore | None = None
-        self._closing = threading.Event()
-        self._at = 0
-        self._manifest: Manifest | None = None
-        self._parts: list[Part] = []
-        self._ready: list[pa.RecordBatch] = []
-        self._pause_s = FIRST_PAUSE_S
-        self._look_at = 0.0
-
-    @property
-    def _store(self) -> LayerStore:
-        if self._opened is None:
-            retry = Retry(_WAITS, self._closing.wait)
-            self._opened = LayerStore(self._uri, "process", retry=retry)
-        return self._opened
-
-    def close(self) -> None:
-        """See :meth:`Reader.close`."""
-        self._closing.set()
-
-    def open(self, rows_consumed: int) -> None:
-        """See :meth:`Reader.open`."""
-        self._closing.clear()
-        self._at = rows_consumed
-        self._manifest = None
-        self._parts, self._ready = [], []
-        self._look_at = 0.0
-
-    def skip(self, rows: int) -> None:
-        """See :meth:`Reader.skip`."""
-        self.open(self._at + rows)
-
-    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
-        """See :meth:`Reader.read`."""
-        has_waited = False
-        while not self._ready:
-            if self._parts:
-                self._ready = self._load(self._parts.pop(0))
-            elif not self._advance():
-                if has_waited:
-                    return None
-                time.sleep(max(0.0, min(max_wait_s, self._look_at - time.monotonic())))
-                has_waited = True
-        first = self._ready[0]
-        batch = first.slice(0, max_rows)
-        rest = first.slice(batch.num_rows)
-        self._ready[:1] = [rest] if rest.num_rows else []
-        self._at += batch.num_rows
-        return batch
-
-    def read_exactly(self, rows: int) -> pa.RecordBatch:
-        """See :meth:`Reader.read_exactly`; never waits."""
-        batches: list[pa.RecordBatch] = []
-        missing = rows
-        while missing:
-            self._look_at = 0.0
-            try:
-                batch = self.read(missing, 0.0)
-            except EndOfInput:
-                batch = None
-            if batch is None:
-                raise self._lost(f"{missing} rows behind row {self._at} are missing")
-            batches.append(batch)
-            missing -= batch.num_rows
-        return concat(batches)
-
-    def _advance(self) -> bool:
-        """Move to the next manifest; False if it does not exist yet."""
-        if self._manifest is not None and self._manifest.is_end:
-            raise EndOfInput
-        now = time.monotonic()
-        if now < self._look_at:
-            return False
-        found = self._find() if self._manifest is None else self._next(self._manifest.number + 1)
-        if found is None:
-            most = PAUSE_MAX_S if self._store.is_local else REMOTE_PAUSE_MAX_S
-            self._look_at = now + self._pause_s
-            self._pause_s = min(2 * self._pause_s, most)
-            return False
-        self._pause_s, self._look_at = FIRST_PAUSE_S, 0.0
-        self._manifest = found
-        self._parts = found.dealt(self._task_index)
-        self._drop(self._at - found.before[self._task_index])
-        return True
-
-    def _next(self, number: int) -> Manifest | None:
-        path = manifest_path(number)
-        return load_manifest(self._store, path) if self._store.has(path) else None
-
-    def _find(self) -> Manifest | None:
-        """The newest manifest whose earlier batches this task has read completely."""
-        paths = [path for path in self._store.list() if path.startswith(_NAME)]
-        found: Manifest | None = None
-        low, high = 0, len(paths)
-        while low < high:
-            middle = (low + high) // 2
-            try:
-                manifest = load_manifest(self._store, paths[middle])
-            except SourceError:
-                if self._store.has(paths[middle]):
-                    raise
-                low = middle + 1  # it has just been deleted, so we are far beyond it
-                continue
-            if manifest.before[self._task_index] <= self._at:
-                found, low = manifest, middle + 1
-            else:
-                high = middle
-        if found is None and (paths or self._at):
-            raise self._lost(f"row {self._at} is not there any more")
-        return found
-
-    def _drop(self, rows: int) -> None:
-        """Drop the first rows of the current files."""
-        while rows and self._parts:
-            part = self._parts.pop(0)
-            if part.rows <= rows:
-                rows -= part.rows
-                continue
-            table = pa.Table.from_batches(self._load(part)).slice(rows)
-            self._ready = table.to_batches()
-            rows = 0
-        if rows:
-            raise self._lost(f"it ends {rows} rows before row {self._at}")
-
-    def _load(self, part: Part) -> list[pa.RecordBatch]:
-        try:
-            data = self._store.get(part.path)
-        except UnreadableLayer as error:
-            raise self._lost(f"{part.path}: {error.what}") from error
-        with pa.ipc.open_stream(data) as reader:
-            if not reader.schema.equals(self.schema):
-                raise self._lost(f"{part.path} has columns {reader.schema.names}")
-            batches: list[pa.RecordBatch] = reader.read_all().to_batches()
-        if sum(batch.num_rows for batch in batches) != part.rows:
-            raise self._lost(f"{part.path} does not have its {part.rows} rows")
-        return batches
-
-    def _lost(self, why: str) -> SourceError:
-        return SourceError(
-            f"the spool does not have what it had: {why}",
-            where=self._uri,
-            remedy="check that nothing else deletes from the checkpoint_dir; if the journal of the "
-            "job was lost, start it in another checkpoint_dir",
-        )
-
-
 def manifest_path(number: int) -> str:
     """The path of a manifest in its store."""
-    return f"{_NAME}{number:012d}"
+    return f"{NAME}{number:012d}"
 
 
 def load_manifest(store: LayerStore, path: str) -> Manifest:
