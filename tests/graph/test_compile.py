@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 
 import clonos
@@ -315,3 +317,24 @@ def test_a_join_waits_for_watermarks_if_its_rows_are_dropped_by_them(options):
     pairs.sink(clonos.sinks.collect(), name="out")
     flags = {task.operator: task.waits_for_time for task in job.compile().plan.tasks}
     assert flags["pairs"] is bool(options)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda start: clonos.sources.kafka("host:9092", "a", schema="n long", start=start),
+        lambda start: clonos.sources.redis("redis://host", "a", schema="n long", start=start),
+    ],
+    ids=["kafka", "redis"],
+)
+def test_the_latest_rows_need_a_log_or_no_promise(source):
+    """Without a log, a source that dies before its first checkpoint begins later than it did."""
+    for guarantee in ("exactly_once", "at_most_once", "at_least_once"):
+        for start in ("latest", "earliest", datetime(2030, 5, 4, tzinfo=timezone.utc)):
+            job = clonos.Job(guarantee=guarantee)
+            job.source(source(start), name="rows").sink(clonos.sinks.collect())
+            if (guarantee, start) == ("at_least_once", "latest"):
+                with pytest.raises(BadGraph, match="'latest' loses rows"):
+                    job.compile()
+            else:
+                assert job.compile().plan.leaves_gaps == (guarantee == "at_most_once")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import clonos
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadDuration, BadGraph, WrongType
+from clonos.operators.watermark import IDLE
 from clonos.state.deltas import merge_deltas, open_delta
 from clonos.testing import (
     Batches,
@@ -504,6 +505,19 @@ def test_an_idle_source_holds_nobody_back():
     assert not send("b", 36)
     assert not send("a", 60)  # b is back, and has to be waited for
     assert send("b", 70) == [2]
+
+
+def test_a_task_that_never_gets_a_row_is_idle_too():
+    """One without a partition, say. It held back all windows for ever."""
+    job = clonos.Job(parallelism=1)
+    rows = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="rows")
+    marked = rows.with_watermark("t", "0 ms", idle_after="50 ms").key_by("k")
+    counted = marked.window(clonos.tumbling("10 ms", on="t")).agg(n=clonos.count())
+    counted.sink(clonos.sinks.collect())
+    (program, *_) = (code.program() for code in job.compile().codes if code.task.is_source)
+    harness = StepHarness(program)
+    assert not harness.tick(1_000_000).watermarks
+    assert set(harness.tick(1_000_050).watermarks.values()) == {IDLE}
 
 
 @pytest.mark.parametrize(

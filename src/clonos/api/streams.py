@@ -342,8 +342,8 @@ class Stream(FrameOperations):
         Parameters
         ----------
         idle_after
-            A task that has had rows and gets no more for this long (processing time) does not hold
-            back the event time of later operators until it gets rows again. By default they wait.
+            A task that gets no rows for this long (processing time), perhaps none at all, does not
+            hold back the event time of later operators until it gets some. By default they wait.
         """
         require_columns(self.schema, [column], name or "with_watermark")
         require_time(self.schema, column, name or "with_watermark")

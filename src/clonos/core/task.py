@@ -129,7 +129,7 @@ class TaskMachine:
         self.position = floor.position if floor else 0
         self.epoch = floor.epoch if floor else 0
         self.clock_ms = floor.clock_ms if floor else 0
-        self.wake_ms = floor.wake_ms if floor else None
+        self.wake_ms = floor.wake_ms if floor else getattr(program, "first_due_ms", None)
         self.intake = Intake(floor, activate.claimed)
         self.book.truncate(self.id, self.position)
         for run in activate.log:

@@ -174,6 +174,7 @@ def compile_graph(graph: LogicalGraph, *, is_fused: bool = True) -> CompiledJob:
             remedy="end a stream with .sink(...)",
         )
     _require_effects_can_be_made(graph, vertices)
+    _require_fixed_beginnings(graph)
     feedback = feedback_of(graph, vertices)
     if not feedback:
         vertices = with_early_parts(vertices)
@@ -333,6 +334,19 @@ def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) 
                 "rows may be counted twice after a failure, and their effects made twice",
                 where=vertex.name,
                 remedy="leave both at their defaults, or make it a plain call",
+            )
+
+
+def _require_fixed_beginnings(graph: LogicalGraph) -> None:
+    """Check that a source which dies before the first checkpoint begins where it began."""
+    for vertex in graph.vertices:
+        begins_now = vertex.source is not None and vertex.source.begins_now
+        if begins_now and graph.options.guarantee == "at_least_once":
+            raise BadGraph(
+                "start='latest' loses rows with guarantee='at_least_once': without a log, a task "
+                "that dies before the first checkpoint begins with what is the latest then",
+                where=vertex.name,
+                remedy="give a time, such as start=datetime.now(timezone.utc)",
             )
 
 

@@ -363,6 +363,12 @@ class ChainProgram:
         dues = [due for operator in running if (due := operator.next_due_ms()) is not None]
         step.wake_at(min(dues, default=None))
 
+    @property
+    def first_due_ms(self) -> int | None:
+        """When something is due although no step has been taken yet."""
+        dues = (operator.next_due_ms() for operator in self._operators)
+        return min((due for due in dues if due is not None), default=None)
+
     def _whole(self) -> Batch:
         """The output of this step as one batch, sealed once for all outputs."""
         if isinstance(self._made, pa.RecordBatch):

@@ -19,8 +19,9 @@ IDLE: Final = -(2**62)
 class WatermarkOperator(Operator):
     """Promises that no row comes later than `delay_ms` behind the newest one seen.
 
-    Watermarks from upstream end here. If no rows come for `idle_ms` of processing time, the task is
-    idle: receivers do not wait for its watermark until rows come again.
+    Watermarks from upstream end here. If no rows come for `idle_ms` of processing time, also none
+    since it began, the task is idle: receivers do not wait for its watermark until rows come (as
+    with Flink's ``withIdleness``).
     """
 
     joins: ClassVar = {"made": lowest, "seen": highest, "idle": everybody}
@@ -47,7 +48,9 @@ class WatermarkOperator(Operator):
         return batch
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
-        del now_ms
+        if self.facts.get("seen") is None:  # it has begun, and from now on waits for rows
+            self.facts.set("seen", now_ms)
+            return None
         self.facts.set("idle", value=True)
         self._fresh = IDLE
         return None
@@ -56,7 +59,7 @@ class WatermarkOperator(Operator):
         if self._idle_ms is None or self.facts.get("idle"):
             return None
         seen: int | None = self.facts.get("seen")
-        return None if seen is None else seen + self._idle_ms
+        return 0 if seen is None else seen + self._idle_ms
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
         del incoming_ms

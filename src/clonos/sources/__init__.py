@@ -207,6 +207,7 @@ def kafka(
         rows_schema=rows,
         head=head,
         ends=False,
+        begins_now=start == "latest",
     )
 
 
@@ -396,6 +397,7 @@ def redis(
         rows_schema=rows,
         head=ParseFields(fields),
         ends=False,
+        begins_now=start == "latest",
     )
 
 
@@ -486,6 +488,7 @@ def postgres(
         head=ParseFields(rows),
         parallelism_max=1,
         ends=False,
+        begins_now=start == "latest",
         narrow=narrow,
     )
 

@@ -105,6 +105,9 @@ class SourceSpec:
         For "mqtt", "webhook" and "websocket". It stays in the driver, with its secrets.
     ends
         Whether the source is known to end by itself.
+    begins_now
+        Whether a new task begins with what comes next, whenever that is. Only a log knows later
+        when it was.
     narrow
         Makes the same source with only the given columns, in their order; None if that saves
         nothing.
@@ -123,6 +126,7 @@ class SourceSpec:
     refresh_ms: int | None = None
     inlet: Inlet | None = field(default=None, compare=False)
     ends: bool = True
+    begins_now: bool = False
     narrow: Callable[[Sequence[str]], SourceSpec] | None = field(default=None, compare=False)
 
     @property
