@@ -131,6 +131,38 @@ def test_cuts_are_read_again_exactly_and_then_what_follows(server):
     standby.close()
 
 
+def test_a_busy_stream_leaves_room_for_the_others(server):
+    busy, *others = sorted(server.names)
+    server.add(busy, *range(200))
+    for name in others:
+        server.add(name, -1)
+    reader = server.opened()
+    given = [(reader.read(10, 0.1), reader.cut)]
+    given += [(read(reader, 10), reader.cut) for _ in range(4)]
+    assert numbers(*(batch for batch, _ in given)).count(-1) == len(others)
+    for name in others:  # later, when it has asked for more of the busy one
+        server.add(name, -2)
+    given += [(read(reader, 10), reader.cut) for _ in range(4)]
+    assert numbers(*(batch for batch, _ in given)).count(-2) == len(others)
+    assert sum(batch.num_rows for batch, _ in given) > 70, "batches are full nevertheless"
+    reader.close()
+    again = server.opened()
+    assert [again.read_cut(cut) for _, cut in given] == [batch for batch, _ in given]
+    again.close()
+
+
+def test_what_does_not_fit_into_a_batch_is_not_asked_for(server):
+    server.names = [f"many{n}" for n in range(20)]
+    for name in server.names:
+        server.add(name, *range(100), pad="x" * 500)
+    reader = server.opened()
+    reader.read(100, 0.1)
+    before = server.client.info()["total_net_output_bytes"]
+    assert sum(read(reader, 100).num_rows for _ in range(20)) == 2000
+    assert server.client.info()["total_net_output_bytes"] - before < 2 * 2000 * 600
+    reader.close()
+
+
 @pytest.mark.parametrize("deleted", [0, 2, 4])
 def test_entries_that_are_gone_are_named(server, deleted):
     name = server.names[0]

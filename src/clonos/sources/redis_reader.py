@@ -7,7 +7,7 @@ before the first, the last id, and the number of entries.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -131,6 +131,8 @@ class RedisReader(CutReader):
         self._names = tuple(sorted(mine))
         self._client: Any = None
         self._last: dict[str, str] = {}  # the last delivered id
+        self._turn = 0  # which stream comes first in the next batch
+        self._full = 0  # how many had as many entries as were asked for
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
         """See :meth:`CutReader.open`."""
@@ -149,20 +151,34 @@ class RedisReader(CutReader):
         if not self._names:
             time.sleep(max_wait_s)
             return None
+        # What does not fit into the batch would be sent again with the next one.
+        count = -(-max_rows // (self._full or len(self._last)))
         wait_ms = max(int(max_wait_s * 1000), 1)  # 0 would mean for ever
+        order = sorted(self._last)
+        order = order[self._turn :] + order[: self._turn]
         try:
-            found = self._client.xread(self._last, max_rows, wait_ms)
+            found = self._client.xread({name: self._last[name] for name in order}, count, wait_ms)
         except _away():
             time.sleep(_AWAY_S)
             return None
         except driver().RedisError as error:
             raise self._failed(f"cannot be read: {error}") from error
-        taken: dict[str, Any] = {}
-        for stream, entries in found:
-            if some := entries[:max_rows]:
-                taken[stream.decode()] = some
-                max_rows -= len(some)
+        self._full = sum(len(entries) >= count for _, entries in found)
+        taken = self._share(((stream.decode(), entries) for stream, entries in found), max_rows)
         return self._batch(taken) if taken else None
+
+    def _share(self, found: Iterable[tuple[str, Sequence[Any]]], rows: int) -> dict[str, Any]:
+        """The first `rows` entries; the stream that did not get all of its own is next."""
+        taken: dict[str, Any] = {}
+        is_short = False
+        for stream, entries in found:
+            if len(entries) > rows and not is_short:
+                is_short = True
+                self._turn = sorted(self._last).index(stream)
+            if some := entries[:rows]:
+                taken[stream] = some
+                rows -= len(some)
+        return taken
 
     def read_cut(self, cut: bytes) -> pa.RecordBatch:
         """See :meth:`CutReader.read_cut`."""
