@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,12 @@ IDLE_MS: Final = 20_000
 _PASS: Final = {"25006", "25P02", "25P03", "25P04"}
 """States of transactions that another one need not meet: of a replica that is none any more, or
 yet; and of a client that was frozen, so the server has ended its transaction."""
+
+_REFUSED: Final = re.compile(
+    r"authentication failed for user|is not permitted to log in|no pg_hba\.conf entry"
+    r'|FATAL: +role ".*" does not exist'
+)
+"""What servers say in English. In other languages, the source waits, and warns."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,3 +131,13 @@ def is_away(error: BaseException) -> bool:
     if isinstance(error, psycopg.errors.InternalError):
         return error.sqlstate in _PASS
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server does not let this user in."""
+    psycopg = driver()
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    if error.sqlstate is None:  # libpq keeps the state of a connection that fails to itself
+        return _REFUSED.search(str(error)) is not None
+    return bool(error.sqlstate.startswith("28"))

@@ -15,6 +15,7 @@ import pytest
 
 import clonos
 from clonos.errors import BadSchema, OperatorError, SourceError, WrongType
+from clonos.sources import outage
 from clonos.sources import postgres as postgres_source
 from clonos.sources.postgres_reader import Frontier, PostgresReader, Span
 from clonos.testing.harness import Source, StepHarness
@@ -361,6 +362,50 @@ def test_what_is_said_of_a_server_that_is_away_and_of_a_query_that_is_wrong(tabl
     wrong.read(10, 0.1)
     with pytest.raises(SourceError, match='"nowhere" does not exist'):
         wrong.read(10, 0.1)
+
+
+def test_a_server_that_stays_away_is_mentioned_once(monkeypatch, caplog):
+    monkeypatch.setattr(outage, "SILENT_S", 0.2)
+    away = "postgresql://me:secret@127.0.0.1:1/shop"
+    given: Any = {"column": "id", "schema": "id long", "every": "1 ms"}
+    reader: Any = postgres_source(away, "select 1", **given).reader(0, 1)
+    reader.open(1, Span(None, "1", 1).encode())
+    assert [reader.read(10, 0.1) for _ in range(5)] == [None] * 5
+    (said,) = caplog.messages
+    assert said.startswith("127.0.0.1:1/shop: for ")
+    assert "secret" not in said
+
+
+def test_a_user_who_may_not_connect_any_more_is_an_error(table):
+    name = f"user_of_{table.name}"
+    table.sql.execute(f"create role {name} login; grant select on {table.name} to {name}")
+    admin, table.dsn = table.dsn, table.dsn.replace("postgres@", f"{name}@")
+    reader = table.opened()
+    table.add(1)
+    assert rest(reader) == [1]
+    table.sql.execute(f"alter role {name} nologin")
+    table.sql.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where usename = %s", [name]
+    )
+    with pytest.raises(SourceError, match="is not permitted to log in") as caught:
+        none(reader)
+    assert "password" in caught.value.remedy
+    table.dsn = admin
+    table.sql.execute(f"drop owned by {name}; drop role {name}")
+    reader.open(0, Span(None, "1", 1).encode())
+    with pytest.raises(SourceError, match="does not exist"):
+        none(reader)
+
+
+def test_a_query_that_always_takes_too_long_is_an_error(table, monkeypatch):
+    monkeypatch.setattr(clonos.postgres, "STATEMENT_MS", 100)
+    reader = table.opened(query=f"select id, n from {table.name}, pg_sleep(n)")
+    reader.read(10, 0.1)
+    table.add(1)
+    assert [reader.read(10, 0.1) for _ in range(2)] == [None] * 2  # somebody may have cancelled it
+    with pytest.raises(SourceError, match="statement timeout") as caught:
+        reader.read(10, 0.1)
+    assert "index" in caught.value.remedy
 
 
 def test_a_replica_is_refused(table):

@@ -12,6 +12,7 @@ import pytest
 import clonos
 from clonos.blame import users_traceback
 from clonos.errors import BadSchema, OperatorError, SourceError, WrongType
+from clonos.sources import outage
 from clonos.sources import redis as redis_source
 from clonos.sources.redis_reader import RedisReader, Span, decode, encode
 from clonos.testing.harness import Source, StepHarness
@@ -199,6 +200,33 @@ def test_what_is_said_of_a_server_that_is_away(server):
     with pytest.raises(SourceError, match="WRONGTYPE"):
         wrong.read(10, 0.1)
     wrong.close()
+
+
+def test_a_server_that_stays_away_is_mentioned_once(monkeypatch, caplog):
+    monkeypatch.setattr(outage, "SILENT_S", 0.2)
+    reader: Any = redis_source("redis://:secret@127.0.0.1:1", "s", schema="n long").reader(0, 1)
+    reader.open(1, encode({"s": Span("0-0", "1-1", 1)}))
+    assert [reader.read(10, 0.1) for _ in range(8)] == [None] * 8
+    reader.close()
+    (said,) = caplog.messages
+    assert said.startswith("Redis at 127.0.0.1:1: for ")
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("change", ["resetpass >y", "off", "-xread", "resetkeys"])
+def test_a_user_who_may_not_read_any_more_is_an_error(server, change):
+    server.client.execute_command("ACL SETUSER joe reset on >x ~* +@all")
+    admin, server.url = server.url, server.url.replace("redis://", "redis://joe:x@")
+    reader = server.opened()
+    server.add(server.names[0], 1)
+    assert numbers(read(reader)) == [1]
+    server.client.execute_command(f"ACL SETUSER joe {change}")
+    server.client.execute_command("CLIENT KILL USER joe")
+    with pytest.raises(SourceError, match="cannot be read") as caught:
+        read(reader)
+    assert "user" in caught.value.remedy
+    reader.close()
+    server.url = admin
 
 
 def test_bytes_that_are_no_cut():

@@ -25,12 +25,15 @@ import msgpack
 import pyarrow as pa
 
 from clonos.errors import ProtocolError, SourceError, WrongType
-from clonos.postgres import Server, driver, is_away
+from clonos.postgres import STATEMENT_MS, Server, driver, is_away, is_refusal
+from clonos.sources.outage import Outage
 from clonos.sources.readers import CutReader
 
 LOOK_S: Final = 0.02
 """Time between looks while the reader waits for writers."""
-_AWAY_S: Final = 0.1
+SLOW_MAX: Final = 3
+"""A query that took too long so many times, one after the other, is an error. Once may be a lock,
+or somebody who has cancelled it."""
 
 PREPARED: Final = " prepared"
 """Suffix of the names of prepared transactions."""
@@ -233,6 +236,8 @@ class PostgresReader(CutReader):
         self._frontier = Frontier(query.settled_s)
         self._settled: str | None = None  # rows up to this may be read
         self._look_at = 0.0
+        self._slow = 0  # how many times the query took too long
+        self._outage = Outage(query.server.place)
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
         """See :meth:`CutReader.open`."""
@@ -240,6 +245,7 @@ class PostgresReader(CutReader):
         self.cut = cut
         self._after = Span.decode(cut).last if cut else None
         self._settled = None
+        self._slow = 0
         self._frontier.clear()
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
@@ -249,12 +255,11 @@ class PostgresReader(CutReader):
                 return self._begin()
             if self._settled is None and not self._look(max_wait_s):
                 return None
-            return self._next(max_rows)
+            rows = self._next(max_rows)
+            self._answered()
+            return rows
         except driver().Error as error:
-            self.close()
-            if not (self.cut and is_away(error)):
-                raise self._failed(error) from None
-            time.sleep(_AWAY_S)
+            self._wait(error, has_begun=bool(self.cut))
             return None
 
     def read_cut(self, cut: bytes) -> pa.RecordBatch:
@@ -300,6 +305,7 @@ class PostgresReader(CutReader):
         if not self._frontier.is_marked:
             newest = self._newest()
             if newest is None or newest == self._after:
+                self._answered()
                 return False
             # In this order: a transaction with a smaller value had locked its table before.
             self._frontier.mark(newest, self._writers(), time.monotonic())
@@ -329,12 +335,25 @@ class PostgresReader(CutReader):
     def _again(self, span: Span) -> Sequence[Any]:
         while True:
             try:
-                return self._rows(span.after, span.last, span.rows + 1)
+                rows = self._rows(span.after, span.last, span.rows + 1)
             except driver().Error as error:
-                self.close()
-                if not is_away(error):
-                    raise self._failed(error) from None
-                time.sleep(_AWAY_S)
+                self._wait(error)
+            else:
+                self._answered()
+                return rows
+
+    def _wait(self, error: Exception, *, has_begun: bool = True) -> None:
+        """Wait a little, if it may help to ask again."""
+        self.close()
+        self._slow += isinstance(error, driver().errors.QueryCanceled)
+        is_hopeless = is_refusal(error) or self._slow >= SLOW_MAX
+        if is_hopeless or not has_begun or not is_away(error):
+            raise self._failed(error) from None
+        self._outage.wait(self._query.server.told(error))
+
+    def _answered(self) -> None:
+        self._slow = 0
+        self._outage.over()
 
     # --- SQL ---
 
@@ -381,8 +400,14 @@ class PostgresReader(CutReader):
 
     def _failed(self, error: BaseException) -> SourceError:
         server = self._query.server
+        remedy = "check that every executor reaches the server and may read these tables"
+        if is_refusal(error):
+            remedy = "check the user and password of the dsn, and that this user may connect"
+        elif isinstance(error, driver().errors.QueryCanceled):
+            remedy = (
+                f"an answer may take {STATEMENT_MS // 1000} s: give the column "
+                f"{self._query.column} an index, and lock its table for a shorter time"
+            )
         return SourceError(
-            f"the query cannot be read: {server.told(error)}",
-            where=server.place,
-            remedy="check that every executor reaches the server and may read these tables",
+            f"the query cannot be read: {server.told(error)}", where=server.place, remedy=remedy
         )

@@ -22,6 +22,7 @@ from clonos.columns.schema import TIMESTAMP
 from clonos.columns.urls import is_url
 from clonos.errors import ProtocolError, SourceError, WrongType
 from clonos.extras import imported
+from clonos.sources.outage import Outage
 from clonos.sources.readers import CutReader
 
 ANSWER_S: Final = 10.0
@@ -36,7 +37,6 @@ METADATA: Final = (
 
 _FIRST: Final = "0-0"
 _LAST_OF_MS: Final = (1 << 64) - 1
-_AWAY_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -130,6 +130,7 @@ class RedisReader(CutReader):
         mine = (n for n in streams.names if crc32(n.encode()) % parallelism == task_index)
         self._names = tuple(sorted(mine))
         self._client: Any = None
+        self._outage = Outage(streams.place)
         self._last: dict[str, str] = {}  # the last delivered id
         self._turn = 0  # which stream comes first in the next batch
         self._full = 0  # how many had as many entries as were asked for
@@ -158,11 +159,10 @@ class RedisReader(CutReader):
         order = order[self._turn :] + order[: self._turn]
         try:
             found = self._client.xread({name: self._last[name] for name in order}, count, wait_ms)
-        except _away():
-            time.sleep(_AWAY_S)
-            return None
         except driver().RedisError as error:
-            raise self._failed(f"cannot be read: {error}") from error
+            self._wait(error)
+            return None
+        self._outage.over()
         self._full = sum(len(entries) >= count for _, entries in found)
         taken = self._share(((stream.decode(), entries) for stream, entries in found), max_rows)
         return self._batch(taken) if taken else None
@@ -200,7 +200,7 @@ class RedisReader(CutReader):
             self._client.ping()
             self._last = {stream: self._start(stream) for stream in self._names}
         except driver().RedisError as error:
-            raise self._failed(f"it does not answer: {error}") from error
+            raise self._failed("it does not answer", error) from error
         return self._batch({})
 
     def _start(self, stream: str) -> str:
@@ -232,11 +232,18 @@ class RedisReader(CutReader):
     def _patiently(self, ask: Callable[[], T]) -> T:
         while True:
             try:
-                return ask()
-            except _away():
-                time.sleep(_AWAY_S)
+                found = ask()
             except driver().RedisError as error:
-                raise self._failed(f"cannot be read: {error}") from error
+                self._wait(error)
+            else:
+                self._outage.over()
+                return found
+
+    def _wait(self, error: Exception) -> None:
+        """Wait a little, if it may help to ask again."""
+        if _is_refusal(error) or not isinstance(error, _away()):
+            raise self._failed("cannot be read", error) from error
+        self._outage.wait(str(error))
 
     def _batch(self, taken: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
         spans: dict[str, Span] = {}
@@ -264,12 +271,13 @@ class RedisReader(CutReader):
             ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _failed(self, what: str) -> SourceError:
-        return SourceError(
-            what,
-            where=self._streams.place,
-            remedy="check that every executor reaches the server, and that these are streams",
-        )
+    def _failed(self, what: str, error: Exception) -> SourceError:
+        remedy = "check that every executor reaches the server, and that these are streams"
+        if _is_refusal(error):
+            remedy = (
+                "check the user and password of the URL, and that this user may read these streams"
+            )
+        return SourceError(f"{what}: {error}", where=self._streams.place, remedy=remedy)
 
 
 def driver() -> Any:
@@ -288,3 +296,10 @@ def _away() -> tuple[type[Exception], ...]:
     found = driver()
     names = ("ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError")
     return tuple(getattr(found, name) for name in names)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server refuses this user. For the client, that can be a connection error."""
+    found = driver().exceptions
+    names = ("AuthenticationError", "AuthorizationError", "NoPermissionError")
+    return isinstance(error, tuple(getattr(found, name) for name in names))

@@ -1,0 +1,69 @@
+"""What a reader says while it waits for a server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+PAUSE_S: Final = 0.1
+"""Time between two attempts."""
+SILENT_S: Final = 5.0
+"""A restart of a server that takes no longer causes no warning."""
+
+_LOG: Final = logging.getLogger("clonos")
+
+
+class Outage:
+    """Waits a little after each failure; warns once if they go on, and says when they are over.
+
+    This is :class:`~clonos.storage.retry.Retry` for readers, which must return between attempts.
+
+    Parameters
+    ----------
+    place
+        The server, for messages.
+    warn
+        Called with a text.
+
+    Examples
+    --------
+    >>> times = iter([0.0, 4.0, 6.0, 20.0])
+    >>> outage = Outage("Redis", print, lambda seconds: None, lambda: next(times))
+    >>> for _ in range(4):
+    ...     outage.wait("connection refused")
+    Redis: for 6 s it cannot be read: connection refused. It is tried again until it works.
+    >>> outage.over()
+    Redis: it works again
+    >>> outage.over()
+    """
+
+    def __init__(
+        self,
+        place: str,
+        warn: Callable[[str], object] = _LOG.warning,
+        sleep: Callable[[float], object] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._place, self._warn, self._sleep, self._now = place, warn, sleep, now
+        self._since: float | None = None
+        self._is_said = False
+
+    def wait(self, told: str) -> None:
+        """Call this after a failure."""
+        now = self._now()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= SILENT_S and not self._is_said:
+            self._is_said = True
+            self._warn(
+                f"{self._place}: for {now - self._since:.0f} s it cannot be read: "
+                f"{told.rstrip('.')}. It is tried again until it works."
+            )
+        self._sleep(PAUSE_S)
+
+    def over(self) -> None:
+        """Call this when the server has answered."""
+        if self._is_said:
+            self._warn(f"{self._place}: it works again")
+        self._since, self._is_said = None, False
