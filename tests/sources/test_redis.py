@@ -12,7 +12,7 @@ import pytest
 import clonos
 from clonos.blame import users_traceback
 from clonos.errors import BadSchema, OperatorError, SourceError, WrongType
-from clonos.sources import outage
+from clonos.sources import outage, redis_reader
 from clonos.sources import redis as redis_source
 from clonos.sources.redis_reader import RedisReader, Span, decode, encode
 from clonos.testing.harness import Source, StepHarness
@@ -118,6 +118,7 @@ def test_cuts_are_read_again_exactly_and_then_what_follows(server):
     first.close()
     again = server.opened()
     assert [again.read_cut(cut) for _, cut in given] == [batch for batch, _ in given]
+    assert again.cut == given[-1][1]
     standby = server.opened()
     standby.open(0, given[-1][1])
     rest, other = [], []
@@ -179,6 +180,57 @@ def test_entries_that_are_gone_are_named(server, deleted):
         again.read_cut(cut)
     assert name in caught.value.what
     again.close()
+
+
+def test_entries_that_were_trimmed_before_they_were_read_are_mentioned(server, caplog):
+    name = server.names[0]
+    first = server.opened()
+    first.read(10, 0.1)
+    server.add(name, *range(3))
+    assert numbers(read(first)) == [0, 1, 2]
+    cut = first.cut
+    first.close()
+    server.add(name, *range(3, 10))
+    server.client.xtrim(name, maxlen=2, approximate=False)
+    again = server.opened(cut=cut)
+    assert numbers(read(again)) == [8, 9]
+    (said,) = caplog.messages
+    assert name in said
+    assert "(5 so far)" in said
+    assert decode(again.cut)[name].passed == 10, "and what is missing is not missing again"
+    again.close()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", datetime(2001, 1, 1, tzinfo=timezone.utc)])
+def test_what_is_trimmed_or_deleted_after_it_was_read_is_not_mentioned(
+    server, monkeypatch, caplog, start
+):
+    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
+    name, other, late = server.names
+    server.add(name, *range(9))
+    server.client.xtrim(name, maxlen=4, approximate=False)
+    reader = server.opened(start=start)
+    reader.read(10, 0.1)
+    for n in range(6):
+        if n == 3:  # and created again: it counts from the beginning
+            server.client.delete(late)
+        for stream in server.names:
+            server.add(stream, n)
+        while reader.read(2, 0.02) is not None:
+            pass
+        if n % 2:
+            server.client.xtrim(name, maxlen=n % 3, approximate=False)
+            server.client.xdel(other, server.client.xrevrange(other)[0][0])
+    reader.close()
+    server.client.delete(other)
+    later = server.opened(start=datetime.now(timezone.utc) + timedelta(seconds=1))
+    later.read(10, 0.1)
+    while later.read(10, 0.2) is None:
+        server.add(name, 7)
+        server.add(other, 7)
+    later.read(10, 0.02)
+    later.close()
+    assert not caplog.messages
 
 
 def test_what_is_said_of_a_server_that_is_away(server):

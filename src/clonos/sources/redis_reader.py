@@ -2,10 +2,13 @@
 
 A batch has the entries of each stream together, in the order of their ids. Its cut records the id
 before the first, the last id, and the number of entries.
+
+A stream does not say what was trimmed, but how many entries it ever had. So the reader counts, too.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +31,9 @@ from clonos.sources.readers import CutReader
 ANSWER_S: Final = 10.0
 """How long to wait for an answer, beyond the time that the command may block."""
 
+CHECK_S: Final = 5.0
+"""How often the reader looks whether entries were trimmed before it has read them."""
+
 METADATA: Final = (
     pa.field("stream", pa.string()),
     pa.field("id", pa.string()),
@@ -38,16 +44,22 @@ METADATA: Final = (
 _FIRST: Final = "0-0"
 _LAST_OF_MS: Final = (1 << 64) - 1
 
+_LOG: Final = logging.getLogger("clonos")
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Span:
-    """A number of entries after the id `after`; the last one is `last`."""
+    """A number of entries after the id `after`; the last one is `last`.
+
+    ``passed``: how many the stream ever had up to the last one, if that is known.
+    """
 
     after: str
     last: str
     rows: int
+    passed: int | None = None
 
 
 def encode(spans: Mapping[str, Span]) -> bytes:
@@ -60,7 +72,7 @@ def encode(spans: Mapping[str, Span]) -> bytes:
     True
     """
     packed: bytes = msgpack.packb(
-        {stream: (span.after, span.last, span.rows) for stream, span in spans.items()}
+        {s: (span.after, span.last, span.rows, span.passed) for s, span in spans.items()}
     )
     return packed
 
@@ -132,6 +144,9 @@ class RedisReader(CutReader):
         self._client: Any = None
         self._outage = Outage(streams.place)
         self._last: dict[str, str] = {}  # the last delivered id
+        self._passed: dict[str, int] = {}  # how many entries each stream had up to that id
+        self._told: set[str] = set()  # streams of which entries are known to be missing
+        self._check_at = 0.0
         self._turn = 0  # which stream comes first in the next batch
         self._full = 0  # how many had as many entries as were asked for
 
@@ -139,7 +154,10 @@ class RedisReader(CutReader):
         """See :meth:`CutReader.open`."""
         del rows_consumed
         self.cut = cut
-        self._last = {stream: span.last for stream, span in decode(cut).items()} if cut else {}
+        spans = decode(cut) if cut else {}
+        self._last = {stream: span.last for stream, span in spans.items()}
+        self._passed = {s: span.passed for s, span in spans.items() if span.passed is not None}
+        self._check_at = 0.0
         if self._client is None:
             self._client = self._streams.connect()
 
@@ -158,6 +176,8 @@ class RedisReader(CutReader):
         order = sorted(self._last)
         order = order[self._turn :] + order[: self._turn]
         try:
+            if time.monotonic() >= self._check_at:
+                self._check()
             found = self._client.xread({name: self._last[name] for name in order}, count, wait_ms)
         except driver().RedisError as error:
             self._wait(error)
@@ -186,6 +206,9 @@ class RedisReader(CutReader):
         if any(self._last.get(stream, s.after) != s.after for stream, s in spans.items()):
             raise ProtocolError("cuts are read out of order", remedy="report this as a bug")
         self._last = {stream: span.after for stream, span in spans.items()}
+        self._passed = {
+            s: span.passed - span.rows for s, span in spans.items() if span.passed is not None
+        }
         return self._batch({s: self._again(s, span) for s, span in spans.items() if span.rows})
 
     def close(self) -> None:
@@ -199,6 +222,7 @@ class RedisReader(CutReader):
         try:
             self._client.ping()
             self._last = {stream: self._start(stream) for stream in self._names}
+            self._check()
         except driver().RedisError as error:
             raise self._failed("it does not answer", error) from error
         return self._batch({})
@@ -229,6 +253,35 @@ class RedisReader(CutReader):
             )
         return found
 
+    def _check(self) -> None:
+        """Warn of entries that were removed before they were read, once per stream."""
+        self._check_at = time.monotonic() + CHECK_S
+        names = sorted(self._last)
+        with self._client.pipeline(transaction=False) as asked:
+            for stream in names:
+                asked.xinfo_stream(stream)
+            answers = asked.execute(raise_on_error=False)
+        for stream, info in zip(names, answers, strict=True):
+            if isinstance(info, Exception):
+                # A stream that is not there yet has had no entries.
+                passed = 0 if self._last[stream] == _FIRST and "no such key" in str(info) else None
+            else:
+                passed = _passed(info, self._last[stream])
+            if passed is None:
+                continue
+            missing = passed - self._passed.get(stream, passed)
+            self._passed[stream] = passed  # fewer than before if the stream was created again
+            if missing > 0 and stream not in self._told:
+                self._told.add(stream)
+                _LOG.warning(
+                    "%s: entries of stream %r were trimmed or deleted before they were read; the "
+                    "job goes on without them (%d so far). Keep entries longer than it may be "
+                    "behind or stand still (MAXLEN, MINID, XTRIM).",
+                    self._streams.place,
+                    stream,
+                    missing,
+                )
+
     def _patiently(self, ask: Callable[[], T]) -> T:
         while True:
             try:
@@ -252,7 +305,9 @@ class RedisReader(CutReader):
         for stream in sorted(self._last):
             rows, after = taken.get(stream, ()), self._last[stream]
             last = rows[-1][0].decode() if rows else after
-            spans[stream] = Span(after, last, len(rows))
+            if stream in self._passed:
+                self._passed[stream] += len(rows)
+            spans[stream] = Span(after, last, len(rows), self._passed.get(stream))
             entries += rows
             streams += [stream] * len(rows)
         self._last = {stream: span.last for stream, span in spans.items()}
@@ -303,3 +358,23 @@ def _is_refusal(error: Exception) -> bool:
     found = driver().exceptions
     names = ("AuthenticationError", "AuthorizationError", "NoPermissionError")
     return isinstance(error, tuple(getattr(found, name) for name in names))
+
+
+def _passed(info: Mapping[str, Any], last: str) -> int | None:
+    """How many entries a stream ever had that do not come after `last` any more; None: not known.
+
+    Those after it cannot be counted if some of the entries that are there come before it.
+    """
+    added: int | None = info.get("entries-added")
+    at = _order(last)
+    # Servers before 7.0 do not count. Entries before the time where a task begins are not read.
+    if added is None or _order(info["last-generated-id"].decode()) < at:
+        return None
+    if not info["length"] or _order(info["last-entry"][0].decode()) <= at:
+        return added
+    return added - int(info["length"]) if _order(info["first-entry"][0].decode()) > at else None
+
+
+def _order(number: str) -> tuple[int, int]:
+    ms, _, sequence = number.partition("-")
+    return int(ms), int(sequence)
