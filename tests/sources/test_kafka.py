@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -420,6 +421,7 @@ def test_the_description_of_a_source_shows_no_secret():
         ({"value": "avro"}, WrongType),
         ({"value": "text", "start": "yesterday"}, WrongType),
         ({"value": "text", "start": {("t", 0): "3"}}, WrongType),
+        ({"value": "text", "start": {("t", -1): 3}}, WrongType),
     ],
 )
 def test_wrong_arguments(wrong, kind):
@@ -427,6 +429,20 @@ def test_wrong_arguments(wrong, kind):
         kafka_source("a:1", "t", **wrong)
     assert isinstance(caught.value, DefinitionError)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("start", "said", "remedy"),
+    [
+        ({("t", 0): 3, ("t", 1): -1}, r"1\): -1\}: an offset is never negative", "latest.* for -1"),
+        ({("t", 0): -2}, r"0\): -2\}: an offset is never negative", "earliest.* for -2"),
+        ({("ts", 0): 5}, "'ts' is none of the topics", "name t"),
+    ],
+)
+def test_a_start_that_no_partition_has_is_refused_where_it_is_said(start, said, remedy):
+    with pytest.raises(WrongType, match=said) as caught:
+        kafka_source("a:1", "t", value="text", start=start)
+    assert re.search(remedy, caught.value.remedy)
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def kafka(
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if not names:
         raise WrongType("no topics", where="kafka", remedy="name at least one")
-    require_start(start)
+    require_start(start, names)
     if group is not None and not group:
         raise WrongType("group= is empty", where="kafka", remedy="name a group, or leave it out")
     found = Topics(cluster, tuple(sorted(set(names))), start, metadata, group=group)

@@ -105,8 +105,8 @@ class Topics:
         return self.cluster.client(driver().Consumer, {**settings, "error_cb": tell})
 
 
-def require_start(start: object) -> None:
-    """Raise `WrongType` if a job cannot begin there."""
+def require_start(start: object, names: Sequence[str]) -> None:
+    """Raise `WrongType` if a job that reads these topics cannot begin there."""
     is_good = start in ("earliest", "latest") if isinstance(start, str) else False
     if isinstance(start, datetime):
         is_good = to_ms(start) >= 0
@@ -121,6 +121,23 @@ def require_start(start: object) -> None:
             where="kafka",
             remedy='say "earliest", "latest", a datetime, or {("topic", 0): 42}',
         )
+    if isinstance(start, Mapping):
+        _require_offsets(start, names)
+
+
+def _require_offsets(start: Mapping[Partition, int], names: Sequence[str]) -> None:
+    for partition, offset in start.items():
+        topic, number = partition
+        if topic not in names:
+            what, remedy = f"{topic!r} is none of the topics", f"name {', '.join(names)}"
+        elif number < 0:
+            what, remedy = "there is no such partition", "number partitions from 0 on"
+        elif offset < 0:  # Spark means the end by -1 and the beginning by -2; librdkafka has others
+            what = "an offset is never negative"
+            remedy = 'say start="latest" for -1, start="earliest" for -2, or a datetime'
+        else:
+            continue
+        raise WrongType(f"start={{{partition}: {offset}}}: {what}", where="kafka", remedy=remedy)
 
 
 class KafkaReader(CutReader):
