@@ -216,6 +216,37 @@ def test_a_task_begins_at_a_time(kafka, topic):
         early.close()
 
 
+def test_a_message_that_comes_while_a_start_is_looked_for_is_read(kafka, topic):
+    from confluent_kafka import OFFSET_BEGINNING
+
+    class Busy:
+        """A consumer; a message comes after each question for a time or for an end."""
+
+        def __init__(self, consumer: Any) -> None:
+            self._consumer = consumer
+            self.came: list[bytes] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._consumer, name)
+
+        def offsets_for_times(self, asked: Any, **options: Any) -> Any:
+            answers = self._consumer.offsets_for_times(asked, **options)
+            if asked[0].offset != OFFSET_BEGINNING:
+                self.came.append(b"%d" % len(self.came))
+                kafka.produce(topic, self.came[-1], partition=1)
+            return answers
+
+    reader = opened(kafka, topic, start=datetime.now(timezone.utc))
+    reader._consumer = busy = Busy(reader._consumer)
+    assert reader.read(10, 0.1).num_rows == 0  # type: ignore[union-attr]
+    kafka.produce(topic, b"last", partition=1)
+    found: list[bytes] = []
+    while b"last" not in found:
+        found += values(read(reader))
+    assert found == [*busy.came, b"last"]
+    reader.close()
+
+
 def test_partitions_that_appear_are_read_from_their_first_message_on(kafka, topic, monkeypatch):
     fill(kafka, topic, 5)
     there = [2]

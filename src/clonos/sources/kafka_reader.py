@@ -271,6 +271,8 @@ class KafkaReader(CutReader):
 
     def _at(self, partitions: Sequence[Partition], start_ms: int) -> dict[Partition, int]:
         """The first message at or after that time; the end of the partition if there is none."""
+        # First the ends: a message that comes before the second answer lies behind them.
+        ends = self._edges(partitions)
         asked = [driver().TopicPartition(*p, start_ms) for p in partitions]
         answers = self._consumer.offsets_for_times(asked, timeout=METADATA_S) if asked else []
         found = {}
@@ -278,8 +280,7 @@ class KafkaReader(CutReader):
             if answer.error is not None:
                 raise driver().KafkaException(answer.error)
             found[answer.topic, answer.partition] = answer.offset
-        ends = self._edges([p for p in partitions if found[p] < 0])
-        return {p: ends[p][1] if p in ends else found[p] for p in partitions}
+        return {p: found[p] if found[p] >= 0 else ends[p][1] for p in partitions}
 
     def _edges(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         return edges(self._consumer, partitions, METADATA_S)
