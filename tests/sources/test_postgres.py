@@ -289,6 +289,35 @@ def test_two_rows_with_one_value_are_refused(table):
     reader.close()
 
 
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+@pytest.mark.parametrize("more", [(), (6,)])
+def test_a_row_with_a_value_that_was_read_before_is_refused(table, start, more):
+    table.add(5)
+    reader = table.opened(column="n", start=start)
+    assert rest(reader, until=int(start == "earliest")) == [5] * (start == "earliest")
+    cut = reader.cut
+    table.add(5, *more)
+    for again in (b"", cut):  # also after the task has died
+        if again:
+            reader.open(0, again)
+        with pytest.raises(SourceError, match="two rows have n = 5"):
+            rest(reader)
+    reader.close()
+
+
+def test_a_value_that_a_start_names_may_be_that_of_many_rows_and_rows_that_were_read_may_go(table):
+    table.add(5, 5)
+    reader = table.opened(column="n", start=5)
+    assert rest(reader, until=0) == []
+    table.add(6, 7)
+    assert rest(reader) == [6, 7]
+    table.sql.execute(f"delete from {table.name}")
+    assert none(reader)
+    table.add(8)
+    assert rest(reader) == [8]
+    reader.close()
+
+
 def test_a_query_may_have_percent_signs_comments_and_a_semicolon(table):
     table.add(*range(20))
     query = f"select id, n, 'a%' as word from {table.name} where n % 2 = 1 and 'ab' like 'a%';\n"

@@ -194,6 +194,13 @@ class Query:
             "select {}, {}::text from {} q where {}{} <= %s order by {} limit %s"
         ).format(sql.SQL(", ").join(wanted), column, self._source, behind, column, column)
 
+    def equals(self) -> Any:
+        """SQL for the number of rows, at most 2, that have a value; parameter: the value."""
+        sql = driver().sql
+        return sql.SQL(
+            "select count(*) from (select 1 from {} q where {} = %s limit 2) as equals"
+        ).format(self._source, sql.Identifier("q", self.column))
+
     @property
     def _source(self) -> Any:
         # A % of the user's query is no parameter, and the query may end with a comment.
@@ -233,6 +240,7 @@ class PostgresReader(CutReader):
         self._query = query
         self._sql: Any = None
         self._after: str | None = None  # the last delivered value
+        self._is_told = False  # `after` is the value of start=: many rows may have it
         self._frontier = Frontier(query.settled_s)
         self._settled: str | None = None  # rows up to this may be read
         self._look_at = 0.0
@@ -243,7 +251,7 @@ class PostgresReader(CutReader):
         """See :meth:`CutReader.open`."""
         del rows_consumed
         self.cut = cut
-        self._after = Span.decode(cut).last if cut else None
+        self._go_behind(Span.decode(cut) if cut else Span(None, None, 0))
         self._settled = None
         self._slow = 0
         self._frontier.clear()
@@ -305,25 +313,37 @@ class PostgresReader(CutReader):
         if not self._frontier.is_marked:
             newest = self._newest()
             if newest is None or newest == self._after:
+                self._require_no_other()
                 self._answered()
                 return False
             # In this order: a transaction with a smaller value had locked its table before.
             self._frontier.mark(newest, self._writers(), time.monotonic())
-        self._settled = self._frontier.settled(self._writers(), time.monotonic())
-        if self._settled is None:
+        settled = self._frontier.settled(self._writers(), time.monotonic())
+        if settled is None:
             self._look_at = min(self._look_at, time.monotonic() + LOOK_S)
-        return self._settled is not None
+            return False
+        self._require_no_other()
+        self._settled = settled
+        return True
+
+    def _go_behind(self, span: Span) -> None:
+        self._after = span.last
+        self._is_told = self._query.is_value and not span.rows
+
+    def _require_no_other(self) -> None:
+        """Raise if a row has appeared with the value of the last one: nobody would read it."""
+        if self._after is None or self._is_told:
+            return
+        found = self._connected().execute(self._query.equals(), [self._after]).fetchone()
+        if found[0] > 1:
+            raise self._twice(self._after)
 
     def _next(self, max_rows: int) -> pa.RecordBatch | None:
         assert self._settled is not None
         rows = self._rows(self._after, self._settled, max_rows + 1)
         twice = next((a[-1] for a, b in pairwise(rows) if a[-1] == b[-1]), None)
         if twice is not None:
-            raise SourceError(
-                f"two rows have {self._query.column} = {twice}",
-                where=self._query.server.place,
-                remedy="name a column whose values are unique",
-            )
+            raise self._twice(twice)
         if len(rows) <= max_rows:
             self._frontier.clear()
             self._settled = None
@@ -390,13 +410,21 @@ class PostgresReader(CutReader):
             return found
 
     def _batch(self, rows: Sequence[Any], span: Span) -> pa.RecordBatch:
-        self._after, self.cut = span.last, span.encode()
+        self._go_behind(span)
+        self.cut = span.encode()
         columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
         arrays = [
             pa.array(values, pa.binary() if is_bytes else pa.string()).cast(pa.binary())
             for values, is_bytes in zip(columns, self._query.is_bytes, strict=False)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _twice(self, value: str) -> SourceError:
+        return SourceError(
+            f"two rows have {self._query.column} = {value}",
+            where=self._query.server.place,
+            remedy="name a column whose values are unique",
+        )
 
     def _failed(self, error: BaseException) -> SourceError:
         server = self._query.server
