@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import time
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -230,6 +230,26 @@ def test_a_job_begins_where_it_says(table):
     assert begin.num_rows == 0
     table.add(13)
     assert rest(reader) == [13]
+    reader.close()
+
+
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamp", "date"])
+def test_a_start_with_a_zone_is_for_a_column_with_a_zone(table, kind):
+    query = (
+        f"select moment::{kind} as at, n from (values (timestamp '2024-01-01 11:00', 1),"
+        " ('2024-01-01 12:00', 2), ('2024-01-02 12:00', 3)) made (moment, n)"
+    )
+    zoned = datetime(2024, 1, 1, 13, 15, tzinfo=timezone(timedelta(hours=2)))
+    local = datetime(2024, 1, 1, 11, 15)  # noqa: DTZ001 - without a zone
+    reader = table.opened(query=query, column="at", schema="n long", start=zoned)
+    if kind == "timestamptz":
+        assert rest(reader) == [2, 3]
+    else:
+        with pytest.raises(SourceError, match=r"13:15:00\+02:00 has a zone, but at has none"):
+            reader.read(10, 0.1)
+    reader.close()
+    reader = table.opened(query=query, column="at", schema="n long", start=local)
+    assert rest(reader) == ([3] if kind == "date" else [2, 3])
     reader.close()
 
 

@@ -440,7 +440,8 @@ def postgres(
         and sequences with a cache. Choose it longer than such a transaction takes to commit.
     start
         Where a new job begins: "earliest", "latest" (after the greatest value), or after a given
-        value of `column`.
+        value of `column`. A datetime must have a zone only if `column` has one too, and is UTC
+        without it.
 
     Examples
     --------

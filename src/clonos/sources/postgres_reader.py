@@ -35,6 +35,9 @@ SLOW_MAX: Final = 3
 """A query that took too long so many times, one after the other, is an error. Once may be a lock,
 or somebody who has cancelled it."""
 
+_ZONELESS: Final = (1082, 1114)
+"""The numbers of the types date and timestamp (without time zone) in all servers."""
+
 PREPARED: Final = " prepared"
 """Suffix of the names of prepared transactions."""
 
@@ -153,6 +156,8 @@ class Query:
         Time between two polls for new rows.
     start
         Where a new job begins: "earliest", "latest", or, if `is_value`, after this value.
+    is_zoned
+        Whether that value is a time with a zone.
     """
 
     server: Server
@@ -164,6 +169,7 @@ class Query:
     settled_s: float
     start: str
     is_value: bool = False
+    is_zoned: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.column} of a query of {self.server!r}>"
@@ -193,6 +199,13 @@ class Query:
         return sql.SQL(
             "select {}, {}::text from {} q where {}{} <= %s order by {} limit %s"
         ).format(sql.SQL(", ").join(wanted), column, self._source, behind, column, column)
+
+    def no_rows(self) -> Any:
+        """SQL for nothing but the type of the growing column."""
+        sql = driver().sql
+        return sql.SQL("select {} from {} q limit 0").format(
+            sql.Identifier("q", self.column), self._source
+        )
 
     def equals(self) -> Any:
         """SQL for the number of rows, at most 2, that have a value; parameter: the value."""
@@ -228,7 +241,16 @@ def query_of(
     schema = pa.schema([pa.field(name, pa.binary()) for name in rows.names])
     is_bytes = tuple(bool(pa.types.is_binary(field.type)) for field in rows)
     return Query(
-        server, text, column, schema, is_bytes, every_s, settled_s, str(start), is_value=is_value
+        server,
+        text,
+        column,
+        schema,
+        is_bytes,
+        every_s,
+        settled_s,
+        str(start),
+        is_value=is_value,
+        is_zoned=isinstance(start, datetime) and start.utcoffset() is not None,
     )
 
 
@@ -301,7 +323,19 @@ class PostgresReader(CutReader):
         if not self._query.is_value:
             start = self._newest() if start == "latest" else None
         self._connected()
+        if self._query.is_zoned:
+            self._require_zone()
         return self._batch([], Span(start, start, 0))
+
+    def _require_zone(self) -> None:
+        """Raise if the server would cut off the zone of start=, and begin hours away."""
+        (column,) = self._connected().execute(self._query.no_rows(), ()).description
+        if column.type_code in _ZONELESS:
+            raise SourceError(
+                f"start={self._query.start} has a zone, but {self._query.column} has none",
+                where=self._query.server.place,
+                remedy="give start= without a zone, as the values of the column are",
+            )
 
     def _look(self, max_wait_s: float) -> bool:
         """Whether there are unread settled rows."""
