@@ -165,6 +165,11 @@ def test_nothing_waits_for_who_writes_in_another_database(table):
     reader = table.opened()
     table.add(1)
     assert rest(reader) == [1]
+    other.execute(f"prepare transaction '{name}'")
+    table.add(2)
+    assert rest(reader) == [2]
+    other.autocommit = True
+    other.execute(f"rollback prepared '{name}'")
     other.close()
     reader.close()
     table.sql.execute(f"drop database {name}")

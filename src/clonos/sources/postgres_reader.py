@@ -46,16 +46,19 @@ select distinct virtualtransaction || case when lock.pid is null then ' prepared
 from pg_locks as lock
 left join pg_class on pg_class.oid = relation
 left join pg_stat_activity as session on session.pid = lock.pid
+left join pg_prepared_xacts as prepared on lock.pid is null and transaction = transactionid
 where granted and lock.pid is distinct from pg_backend_pid() and (
     locktype = 'relation' and mode = 'RowExclusiveLock'
     and relkind in ('r', 'p') and pg_class.oid >= 16384
-    and database = (select oid from pg_database where datname = current_database())
+    and lock.database = (select oid from pg_database where datname = current_database())
     or locktype = 'transactionid' and mode = 'ExclusiveLock'
-    and (lock.pid is null or datname = current_database()))
+    and (datname = current_database() or lock.pid is null
+        and coalesce(prepared.database, current_database()) = current_database()))
 """
 """The writing transactions. INSERT and COPY take this lock on the table before they compute a
 default. A transaction with an id holds a lock on that id until its end; a prepared one has no
-process. The ids of the server's own tables are below 16384."""
+process, and perhaps no row yet in the list of prepared ones, which the server may have read before
+the locks: then it counts. The ids of the server's own tables are below 16384."""
 
 
 @dataclass(frozen=True)
