@@ -130,7 +130,7 @@ class BranchedTask:
         floor = _apply(program, layers, self.name)
         self.position = floor.position if floor else 0
         self._clock_ms = max(floor.clock_ms if floor else 0, begin_ms)
-        self._wake_ms = self._wake_then_ms = floor.wake_ms if floor else None
+        self._wake_ms = self._wake_then_ms = floor.wake_ms if floor else program.first_due_ms
         self._queues: dict[int, deque[Made]] = {c: deque() for c in code.task.inputs}
         self._waiting: list[tuple[Asked, CallId, Request]] = []  # for answers in later entries
         for call, request in program.open_calls().items() if program.makes_calls else ():

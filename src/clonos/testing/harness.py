@@ -169,7 +169,7 @@ class StepHarness:
         self._call = call
         self.position = position
         self.now_ms = now_ms
-        self.wake_ms: int | None = None
+        self.wake_ms: int | None = getattr(program, "first_due_ms", None)
         self.is_live = True
 
     def feed(self, event: Event) -> StepOutput:
