@@ -260,7 +260,7 @@ def test_a_sink_of_texts_does_not_mind_what_its_other_columns_are():
 
 
 def test_csv_loses_nothing_without_a_word(tmp_path):
-    (tmp_path / "x").write_text("a,b\n")
+    (tmp_path / "x").write_text("a,f\n")
     source = clonos.sources.files(str(tmp_path), format="csv", schema="a string, f float")
     good = [b"x,1", b'"x,""y""",inf', b'x"y,-Infinity', b'"x",nan', b'"",1']
     broken = [b'x,"1', b'"x,1', b"x,1e300", b"x,-3.5e38", b'x"y,"1', b"x,1\ry,2"]
@@ -268,7 +268,7 @@ def test_csv_loses_nothing_without_a_word(tmp_path):
     names = ["x", 'x,"y"', 'x"y', "x", "", "end"]
     assert [row[0] for row in found] == names
     assert program.statistics == {"in: bad_records": len(broken)}
-    source = clonos.sources.files(str(tmp_path), format="csv", schema="a int, b string")
+    source = clonos.sources.files(str(tmp_path), format="csv", schema="a int, f string")
     pair = [b'1,"x', b'2",y', b"3,z\r4,u"]
     found, program = parse(source, pair, on_bad_record="drop")
     assert found == []

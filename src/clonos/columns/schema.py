@@ -39,6 +39,10 @@ _SIMPLE_TYPES: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 
+_OTHER_NAMES = {"tinyint", "smallint", "integer", "bigint", "real", "timestamp_ltz"}
+_NAMES = {kind: name for name, kind in _SIMPLE_TYPES.items() if name not in _OTHER_NAMES}
+
+_WORD = re.compile(r"\w+")
 _TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
     r"|(?P<word>\w+)|(?P<mark>[<>(),:]))"
@@ -76,6 +80,44 @@ def parse_schema(schema: Any) -> pa.Schema:
 def parse_type(text: str) -> pa.DataType:
     """Parse one type, such as ``"map<string, array<int>>"``."""
     return _Parser(text).single_type()
+
+
+def to_ddl(schema: pa.Schema) -> str:
+    """A schema as a DDL string.
+
+    Examples
+    --------
+    >>> to_ddl(parse_schema("n bigint not null, `the day` date, d decimal(4,2), a array<int>"))
+    'n long not null, `the day` date, d decimal(4,2), a array<int>'
+    """
+    return ", ".join(
+        f"{_quoted(f.name)} {type_name(f.type)}{'' if f.nullable else ' not null'}" for f in schema
+    )
+
+
+def type_name(data_type: pa.DataType) -> str:
+    """A type as users write it; as Arrow does if they could not write it.
+
+    Examples
+    --------
+    >>> type_name(pa.int64()), type_name(pa.map_(pa.string(), pa.float64())), type_name(pa.uint8())
+    ('long', 'map<string, double>', 'uint8')
+    """
+    types = pa.types
+    if types.is_decimal128(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    if types.is_list(data_type):
+        return f"array<{type_name(data_type.value_type)}>"
+    if types.is_map(data_type):
+        return f"map<{type_name(data_type.key_type)}, {type_name(data_type.item_type)}>"
+    if types.is_struct(data_type):
+        parts = ", ".join(f"{_quoted(f.name)}: {type_name(f.type)}" for f in data_type)
+        return f"struct<{parts}>"
+    return _NAMES.get(data_type, str(data_type))
+
+
+def _quoted(name: str) -> str:
+    return name if _WORD.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
 def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:

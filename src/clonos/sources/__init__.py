@@ -30,6 +30,7 @@ from clonos.sources.files_reader import (
     ParquetReader,
     first_lines,
     parquet_schema,
+    require_first_header,
 )
 from clonos.sources.inlets import mqtt, webhook, websocket
 from clonos.sources.json_lines import require_readable
@@ -120,10 +121,12 @@ def files(path: str | Path, format: str = "text", schema: Any = None) -> SourceS
             raise BadSchema("text files have one column, a string")
     else:
         rows = _REQUIRE[format](wanted or _guess(found, format))
+        if format == "csv":
+            require_first_header(found, rows)
     return SourceSpec(
         kind="files",
         schema=LINES,
-        factory=partial(_lines, found, format == "csv"),
+        factory=partial(_lines, found, rows if format == "csv" else None),
         replayable=True,
         rows_schema=rows,
         head=ParseLines(format, rows),
@@ -564,8 +567,8 @@ def _socket(host: str, port: int, resume: bool, index: int, parallelism: int) ->
     return SocketReader(host, port, resume=resume)
 
 
-def _lines(found: FileList, has_header: bool, index: int, parallelism: int) -> Reader:
-    return LinesReader(found, index, parallelism, has_header=has_header)
+def _lines(found: FileList, header: pa.Schema | None, index: int, parallelism: int) -> Reader:
+    return LinesReader(found, index, parallelism, header=header)
 
 
 def _kafka(topics: Topics, index: int, parallelism: int) -> Reader:

@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 from clonos.columns.batches import conform
 from clonos.columns.schema import require_columns
 from clonos.errors import SourceError
+from clonos.sources.csv_header import require_header, without_header
 from clonos.sources.lines import LINES
 from clonos.sources.readers import BufferedReader
 
 _CHUNK_BYTES = 1 << 20
+_HEADER_CHUNK_BYTES = 1 << 14
 _ROWS_PER_PIECE = 65_536
 _LINE_BYTES_MAX = 64 << 20
 """A longer line is a bad record, because it must not fill the task's memory."""
@@ -85,16 +87,26 @@ class LinesReader(BufferedReader):
 
     If there are at least as many files as tasks, file i belongs to task i modulo the parallelism.
     Fewer files are cut into byte ranges; a line belongs to the range of its first byte.
+
+    Parameters
+    ----------
+    header
+        The schema whose columns the first line of each file must name; None: it is a row.
     """
 
     schema = LINES
 
     def __init__(
-        self, files: FileList, task_index: int, parallelism: int, *, has_header: bool = False
+        self,
+        files: FileList,
+        task_index: int,
+        parallelism: int,
+        *,
+        header: pa.Schema | None = None,
     ) -> None:
         super().__init__()
         self._files = files
-        self._has_header = has_header
+        self._header = header
         self._parts = line_parts(files, task_index, parallelism)
 
     def _pieces(self) -> Iterator[pa.RecordBatch]:
@@ -104,44 +116,60 @@ class LinesReader(BufferedReader):
                     yield pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], schema=LINES)
 
     def _lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes | None]]:
-        is_first = start == 0
-        for lines in self._all_lines(path, start, end):
-            if is_first and lines:
-                is_first = False
-                if self._has_header:
-                    del lines[0]
-                elif lines[0] is not None:
-                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
-            if lines:
-                yield lines
-
-    def _all_lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes | None]]:
-        partial = _Line()
         with self._open(path) as stream:
-            last = None if end is None else _line_start(stream, end)
-            at = _line_start(stream, start)
-            if start:
-                stream.seek(at)
-            elif end is not None:
-                stream.seek(0)
-            while last is None or at < last:
-                chunk = stream.read(_CHUNK_BYTES if last is None else min(_CHUNK_BYTES, last - at))
-                if not chunk:
-                    break
-                at += len(chunk)
-                first, *others = chunk.split(b"\n")
-                partial.add(first)
-                if others:
-                    *whole, rest = others
-                    yield [partial.take(), *(line.rstrip(b"\r") for line in whole)]
-                    partial.add(rest)
-            if partial.size:  # the last line lacks its line break
-                yield [partial.take()]
+            if self._header is not None:
+                # Whoever reads a part of a file checks it, too: its rows are as wrong.
+                header = [_first_line(stream)] if start else []
+                pieces = _all_lines(stream, start, end)
+                yield from without_header(pieces, header, self._header, path)
+                return
+            is_first = start == 0
+            for lines in _all_lines(stream, start, end):
+                if is_first and lines[0] is not None:
+                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+                is_first = False
+                yield lines
 
     def _open(self, path: str) -> Any:
         if path.endswith(_COMPRESSED):
             return self._files.file_system.open_input_stream(path)
         return self._files.open_file(path)
+
+
+def _all_lines(stream: Any, start: int, end: int | None) -> Iterator[list[bytes | None]]:
+    """The lines that begin in a range of bytes, in lists that are not empty."""
+    partial = _Line()
+    last = None if end is None else _line_start(stream, end)
+    at = _line_start(stream, start)
+    if start:
+        stream.seek(at)
+    elif end is not None:
+        stream.seek(0)
+    while last is None or at < last:
+        chunk = stream.read(_CHUNK_BYTES if last is None else min(_CHUNK_BYTES, last - at))
+        if not chunk:
+            break
+        at += len(chunk)
+        first, *others = chunk.split(b"\n")
+        partial.add(first)
+        if others:
+            *whole, rest = others
+            yield [partial.take(), *(line.rstrip(b"\r") for line in whole)]
+            partial.add(rest)
+    if partial.size:  # the last line lacks its line break
+        yield [partial.take()]
+
+
+def _first_line(stream: Any) -> bytes | None:
+    """The first line of a file that has one."""
+    line = _Line()
+    stream.seek(0)
+    while line.size <= _LINE_BYTES_MAX and (chunk := stream.read(_HEADER_CHUNK_BYTES)):
+        piece, line_break, _ = chunk.partition(b"\n")
+        line.add(piece)
+        if line_break:
+            break
+    return line.take()
 
 
 class _Line:
@@ -219,6 +247,20 @@ def first_lines(files: FileList, limit: int) -> list[bytes]:
     reader.open(0)
     piece = next(reader._pieces(), None)  # noqa: SLF001 - of this module
     return [] if piece is None else piece.column(0).slice(0, limit).to_pylist()
+
+
+def require_first_header(files: FileList, schema: pa.Schema) -> None:
+    """Raise `UnknownColumn` if the first CSV file has a header that does not fit a schema.
+
+    The tasks check all files. This only tells most users of it where they define the source.
+    """
+    try:
+        lines = first_lines(files, 2)
+        if any(lines):
+            with _named(files.paths[0]):
+                require_header(lines[0], schema, files.paths[0])
+    except SourceError:
+        return  # perhaps it can be read where the tasks are; if not, they say so
 
 
 def parquet_schema(files: FileList) -> pa.Schema:
