@@ -14,6 +14,8 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sources.files_reader import FileList
 
+_FILES_SHOWN = 10
+
 
 def describe(compiled: CompiledJob) -> dict[str, Any]:
     """The graph of a job in tasks: all that must be equal for journal and layers to match."""
@@ -125,12 +127,50 @@ def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
                 where=where,
                 remedy=f"say checkpoints={kind!r}" + remedy,
             )
+        _require_same_files(place, before, now, where)
         raise OtherJob(
             f"the checkpoint was written by another graph: {place} was {was}, is {became}",
             where=where,
             remedy="start the job with the graph that wrote it, or in another checkpoint_dir"
             + remedy,
         )
+
+
+def _require_same_files(place: str, before: Any, now: Any, where: str) -> None:
+    """Raise `OtherJob` if the difference at this place is in the files of a source.
+
+    Its remedies are others than those of a changed graph: the user has changed a folder, no code.
+    """
+    for name in before.get("tasks", ()) if place.startswith("tasks.") else ():
+        was, became = (graph["tasks"].get(name, {}).get("source") for graph in (before, now))
+        is_here = place.startswith(f"tasks.{name}.source.")
+        if not (is_here and was and became and was[0] == became[0] == "files"):
+            continue
+        old, new = (dict(zip(*source[1], strict=True)) for source in (was, became))
+        changes = {
+            "new": [path for path in new if path not in old],
+            "gone": [path for path in old if path not in new],
+            "of another size": [path for path in old if new.get(path, old[path]) != old[path]],
+        }
+        steps = {
+            "new": "move the new ones away until the job is complete",
+            "gone": "put those back that are gone",
+            "of another size": "put back what the others contained",
+        }
+        found = [f"{what}: {_listed(paths)}" for what, paths in changes.items() if paths]
+        kept = " and ".join(steps[what] for what, paths in changes.items() if paths)
+        raise OtherJob(
+            f"the files of source {name.rpartition('[')[0] or name} are not those with which the "
+            f"job was first started. {'; '.join(found)}",
+            where=where,
+            remedy=f"{kept}, then start it again; or read the files of now in a new job, with "
+            "another checkpoint_dir",
+        )
+
+
+def _listed(paths: list[str]) -> str:
+    more = len(paths) - _FILES_SHOWN
+    return ", ".join(paths[:_FILES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, str, str]]:
