@@ -169,6 +169,8 @@ class ExpressionFailed(OperatorError):
 class BrokenLine(ClonosError):
     """A line of input that cannot be read: bad UTF-8, too long, not JSON, not CSV."""
 
+    usual_remedy = "correct it where it comes from"
+
 
 class SourceError(ClonosError):
     """A source cannot be reached, or no longer has rows that are needed again."""

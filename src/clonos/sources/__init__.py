@@ -26,6 +26,7 @@ from clonos.operators.by_key.look_up import VERSIONS, SideTable
 from clonos.operators.operations import Operation, PassOn, PassVersions
 from clonos.sources.files_reader import (
     FileList,
+    FindLine,
     LinesReader,
     ParquetReader,
     first_lines,
@@ -121,15 +122,16 @@ def files(path: str | Path, format: str = "text", schema: Any = None) -> SourceS
             raise BadSchema("text files have one column, a string")
     else:
         rows = _REQUIRE[format](wanted or _guess(found, format))
-        if format == "csv":
-            require_first_header(found, rows)
+    header = rows if format == "csv" else None
+    if header is not None:
+        require_first_header(found, header)
     return SourceSpec(
         kind="files",
         schema=LINES,
-        factory=partial(_lines, found, rows if format == "csv" else None),
+        factory=partial(_lines, found, header),
         replayable=True,
         rows_schema=rows,
-        head=ParseLines(format, rows),
+        head=ParseLines(format, rows, FindLine(found, header)),
     )
 
 

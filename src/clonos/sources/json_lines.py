@@ -20,6 +20,7 @@ import pyarrow.json as pa_json
 
 from clonos.columns.json_types import require_json
 from clonos.columns.kept_values import infinities
+from clonos.columns.schema import type_name
 
 DEPTH_MAX: Final = 500
 """Objects and lists in each other, where Python's parser reads them: it stops at some depth that
@@ -195,7 +196,7 @@ def _column(values: list[Any], data_type: pa.DataType, name: str) -> pa.Array:
         )
     _require(values, str, data_type, name)
     if any(type(value) is _Number for value in values):
-        raise ValueError(f"{name}: a number is no {data_type}")
+        raise ValueError(f"{name}: a number is no {type_name(data_type)}")
     return _texts(values, data_type)
 
 
@@ -231,7 +232,7 @@ def _maps(values: list[Any], data_type: pa.DataType, name: str) -> pa.Array:
 def _require(values: list[Any], kind: type, data_type: pa.DataType, name: str) -> None:
     for value in values:
         if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{name}: {_shown(value)} is no {data_type}")
+            raise ValueError(f"{name}: {_shown(value)} is no {type_name(data_type)}")
 
 
 def _shown(value: Any) -> str:
@@ -256,7 +257,7 @@ def _number_text(value: Any, data_type: pa.DataType, name: str) -> str | None:
     is_word = isinstance(value, str) and value in _NO_NUMBERS and pa.types.is_floating(data_type)
     if value is None or is_word or type(value) is _Number:
         return value  # type: ignore[no-any-return]
-    raise ValueError(f"{name}: {_shown(value)} is no {data_type}")
+    raise ValueError(f"{name}: {_shown(value)} is no {type_name(data_type)}")
 
 
 def _numbers(texts: list[str | None], data_type: pa.DataType, name: str) -> pa.Array:
@@ -264,7 +265,7 @@ def _numbers(texts: list[str | None], data_type: pa.DataType, name: str) -> pa.A
     if pa.types.is_floating(data_type):
         for text, is_inf in zip(texts, pc.is_inf(found).to_pylist(), strict=True):
             if is_inf and text not in _NO_NUMBERS:
-                raise ValueError(f"{name}: {text} is too large for {data_type}")
+                raise ValueError(f"{name}: {text} is too large for {type_name(data_type)}")
     return found
 
 

@@ -7,6 +7,7 @@ line is dropped and counted) must be the same on replay.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import pyarrow.json as pa_json
 
 from clonos.columns.batches import concat, conform
 from clonos.columns.kept_values import infinities
+from clonos.columns.schema import type_name
 from clonos.errors import BadSchema, BrokenLine
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
@@ -31,7 +33,20 @@ TEXT = pa.schema([pa.field("value", pa.string())])
 _REASON_MAX = 300
 _INFINITY = r"(?i)^\s*[+-]?inf(?:inity)?\s*$"
 
+_OF_COLUMN = re.compile(r"^In CSV column #(\d+): (?:Row #\d+: )?")
+_OF_ROW = re.compile(r"^(CSV parse error: )Row #\d+: ")
+_NO_VALUE = re.compile(r"^CSV conversion error to .*?: invalid value '(.*)'$", re.DOTALL)
+
 Parser = Callable[[pa.Array, pa.Schema], pa.RecordBatch]
+
+Find = Callable[[bytes | None, int, int], str]
+"""(line, task index, parallelism) -> where the task found this line first, such as "line 7 of
+/data/a.csv"; empty if that is not known."""
+
+
+def _nowhere(line: bytes | None, index: int, parallelism: int) -> str:
+    del line, index, parallelism
+    return ""
 
 
 @dataclass(frozen=True)
@@ -40,13 +55,15 @@ class ParseLines(Operation):
 
     format: str
     schema: pa.Schema
+    find: Find = _nowhere
 
 
 class ParseLinesOperator(Operator):
     """Parses a batch as a whole; if that fails, line by line to find the broken lines."""
 
-    def __init__(self, line_format: str, schema: pa.Schema) -> None:
+    def __init__(self, line_format: str, schema: pa.Schema, find: Find = _nowhere) -> None:
         super().__init__()
+        self._find = find
         self._format = line_format
         self._parse: Parser = PARSERS[line_format]
         self._schema = schema
@@ -61,15 +78,26 @@ class ParseLinesOperator(Operator):
                 try:
                     parsed.append(self._parse(lines.slice(i, 1), self._schema))
                 except (pa.ArrowException, ValueError) as error:
-                    why = short_reason(error)
-                    problem = BrokenLine(f"a line cannot be read as {self._format}: {why}")
-                    self.reject(problem, lines[i].as_py())
+                    self._reject(error, lines[i].as_py())
             return concat(parsed) if parsed else None
+
+    def _reject(self, error: Exception, line: bytes | None) -> None:
+        place = ""
+        # Only if the job fails: the search takes time, and records that are kept are output, so
+        # their texts must be the same each time.
+        if self.info.on_bad_record == "fail":
+            place = self._find(line, self.info.index, self.info.parallelism)
+        why = plain_reason(error, self._schema)
+        problem = BrokenLine(
+            f"{place or 'a line'} cannot be read as {self._format}: {why}",
+            remedy="correct the line (and choose another checkpoint_dir, if the job has one)",
+        )
+        self.reject(problem, line)
 
 
 @make_operator.register
 def _(operation: ParseLines) -> Operator:
-    return ParseLinesOperator(operation.format, operation.schema)
+    return ParseLinesOperator(operation.format, operation.schema, operation.find)
 
 
 def _parse_text(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
@@ -142,7 +170,7 @@ def require_infinite(
     """Raise `ValueError` if a text stands for a number that is too large, and not for infinity."""
     said = pc.fill_null(pc.match_substring_regex(texts, _INFINITY), False)
     if pc.any(pc.and_not(pc.is_inf(numbers), said)).as_py():
-        raise ValueError(f"a number is too large for {numbers.type}")
+        raise ValueError(f"a number is too large for {type_name(numbers.type)}")
 
 
 def require_csv(schema: pa.Schema) -> pa.Schema:
@@ -172,6 +200,18 @@ def short_reason(error: Exception) -> str:
     """What an error of a parser says, which may be as long as the line that it quotes."""
     text = str(error)
     return text if len(text) <= _REASON_MAX else f"{text[:_REASON_MAX]}..."
+
+
+def plain_reason(error: Exception, schema: pa.Schema) -> str:
+    """The same without Arrow's numbers, of which the row's is always 1: lines are read alone."""
+    text = str(error)
+    if found := _OF_COLUMN.match(text):
+        field = schema.field(int(found[1]))
+        said = text[found.end() :]
+        if value := _NO_VALUE.match(said):
+            said = f"{value[1]!r} is no {type_name(field.type)}"
+        text = f"{field.name}: {said}"
+    return short_reason(ValueError(_OF_ROW.sub(r"\1", text)))
 
 
 def _require_all(lines: pa.Array) -> None:
