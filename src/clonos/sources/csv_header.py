@@ -60,8 +60,8 @@ def require_header(line: bytes | None, schema: pa.Schema, path: str) -> None:
         remedy = "name each column of the file once"
     else:
         remedy = (
-            f"give the order and the names of the file, schema={_cut(_fitting(names, schema))!r}, "
-            "and rename columns afterwards; or correct its first line, which is no row"
+            f"write schema={_cut(_fitting(names, schema))!r}, as the file has them, and rename "
+            "columns afterwards; if its first line is a row, add a header"
         )
     raise UnknownColumn(
         f"the columns of this CSV file are {_cut(', '.join(names)) or 'not named'}, but those of "
