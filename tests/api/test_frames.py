@@ -16,8 +16,9 @@ from pyspark.sql.types import LongType, StringType
 import clonos
 from clonos.api import grouped
 from clonos.api.frames import INSTEAD
+from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, OperatorError, UnknownColumn, WrongType
-from clonos.testing import InMemoryRun
+from clonos.testing import InMemoryRun, simulate
 
 arrow_udf: Any = functions.arrow_udf
 pandas_udf: Any = functions.pandas_udf
@@ -64,6 +65,66 @@ def test_union_by_name():
         one.unionByName(other.select("id"))
     with pytest.raises(UnknownColumn, match="also has word, at"):
         other.select("id").unionByName(other)
+
+
+ONE = "id long, at struct<x: int not null, tags: array<string>>"
+OTHER = "id long not null, at struct<x: int, tags: array<string>> not null"
+BOTH = "id long, at struct<x: int, tags: array<string>>"
+
+
+def two_streams():
+    """Streams of rows in which something else may be null."""
+    job = clonos.Job("two", parallelism=2)
+    rows = [(n, {"x": n, "tags": ["a"]}) for n in range(4)]
+    more = [(n, {"x": None, "tags": None}) for n in range(4, 8)]
+    one = job.source(clonos.sources.from_batches([rows, [(None, None)]], ONE), name="one")
+    return one, job.source(clonos.sources.from_batches([more], OTHER), name="other")
+
+
+def united(how):
+    one, other = two_streams()
+    return getattr(one, how)(other) if how != "turned" else other.union(one)
+
+
+def keyed(how):
+    made = united(how)
+    made.key_by("id").deduplicate().sink(clonos.sinks.collect(), name="out")
+    return made._job
+
+
+@pytest.mark.parametrize("how", ["union", "unionAll", "unionByName", "turned"])
+def test_a_union_of_streams_in_which_something_else_may_be_null(how):
+    """The result has the columns that may be null in either, also nested, behind a shuffle."""
+    job = keyed(how)
+    run = InMemoryRun(job.compile(), seed=3, batch_rows=2, restore=0.3)
+    table = run.run()["out"]
+    assert table.schema.equals(parse_schema(BOTH))
+    expected = [(n, {"x": n, "tags": ["a"]}) for n in range(4)]
+    expected += [(n, {"x": None, "tags": None}) for n in range(4, 8)] + [(None, None)]
+    found = [tuple(row.values()) for row in table.to_pylist()]
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_a_simulated_union_of_streams_in_which_something_else_may_be_null():
+    assert simulate(keyed("union"), seeds=3).steps > 0
+
+
+def test_other_types_are_no_union():
+    one, other = two_streams()
+    with pytest.raises(WrongType, match=r"a union of \(id int64\) and \(id int32\)"):
+        one.select("id").union(other.with_column("id int", len, "id").select("id"))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("execution", ["tasks", "spark"])
+def test_a_union_with_a_range(spark, execution):
+    """Spark says of a range that it is never null."""
+    job = clonos.Job("range")
+    rows = job.source(spark.createDataFrame([(7,), (None,)], "id long"), name="rows")
+    both = rows.union(job.source(spark.range(3), name="range"))
+    assert both.schema.field("id").nullable
+    made = both.to_dataframe(spark, execution=execution)
+    assert sorted((row.id for row in made.collect()), key=str) == [0, 1, 2, 7, None]
 
 
 def test_what_dataframes_have_and_streams_have_not_is_said():

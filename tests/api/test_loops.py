@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import clonos
+from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.description import describe
 from clonos.testing import InMemoryRun
@@ -88,6 +89,29 @@ def test_other_columns():
     _, rows, again = numbers()
     with pytest.raises(WrongType, match=r"\(m\) are fed back"):
         again.feed(rows.union(again).map(lambda row: row.n, "m long"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_may_not_be_null_is_fed_back_where_it_may(seed):
+    """What keeps rows in the loop gets them all with the declared columns."""
+    job = clonos.Job("loop", parallelism=2)
+    rows = job.source(clonos.sources.from_batches([[(3,), (6,)]], "n long not null"), name="rows")
+    again = job.feedback("n long", name="again")
+    new = rows.union(again).key_by("n").deduplicate()
+    less = new.map(lambda row: row.n - 1, "n long not null", name="less")
+    again.feed(less.filter(lambda row: row.n >= 0).key_by("n"))
+    new.sink(clonos.sinks.collect(), name="out")
+    found = InMemoryRun(job.compile(), seed=seed, restore=0.3).run()["out"]
+    assert found.schema.equals(parse_schema("n long"))
+    assert sorted(found.column("n").to_pylist()) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_what_may_be_null_is_not_fed_back_where_it_may_not():
+    job = clonos.Job("loop")
+    rows = job.source(clonos.sources.from_batches([[(3,)]], "n long not null"), name="rows")
+    again = job.feedback("n long not null", name="again")
+    with pytest.raises(WrongType, match=r"null is fed back.*leave NOT NULL out"):
+        again.feed(rows.union(again).map(lambda row: row.n, "n long"))
 
 
 def test_a_stream_of_another_job():

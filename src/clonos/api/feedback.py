@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clonos.api.streams import Stream
+from clonos.columns.schema import wider
 from clonos.errors import BadGraph, WrongType
+from clonos.graph.logical import Edge
+from clonos.operators import operations as op
+from clonos.operators.router import Routing
 
 
 class Feedback(Stream):
@@ -23,12 +29,19 @@ class Feedback(Stream):
                 where=name,
                 remedy="unite the streams first: a.union(b)",
             )
-        if not stream.schema.equals(self.schema):
+        both = wider(self.schema, stream.schema)
+        if both is None:
             raise WrongType(
                 f"rows of ({', '.join(stream.schema.names)}) are fed back where "
                 f"({', '.join(self.schema.names)}) is declared",
                 where=name,
                 remedy="map them to the declared columns and types first",
+            )
+        if not both.equals(self.schema):
+            raise WrongType(
+                "a column that may be null is fed back where it is declared NOT NULL",
+                where=name,
+                remedy="leave NOT NULL out of the schema of job.feedback(...)",
             )
         if isinstance(stream, Feedback):
             raise BadGraph(
@@ -36,4 +49,16 @@ class Feedback(Stream):
                 where=name,
                 remedy="feed it with a stream that operators make from its rows",
             )
-        fed[self._vertex.id] = stream._edge  # noqa: SLF001 - of the same class
+        edge = stream._edge  # noqa: SLF001 - of the same class
+        if not stream.schema.equals(self.schema):
+            # What reads the loop was defined with rows of the declared schema.
+            widened = self._job.graph.add(
+                "widen",
+                None,
+                schema=self.schema,
+                parallelism=None,
+                operation=op.Widen(self.schema),
+                edges=(Edge(edge.vertex, Routing.FORWARD),),
+            )
+            edge = replace(edge, vertex=widened)
+        fed[self._vertex.id] = edge

@@ -15,7 +15,7 @@ from clonos.api.joins import look_up_operation, side_table
 from clonos.api.udfs import typed, user_function
 from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
-from clonos.columns.schema import parse_schema, require_columns
+from clonos.columns.schema import parse_schema, require_columns, wider
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Edge, Vertex
 from clonos.operators import operations as op
@@ -446,6 +446,8 @@ class Stream(FrameOperations):
     ) -> Stream:
         """The rows of this and other streams of the same schema, in the order in which they come.
 
+        A column may be null in the result if it may be null in one of the streams.
+
         Raises
         ------
         WrongType
@@ -453,22 +455,25 @@ class Stream(FrameOperations):
         BadGraph
             The streams are of different jobs.
         """
+        schema = self.schema
         for other in others:
             if other._job is not self._job:  # noqa: SLF001 - of the same class
                 raise BadGraph("streams of different jobs cannot be joined", where=name or "union")
-            if not other.schema.equals(self.schema):
+            if (both := wider(schema, other.schema)) is None:
                 raise WrongType(
                     f"a union of ({_columns(self.schema)}) and ({_columns(other.schema)})",
                     where=name or "union",
                     remedy="map them to the same schema first",
                 )
+            schema = both
         edges = (self._edge, *(other._edge for other in others))  # noqa: SLF001
+        is_same = all(edge.vertex.schema.equals(schema) for edge in edges)
         vertex = self._job.graph.add(
             "union",
             name,
-            schema=self.schema,
+            schema=schema,
             parallelism=parallelism,
-            operation=op.PassOn(),
+            operation=op.PassOn() if is_same else op.Widen(schema),
             edges=edges,
         )
         return Stream(self._job, vertex)

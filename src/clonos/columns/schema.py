@@ -133,6 +133,61 @@ def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> No
             )
 
 
+def wider(a: pa.Schema, b: pa.Schema) -> pa.Schema | None:
+    """The schema of rows of both: a column may be null if it may be in one of them.
+
+    None if they differ in more than what may be null, at the top or nested.
+
+    Examples
+    --------
+    >>> one = parse_schema("a long not null, b long")
+    >>> other = parse_schema("a long, b long not null")
+    >>> wider(one, other).equals(parse_schema("a long, b long"))
+    True
+    >>> wider(one, parse_schema("a long, b int")) is None
+    True
+    """
+    fields = _wider_fields(list(a), list(b))
+    return None if fields is None else pa.schema(fields)
+
+
+def _wider_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Field] | None:
+    if [field.name for field in a] != [field.name for field in b]:
+        return None
+    fields = []
+    for one, other in zip(a, b, strict=True):
+        data_type = _wider_type(one.type, other.type)
+        if data_type is None:
+            return None
+        fields.append(pa.field(one.name, data_type, one.nullable or other.nullable))
+    return fields
+
+
+def _wider_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if a == b:
+        return a
+    if a.id != b.id:
+        return None
+    if pa.types.is_struct(a):
+        return None if (fields := _wider_fields(list(a), list(b))) is None else pa.struct(fields)
+    if pa.types.is_map(a):
+        if a.keys_sorted != b.keys_sorted:
+            return None
+        found = [_wider_type(a.key_type, b.key_type), _wider_type(a.item_type, b.item_type)]
+        if None in found:
+            return None
+        is_nullable = a.item_field.nullable or b.item_field.nullable
+        value = pa.field(a.item_field.name, found[1], is_nullable)
+        return pa.map_(found[0], value, keys_sorted=a.keys_sorted)
+    if pa.types.is_list(a) or pa.types.is_large_list(a):
+        if (value := _wider_type(a.value_type, b.value_type)) is None:
+            return None
+        is_nullable = a.value_field.nullable or b.value_field.nullable
+        made = pa.list_ if pa.types.is_list(a) else pa.large_list
+        return made(pa.field(a.value_field.name, value, is_nullable))
+    return None
+
+
 RENAME: Final = 'rename one, or set spark.sql.caseSensitive to "true"'
 """What to do about names that are alike."""
 

@@ -14,6 +14,7 @@ from clonos.operators import operations as op
 
 PLANS: Final[dict[type[op.Operation], str]] = {
     op.PassOn: "nothing",
+    op.Widen: "nothing",
     op.Map: "mapInArrow, the same operator",
     op.FlatMap: "mapInArrow, the same operator",
     op.Filter: "mapInArrow, the same operator",

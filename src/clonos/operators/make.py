@@ -24,7 +24,7 @@ from clonos.operators.calls.map_async import (
     MapAsyncOperator,
     WithColumnAsyncOperator,
 )
-from clonos.operators.identity import IdentityOperator
+from clonos.operators.identity import IdentityOperator, WidenOperator
 from clonos.operators.process.process import ProcessOperator
 from clonos.operators.process.stateful import StatefulOperator
 from clonos.operators.stateless.columns import ProjectOperator, WhereOperator
@@ -58,6 +58,11 @@ def make_operator(operation: op.Operation) -> Operator:
 @make_operator.register
 def _(_: op.PassOn) -> Operator:
     return IdentityOperator()
+
+
+@make_operator.register
+def _(operation: op.Widen) -> Operator:
+    return WidenOperator(operation.schema)
 
 
 @make_operator.register

@@ -79,6 +79,13 @@ class PassOn(Operation):
 
 
 @dataclass(frozen=True)
+class Widen(PassOn):
+    """Passes all rows on as rows of `schema`, in which more may be null than in theirs."""
+
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
 class PassVersions(Operation):
     """The head of a source of versions of a table."""
 
