@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import pickle
 from datetime import timedelta
@@ -166,6 +167,53 @@ def test_mistakes_are_found_where_they_are_made(define, error, text):
     with pytest.raises(error, match=text) as caught:
         define()
     assert isinstance(caught.value, DefinitionError)
+
+
+def _passes(row, ctx):
+    yield (row.word,)
+
+
+def _adapts(fn):
+    @functools.wraps(fn)
+    def wrapper(self, row, ctx):
+        return fn(self, row)
+
+    return wrapper
+
+
+class _Own(clonos.Process):
+    """With methods that are given; those of a base class may be called."""
+
+    def on_row(self, row, ctx):
+        yield (row.word,)
+
+
+METHODS = [
+    ("open", lambda self: None, r"_Own.open takes \(\).*write it as open\(self, ctx\)"),
+    ("open", lambda self, ctx, more: None, r"takes \(ctx, more\)"),
+    ("on_row", lambda self, row: None, r"takes \(row\).*on_row\(self, row, ctx\)"),
+    ("on_row", lambda self, row, *, ctx: None, r"takes \(row, \*, ctx\)"),
+    ("on_timer", lambda self, key, ctx: None, r"on_timer\(self, key, due, ctx\)"),
+    ("on_timer", staticmethod(lambda self, key, due, ctx: None), "self, key, due, ctx"),
+    ("open", lambda self, ctx, more=None: None, ""),
+    ("open", classmethod(lambda cls, ctx: None), ""),
+    ("open", print, ""),
+    ("open", type("Any", (), {"__call__": lambda self, *given: None})(), ""),
+    ("on_row", lambda *given: None, ""),
+    ("on_row", staticmethod(_passes), ""),
+    ("on_row", functools.partial(lambda more, row, ctx: None, 1), ""),
+    ("on_row", functools.partialmethod(lambda self, more, row, ctx: None, 1), ""),
+    ("on_row", _adapts(lambda self, row: None), ""),
+    ("on_timer", max, ""),
+    ("on_timer", lambda self, key, due, ctx, **more: None, ""),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "text"), METHODS)
+def test_methods_of_a_process_take_what_they_get(name, method, text):
+    made = type("_Own", (_Own,), {name: method})()
+    with pytest.raises(WrongType, match=text) if text else contextlib.nullcontext():
+        words().key_by("word").process(made, "w string", name="own")
 
 
 def test_what_is_printed_says_what_it_is():

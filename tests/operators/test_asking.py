@@ -105,6 +105,18 @@ def test_the_oldest_conversation_comes_first():
     assert not harness.program.is_full
 
 
+def test_the_method_that_gets_the_reply_takes_it():
+    class Short(Talk):
+        def on_first(self, reply: Any) -> None:  # type: ignore[override]
+            raise AssertionError("never asked")
+
+    harness = StepHarness(program_of(Short()))
+    with pytest.raises(
+        OperatorError, match=r"on_first takes \(reply\).*on_first\(self, reply, ctx"
+    ):
+        harness.input(0, given(1), SCHEMA)
+
+
 def test_how_long_the_longest_conversation_is_that_goes_on():
     class Endless(Talk):
         def on_first(self, reply: Any, ctx: Any) -> None:

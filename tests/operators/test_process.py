@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row
 
 import clonos
 from clonos.errors import CannotUpgrade, OperatorError
@@ -269,3 +270,34 @@ def test_states_that_are_declared_when_rows_come_are_not_missed():
 
     code = process_code(Late())
     code.program().apply(layer_of(code))
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (("a", "b", 1), "'a' is not a row of k, what, n; returned ('a', 'b', 1)"),
+        (Row(k="a", what="b", n=1), "'a' is not a row of k, what, n; returned Row("),
+        ((("a", "b"),), "2 values for the columns k, what, n; returned (('a', 'b'),)"),
+        ({"k": "a"}, "returned {'k': 'a'}"),
+        (5, "returned 5"),
+    ],
+)
+def test_a_row_where_there_may_be_several(returned, what):
+    class Returns(clonos.Process):
+        def on_row(self, row, ctx):
+            return returned
+
+    harness = StepHarness(process_code(Returns()).program())
+    with pytest.raises(OperatorError) as told:
+        send(harness, ("a", "", 1))
+    assert what in str(told.value)
+    assert ": yield rows, or return a list of them" in str(told.value)
+
+
+def test_several_rows_may_be_a_tuple():
+    class Returns(clonos.Process):
+        def on_row(self, row, ctx):
+            return (row.k, "one", 1), (row.k, "two", 2)
+
+    harness = StepHarness(process_code(Returns()).program())
+    assert send(harness, ("a", "", 1)) == [("a", "one", 1), ("a", "two", 2)]

@@ -17,7 +17,8 @@ from clonos.graph.logical import Edge, Vertex
 from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.by_key.join import Always
-from clonos.operators.process.process import Process
+from clonos.operators.context import require_takes
+from clonos.operators.process.process import CALLBACKS, Process
 from clonos.operators.router import Routing
 from clonos.operators.windows.kinds import Window
 
@@ -260,6 +261,8 @@ class KeyedStream(Stream):
                 where=name or "process",
                 remedy="write on_row(self, row, ctx)",
             )
+        for callback, values in CALLBACKS.items():
+            require_takes(process, callback, values, name or "process")
         parsed = parse_schema(schema)
         operation = op.ProcessRows(process, self.keys, parsed, in_flight, effects)
         known = {"has_effects": effects}

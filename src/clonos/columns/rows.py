@@ -219,13 +219,26 @@ class RowBuilder:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
+_YIELD: Final = "yield rows, or return a list of them"
+
+
 def results_of(returned: Any, make: Callable[[Any], Any]) -> list[Any]:
     """The rows that `make` makes of what a function has returned, which may be any number."""
     if returned is None:
         return []
     if isinstance(returned, (str, bytes, dict, Row)):
-        raise TypeError(f"returned {short(returned)} where an iterable of rows is expected")
-    results = [make(result) for result in islice(returned, RESULTS_MAX + 1)]
+        raise TypeError(f"returned {short(returned)}: {_YIELD}")
+    try:
+        some = islice(returned, RESULTS_MAX + 1)
+    except TypeError:
+        raise TypeError(f"returned {short(returned)}: {_YIELD}") from None
+    try:
+        results = [make(result) for result in some]
+    except (TypeError, ValueError) as error:
+        if not isinstance(returned, tuple):
+            raise
+        # Several rows may be a tuple; more often it is a row.
+        raise TypeError(f"{error}; returned {short(returned)}: {_YIELD}") from None
     if len(results) > RESULTS_MAX:
         raise StepTooLarge(
             f"more than {RESULTS_MAX:,} rows come of one call",

@@ -162,3 +162,34 @@ def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("
         )
     extra = positional[count] if len(positional) > count else None
     return extra is not None and (extra.default is extra.empty or extra.name == "ctx")
+
+
+def require_takes(process: object, name: str, values: Sequence[str], where: str) -> None:
+    """Raise `WrongType` unless a method of a user's object can be called with these arguments.
+
+    What cannot be inspected passes.
+
+    Examples
+    --------
+    >>> class Own:
+    ...     def on_row(self, row): ...
+    >>> require_takes(Own(), "on_row", ["row"], "own")
+    >>> require_takes(Own(), "on_row", ["row", "ctx"], "own")
+    Traceback (most recent call last):
+    clonos.errors.WrongType: own: Own.on_row takes (row). To do: write it as on_row(self, row, ctx)
+    """
+    try:
+        # A decorator may give what it wraps other arguments than those with which it is called.
+        signature = inspect.signature(getattr(process, name), follow_wrapped=False)
+    except (ValueError, TypeError):
+        return
+    try:
+        signature.bind(*values)
+    except TypeError:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        taken = inspect.Signature(bare)
+        raise WrongType(
+            f"{type(process).__name__}.{name} takes {taken}",
+            where=where,
+            remedy=f"write it as {name}(self, {', '.join(values)})",
+        ) from None

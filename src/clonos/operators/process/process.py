@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -30,7 +30,7 @@ from clonos.operators.calls.service import (
     policy_of,
     undeclared,
 )
-from clonos.operators.context import Context
+from clonos.operators.context import Context, require_takes
 from clonos.operators.process.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.process.declared import IN_USE, DeclaredStates
 from clonos.operators.shares import (
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from clonos.state.runs import Run
 
 _STATE = b"s"
+
+CALLBACKS: Final = {"open": ("ctx",), "on_row": ("row", "ctx"), "on_timer": ("key", "due", "ctx")}
+"""The methods of a :class:`Process` that may be overridden, and what they get."""
 
 _PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
     (pa.types.is_boolean, (bool,)),
@@ -294,6 +297,7 @@ class ProcessOperator(Operator):
         self.store = KeyedStore(self._undo)
         self._calls = CallTable(self.store, in_flight)
         self._asks: list[bytes] = []  # questions of the running callback
+        self._hears: set[str] = set()  # names of methods that can get a reply
         self._origin = 0  # of the callback's conversation
         self._marks = Marks(self.facts)
         self.key: Any = None
@@ -440,7 +444,10 @@ class ProcessOperator(Operator):
 
     def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
         """Ask when the running callback has returned; if it raises, nothing is asked."""
-        method_of(self._process, then, self.info.where)
+        if then not in self._hears:
+            method_of(self._process, then, self.info.where)
+            require_takes(self._process, then, ("reply", "ctx"), self.info.where)
+            self._hears.add(then)
         if policy.batch is not None and not arguments:
             raise WrongType(
                 "batch= makes lists of the arguments, and this question has none",
