@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import clonos
-from clonos.errors import ExpressionFailed, NeedsSpark, NotInTasks
+from clonos.errors import ExpressionFailed, NeedsSpark, NotInTasks, UnknownColumn, WrongType
 from clonos.testing import StepHarness, rows
 from clonos.testing.in_memory import InMemoryRun
 
@@ -195,13 +195,45 @@ def test_what_is_not_exact_is_refused_by_name(expression):
     assert caught.value.remedy
 
 
-def test_errors_of_the_analysis_are_those_of_spark():
-    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
-        stream().where("price > 1")
-    with pytest.raises(AnalysisException, match="FILTER_NOT_BOOLEAN"):
-        stream().where("n + 1")
-    with pytest.raises(AnalysisException, match="PARSE_SYNTAX_ERROR"):
-        stream().where("n >")
+@pytest.mark.parametrize(
+    ("build", "error", "what", "remedy"),
+    [
+        (lambda s: s.where("dey > 1"), UnknownColumn, "name `dey` cannot", "or 'day'?"),
+        (lambda s: s.select(F.col("xyz")), UnknownColumn, "name `xyz` cannot", "the columns are n"),
+        (
+            lambda s: s.where("n + 1"),
+            WrongType,
+            "[DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN]",
+            "correct",
+        ),
+        (lambda s: s.where("n >"), WrongType, "[PARSE_SYNTAX_ERROR] Syntax error", "correct"),
+        (lambda s: s.withColumn("m", F.expr("n >")), WrongType, "[PARSE_SYNTAX_ERROR]", "correct"),
+        (lambda s: s.selectExpr("nothing(n)"), WrongType, "[UNRESOLVED_ROUTINE]", "correct"),
+    ],
+)
+def test_what_spark_cannot_read_is_a_mistake_in_the_definition(build, error, what, remedy):
+    """It is told in Spark's words."""
+    with pytest.raises(error) as caught:
+        build(stream())
+    assert what in caught.value.what
+    assert remedy in caught.value.remedy
+    assert "\n" not in str(caught.value)
+    assert "SQLSTATE" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, AnalysisException)
+
+
+def test_a_column_of_a_dataframe_is_none_of_the_stream(spark):
+    frame = spark.createDataFrame([(1, "a")], "n int, other string")
+    wrong = [
+        lambda s: s.where(frame.n > 0),
+        lambda s: s.select(frame.n, frame["other"]),
+        lambda s: s.withColumn("m", frame.n + F.col("l")),
+    ]
+    for build in wrong:
+        with pytest.raises(UnknownColumn, match="MISSING_ATTRIBUTES") as caught:
+            build(stream())
+        assert caught.value.remedy == 'write F.col("n"): a stream has no DataFrame\'s columns'
+        assert caught.value.where in ("where", "select", "withColumn")
 
 
 def test_what_depends_on_the_zone_wants_utc(spark):

@@ -124,13 +124,22 @@ def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> No
     """Raise :class:`UnknownColumn`, with similar names as a hint, unless all columns exist."""
     for column in columns:
         if column not in schema.names:
-            close = get_close_matches(column, schema.names, n=3)
-            hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
             raise UnknownColumn(
-                f"there is no column {column!r}",
-                where=where,
-                remedy=f"{hint}the columns are {', '.join(schema.names)}",
+                f"there is no column {column!r}", where=where, remedy=columns_like(schema, column)
             )
+
+
+def columns_like(schema: pa.Schema, column: str) -> str:
+    """What to do about a column that does not exist: similar names, and all names.
+
+    Examples
+    --------
+    >>> columns_like(parse_schema("cents long, user string"), "cent")
+    "did you mean 'cents'? the columns are cents, user"
+    """
+    close = get_close_matches(column, schema.names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{hint}the columns are {', '.join(schema.names)}"
 
 
 def wider(a: pa.Schema, b: pa.Schema) -> pa.Schema | None:

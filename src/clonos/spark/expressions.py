@@ -8,7 +8,8 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError
 from pyspark import cloudpickle
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from clonos.columns import casts
@@ -32,9 +33,9 @@ from clonos.columns.formula import (
 )
 from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
-from clonos.columns.schema import parse_type, spark_type
+from clonos.columns.schema import columns_like, parse_type, spark_type
 from clonos.columns.user_functions import ARROW, KNOWN
-from clonos.errors import BadSchema, NeedsSpark, NotInTasks
+from clonos.errors import BadSchema, NeedsSpark, NotInTasks, UnknownColumn, WrongType
 from clonos.spark.session import active, require_analysis
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst.expressions"
@@ -102,9 +103,12 @@ def projected(
         Some part cannot be computed in tasks.
     NeedsSpark
         There is no session.
+    UnknownColumn, WrongType
+        Spark cannot read it.
     """
     walker, frame = _begin(schema, where)
-    plan = choose(frame)._jdf.queryExecution().analyzed()  # noqa: SLF001
+    with _of_users(schema, where):
+        plan = choose(frame)._jdf.queryExecution().analyzed()  # noqa: SLF001
     _require_plan(plan, "Project", where)
     named = _elements(plan.projectList())
     return [(part.name(), walker.column(part)) for part in named]
@@ -113,9 +117,30 @@ def projected(
 def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
     """The condition of ``frame.where(given)``; see :func:`projected`."""
     walker, frame = _begin(schema, where)
-    plan = frame.where(given)._jdf.queryExecution().analyzed()  # noqa: SLF001
+    with _of_users(schema, where):
+        plan = frame.where(given)._jdf.queryExecution().analyzed()  # noqa: SLF001
     _require_plan(plan, "Filter", where)
     return walker.whole(plan.condition())
+
+
+@contextmanager
+def _of_users(schema: pa.Schema, where: str) -> Iterator[None]:
+    """Raise what Spark says of an expression as a mistake in the job's definition."""
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        said = str(error).strip().partition("\n")[0].partition(" SQLSTATE: ")[0]
+        said = said.partition(". ")[0].rstrip(".")
+        known: dict[str, str] = error.getMessageParameters() or {}
+        if said.startswith("[MISSING_ATTRIBUTES"):
+            name = known.get("missingAttributes", "").partition('", "')[0].strip('"')
+            remedy = f'write F.col("{name}"): a stream has no DataFrame\'s columns'
+            raise UnknownColumn(said, where=where, remedy=remedy) from error
+        if said.startswith("[UNRESOLVED_COLUMN"):
+            remedy = columns_like(schema, known.get("objectName", "").strip("`"))
+            raise UnknownColumn(said, where=where, remedy=remedy) from error
+        remedy = "correct the expression; Spark's own error, which says more, is the cause of this"
+        raise WrongType(said, where=where, remedy=remedy) from error
 
 
 def read_by(spark: Any = None) -> ReadBy:
