@@ -10,7 +10,7 @@ import pytest
 from clonos.core.coordinator import Coordinator, Reported, SlotLost, SlotReady
 from clonos.core.decisions import Command, Fail
 from clonos.core.determinants import Marker, encode_record
-from clonos.core.holdings import TIDY_EACH
+from clonos.core.holdings import AGAIN_MS, TIDY_EACH
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (
     AUTO,
@@ -302,6 +302,29 @@ def test_layers_are_merged_where_the_task_is_and_count_when_copies_have_them(mon
     for slot in 0, 1:
         assert {r for d in job.told(slot, Discard) for r in d.layers} == set(refs)
     job.seals(0)
+    assert not job.failure
+
+
+def test_a_merged_layer_that_is_lost_before_it_counts_is_made_again_under_another_path(monkeypatch):
+    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    job = world(LOCAL)
+    refs = [job.seals(0) for _ in range(3)]
+    job.has(1, *refs)
+    (first,) = job.told(0, MergeLayers)
+    lost = replace(refs[-1], path=first.path)
+    job.hear(Reported(0, LayersMerged(0, first.layers, lost)))
+    job.hear(Reported(0, Lacks(0, (lost.path,))))
+    assert lost not in job.told(1, Hold)[-1].layers
+    job.tick(AGAIN_MS)
+    assert job.told(0, MergeLayers) == [first], "another layer would get the same path"
+    refs.append(job.seals(0))
+    job.has(1, refs[-1])
+    command = job.told(0, MergeLayers)[-1]
+    assert command.layers == tuple(refs)
+    merged = replace(refs[-1], path=command.path)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    job.has(1, merged)
+    assert job.keeper.layers[0] == (merged,)
     assert not job.failure
 
 

@@ -104,6 +104,7 @@ class Holdings:
         self._merging: dict[tuple[int, bool], tuple[str, tuple[LayerRef, ...]]] = {}
         # ... and finished merges, whether they are safe yet or not.
         self._merged: dict[tuple[int, bool], tuple[LayerRef, tuple[LayerRef, ...]]] = {}
+        self._void: dict[int, set[str]] = defaultdict(set)  # by task: paths of merges that are lost
         self._not_before: dict[int, int] = {}  # by task: the next try of a merge
         self._missing: dict[int, int] = {}  # by task: since when no slot has a layer
         self._unread: set[int] = set()  # tasks of which some slot could not read a layer
@@ -151,6 +152,17 @@ class Holdings:
         if gone:
             self._unread.add(report.task)
             self._changed.add(report.task)
+            self._call_off_merge(slot, report.task)
+
+    def _call_off_merge(self, slot: int, task: int) -> None:
+        """A merged layer that does not count yet is lost with its only copy; those that it was to
+        replace are merged again."""
+        merged, _ = self._merged.get((task, False), (None, ()))
+        if merged is not None and not self._where[task][merged.path][1]:
+            del self._merged[task, False]
+            self._void[task].add(merged.path)
+            self._not_before[task] = self._roster.now_ms + AGAIN_MS
+            self._discard(slot, task, [merged])  # what is left of it
 
     def _told_of(self, slot: int, task: int) -> Sequence[LayerRef]:
         return self._told[slot, task].layers if (slot, task) in self._told else ()
@@ -189,6 +201,7 @@ class Holdings:
         for key in (task, False), (task, True):
             self._merging.pop(key, None)
             self._merged.pop(key, None)
+        self._void.pop(task, None)  # paths name the life
         self._changed.add(task)
 
     def fall_back(self) -> None:
@@ -417,6 +430,8 @@ class Holdings:
                 continue
             assert state.slot is not None
             path = merged_here_path(chosen, state.incarnation)
+            if level != STORE and path in self._void[task]:
+                continue  # a standby may yet have a copy under this path: until the next layer
             self._merging[key] = path, chosen
             merge = MergeLayers(task, chosen, chosen[0] == chain[0], level, path)
             roster.do(Command(state.slot, merge))
