@@ -35,6 +35,7 @@ from clonos.core.messages import (
     Live,
     Restored,
     Run,
+    Unreadable,
 )
 from clonos.core.plan import Plan, TaskSpec
 
@@ -326,6 +327,29 @@ def test_a_merged_layer_that_is_lost_before_it_counts_is_made_again_under_anothe
     job.has(1, merged)
     assert job.keeper.layers[0] == (merged,)
     assert not job.failure
+
+
+def test_what_an_earlier_life_has_merged_is_not_taken_for_what_this_one_merges(monkeypatch):
+    """Its file may be gone: disks are tidied when a life begins."""
+    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    job = world(LOCAL, standbys=0, slots=1)
+    for _ in range(3):
+        job.seals(0)
+    (old,) = job.told(0, MergeLayers)
+    life = job.coordinator.tasks[0].incarnation
+    job.hear(Reported(0, Unreadable(0, life, 0)))
+    life = job.coordinator.tasks[0].incarnation
+    job.hear(Reported(0, FenceAnswer(0, 0, life, 3, None)))
+    job.lives(0)
+    job.joins(1)  # something changes: merges are looked for
+    new = job.told(0, MergeLayers)[-1]
+    assert new.layers == old.layers
+    late, merged = (replace(one.layers[-1], path=one.path) for one in (old, new))
+    job.hear(Reported(0, LayersMerged(0, old.layers, late)))
+    assert job.keeper.layers[0] == old.layers
+    assert [command.layers for command in job.told(0, Discard)] == [(late,)]
+    job.hear(Reported(0, LayersMerged(0, new.layers, merged)))
+    assert job.keeper.layers[0] == (merged,)
 
 
 def test_what_cannot_be_read_any_more_is_had_no_more_and_fetched_again():

@@ -450,7 +450,11 @@ class Holdings:
     def merged(self, slot: int, report: LayersMerged) -> None:
         """A slot has merged layers, or has failed to."""
         task, merged = report.task, report.merged
-        of_task = [key for key, (_, refs) in self._merging.items() if refs == report.replaced]
+        of_task = [
+            key
+            for key, (path, refs) in self._merging.items()
+            if refs == report.replaced and (merged is None or merged.path == path)
+        ]
         if self._roster.tasks[task].slot != slot or not of_task:
             if merged is not None:  # from an earlier life: it will be discarded
                 self.sealed(slot, merged)
