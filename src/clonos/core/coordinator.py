@@ -119,7 +119,7 @@ class Coordinator:
             throttle=self.throttle,
             patience_ms=patience_ms,
         )
-        self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound)
+        self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound, self.holdings)
         self._rivals = Rivals(self.roster, self._bound) if speculation else None
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,

@@ -32,7 +32,6 @@ from clonos.core.hardening import Hardening
 from clonos.core.layer import merged_here_path
 from clonos.core.levels import (
     AUTO,
-    LOCAL,
     MEMORY,
     STORE,
     Discard,
@@ -223,12 +222,16 @@ class Holdings:
             return True
         if home is None or not self._has(home, task, chain):
             return False
-        weakest = MEMORY if any(ref.level == MEMORY for ref in chain) else LOCAL
-        due = self._copies if weakest == MEMORY else min(self._copies, 1)
         keepers = self._keepers(task)
+        due = self._due(chain)
         if self._roster.plan.tasks[task].level == AUTO:
             due = min(due, len(keepers))  # a missing standby holds up nothing: the store gets it
         return sum(self._has(slot.id, task, chain) for slot in keepers) >= due
+
+    def _due(self, chain: Sequence[LayerRef]) -> int:
+        """How many standbys are to have these layers."""
+        is_in_memory = any(ref.level == MEMORY for ref in chain)
+        return self._copies if is_in_memory else min(self._copies, 1)
 
     def _keepers(self, task: int) -> list[Slot]:
         home = self._roster.tasks[task].slot
@@ -237,6 +240,21 @@ class Holdings:
     def _has(self, slot: int, task: int, chain: Sequence[LayerRef]) -> bool:
         of_task, there = self._where[task], self._roster.slots[slot]
         return all(r.path in of_task and _place(there, r) in of_task[r.path][1] for r in chain)
+
+    def is_safe_without(self, slot: int, *, fewer: int = 0) -> bool:
+        """Whether a slot that runs nothing can end on purpose: home and all other standbys have
+        what it has of the floors, and `fewer` copies than promised may be left for a while."""
+        return all(self._is_without(slot, task, fewer) for task in self.tasks)
+
+    def _is_without(self, slot: int, task: int, fewer: int) -> bool:
+        chain = [ref for ref in self._roster.keeper.layers[task] if ref.level != STORE]
+        if not any(self._has(slot, task, [ref]) for ref in chain):
+            return True
+        home, slots = self._roster.tasks[task].slot, self._roster.slots.values()
+        stay = [s.id for s in slots if s.id == home or (task in s.standbys and not s.leaves)]
+        others = [other for other in stay if other != slot]
+        due = 0 if self._roster.plan.tasks[task].level == AUTO else self._due(chain)
+        return len(others) > due - fewer and all(self._has(s, task, chain) for s in others)
 
     def is_void(self, task: int) -> bool:
         """Whether some layer beyond the task's floor is in no slot any more."""

@@ -25,6 +25,7 @@ from typing import Final, Literal
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Note
+from clonos.core.holdings import Holdings
 from clonos.core.machine import Table
 from clonos.core.placement import Slot, best_slot
 from clonos.core.plan import Cell
@@ -44,6 +45,8 @@ SLOW_MS: Final = 300_000
 """For this long no rival begins in a slot in which a cell was overtaken."""
 AGAIN_MS: Final = 1_000
 """How long a cell that could not move out of a leaving slot waits for the next attempt."""
+COPIED_MS: Final = 60_000
+"""How long an empty slot of an executor that ends waits until others have copies of its layers."""
 
 FULL: Final = "no slot is free that could take it (those of drained executors cannot)"
 NEVER_COPIED: Final = "its state has not been copied within a minute"
@@ -106,17 +109,20 @@ class Moves:
         standbys: Standbys,
         recoveries: Recoveries,
         bound: frozenset[int],
+        holdings: Holdings,
     ) -> None:
         self._roster = roster
         self._standbys = standbys
         self._recoveries = recoveries
         self._bound = bound
+        self._holdings = holdings
         self.machine = MOVE.machine("moves")
         self._wanted: dict[Cell, int] = {}  # since when all tasks run, and there may be no slot
         self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
         self._slow: set[Cell] = set()  # cells to be overtaken
         self._leaving: set[str] = set()
         self._ending: set[str] = set()
+        self._empty: dict[int, int] = {}  # slots that are to end: since when they run nothing
         self._cell: Cell = ()
         self.target = -1
         self._floors: dict[int, int] = {}  # where the floors of the cell were
@@ -141,20 +147,34 @@ class Moves:
             self._ending.add(group)
         for slot in self._roster.slots.values():
             self.joined(slot)
+        self._standbys.fill()
 
     def joined(self, slot: Slot) -> None:
         """A slot has registered; its executor may be about to go."""
         slot.leaves = slot.leaves or slot.group in self._leaving
 
     def emptied(self) -> list[int]:
-        """Slots without tasks in executors that end; while anything recovers they may be needed."""
+        """Slots without tasks in executors that end; while anything recovers they may be needed.
+
+        Others have what they keep by then. If that takes too long, they end nevertheless: their
+        executor does not wait for ever.
+        """
         if not self._ending or self.machine.state is not MovePhase.IDLE:
             return []
-        if not self._roster.all_run:
+        roster, now_ms = self._roster, self._roster.now_ms
+        if not roster.all_run:
             return []
-        running = {task.slot for task in self._roster.tasks.values()}
-        slots = self._roster.slots.values()
-        return [s.id for s in slots if s.group in self._ending and s.id not in running]
+        running = {task.slot for task in roster.tasks.values()}
+        empty = [s.id for s in roster.slots.values() if s.group in self._ending]
+        empty = [slot for slot in empty if slot not in running]
+        self._empty = {slot: self._empty.get(slot, now_ms) for slot in empty}
+        overdue = {slot for slot, ms in self._empty.items() if now_ms - ms >= COPIED_MS}
+        return [s for s in empty if s in overdue or self._holdings.is_safe_without(s)]
+
+    def may_renew(self, slot: int) -> bool:
+        """Whether a slot may be started anew. One copy is missing then, until it is back."""
+        is_empty = all(task.slot != slot for task in self._roster.tasks.values())
+        return is_empty and self._roster.all_run and self._holdings.is_safe_without(slot, fewer=1)
 
     def tick(self) -> None:
         """Time passes."""

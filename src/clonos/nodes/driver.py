@@ -280,10 +280,10 @@ class DriverNode:
         self._decide(co.SlotLost(slot, is_death=False))
 
     def _on_renewal_asked(self, event: events.RenewalAsked) -> None:
-        """Replace a slot's process, unless it runs tasks."""
-        busy = {task.slot for task in self.coordinator.tasks.values()}
-        for slot in set(self.places.slots_of(event.pid)) - busy:
-            self._give_up(slot)
+        """Replace a slot's process, unless it runs tasks, or has what too few others have."""
+        for slot in self.places.slots_of(event.pid):
+            if self.coordinator.moves.may_renew(slot):
+                self._give_up(slot)
 
     def _expel(self, slot: int) -> None:
         self._pulses.ended(slot)
