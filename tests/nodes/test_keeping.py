@@ -319,6 +319,23 @@ def test_what_is_written_when_nobody_wants_it_any_more_goes(world):
     assert world.asked == [("drop", [ref(1)])]
 
 
+def test_a_copy_that_is_named_no_more_goes(world):
+    """Its report may have come when its layer counted no more: nobody knows that it is here."""
+    copy, sealed, after = ref(1), ref(2), ref(4)
+    merged = replace(ref(3), path="0/merged")
+    world.hold(copy)
+    world.says(LayersHere(), LayerPart(copy.path, 0, 2, b"ab"))
+    world.kept()
+    world.keeping.stored(sealed, is_over=False)
+    world.keeping.merge(MergeLayers(0, (copy, sealed), True, MEMORY, merged.path))
+    world.keeping.merged(MergedHere(world.asked[-1][1], merged))
+    world.hold(sources=())
+    assert not world.asked, "what was called off may count"
+    world.hold(after)
+    drops = [asked for asked in world.asked if asked[0] == "drop"]
+    assert drops == [("drop", [copy])], "of what was made here it is about to hear"
+
+
 def test_nobody_is_asked_as_long_as_nobody_is_named(world):
     world.hold(ref(1), sources=())
     assert world.keeping.wait_s is None

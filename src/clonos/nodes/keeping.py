@@ -90,6 +90,7 @@ class Keeping:
         self._holds: dict[int, Hold] = {}  # by task
         self._here: dict[str, LayerRef] = {}
         self._sealed: dict[str, LayerRef] = {}  # sealed by lives in this process
+        self._merged = set[str]()  # paths of what was merged here
         self._looking: dict[int, tuple[LayerRef, ...]] = {}  # by ticket
         self._transfers: dict[str, _Transfer] = {}
         self._keeping: dict[int, LayerRef] = {}  # by ticket
@@ -111,6 +112,8 @@ class Keeping:
         is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
         self._drop_sealed(command.task, command.life, named)
+        if command.sources:  # else it may be called off, and layers that are not named may count
+            self._drop_copies(command.task, named)
         for path, transfer in list(self._transfers.items()):
             if transfer.ref.task == command.task and path not in named:
                 self._end(transfer)
@@ -190,6 +193,20 @@ class Keeping:
         ]
         self._forget(void)
 
+    def _drop_copies(self, task: int, named: set[str]) -> None:
+        """Delete copies that are not named any more. If the report of one crosses with the end of
+        its layer, the coordinator never knows that it is here. What was made here it knows, or it
+        is about to be told."""
+        void = [
+            ref
+            for path, ref in self._here.items()
+            if ref.task == task
+            and path not in named
+            and path not in self._sealed
+            and path not in self._merged
+        ]
+        self._forget(void)
+
     def discard(self, command: Discard) -> None:
         """Delete these layers: they are as safe elsewhere, or nobody needs them."""
         gone, left = {ref.path for ref in command.layers}, set[str]()
@@ -206,6 +223,7 @@ class Keeping:
         for ref in refs:
             self._here.pop(ref.path, None)
             self._sealed.pop(ref.path, None)
+            self._merged.discard(ref.path)
         if refs:
             self._ports.store.drop(refs)
 
@@ -380,6 +398,7 @@ class Keeping:
         command, merged = self._merging.pop(event.ticket), event.merged
         if merged is not None and merged.level != STORE:
             self._here[merged.path] = merged
+            self._merged.add(merged.path)
         elif merged is None:
             self._doubt(command.layers)
         self._send(LayersMerged(command.task, command.layers, merged))
