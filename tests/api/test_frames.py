@@ -99,7 +99,7 @@ def test_a_union_of_streams_in_which_something_else_may_be_null(how):
     run = InMemoryRun(job.compile(), seed=3, batch_rows=2, restore=0.3)
     table = run.run()["out"]
     assert table.schema.equals(parse_schema(BOTH))
-    expected = [(n, {"x": n, "tags": ["a"]}) for n in range(4)]
+    expected: list[Any] = [(n, {"x": n, "tags": ["a"]}) for n in range(4)]
     expected += [(n, {"x": None, "tags": None}) for n in range(4, 8)] + [(None, None)]
     found = [tuple(row.values()) for row in table.to_pylist()]
     assert sorted(found, key=str) == sorted(expected, key=str)

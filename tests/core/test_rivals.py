@@ -41,6 +41,7 @@ class Job:
         self.busy = dict.fromkeys(self.cost, 0.0)
         self.roster: Any = SimpleNamespace(now_ms=0, plan=self.plan, all_run=True)
         self.rivals = Rivals(cast("Roster", self.roster), frozenset())
+        self.is_full = False  # no slot is free for a rival
 
     def look(self):
         """A quarter of a second passes; which tasks are overtaken."""
@@ -54,7 +55,10 @@ class Job:
         self.rows[task] += rows
         self.busy[task] += rows * self.cost[task]
         counters = {"rows": int(self.rows[task]), "busy_ms": int(self.busy[task])}
-        return self.rivals.told(task, counters)
+        is_asked = self.rivals.told(task, counters)
+        if is_asked and not self.is_full:
+            self.rivals.overtaken((task,))
+        return is_asked
 
     def run(self, seconds):
         """When which task was overtaken."""
@@ -170,6 +174,20 @@ def test_rows_that_are_slow_anywhere_cost_fewer_and_fewer_failures():
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert all(pause >= AGAIN_MS * 2**n for n, pause in enumerate(pauses))
     assert len(times) == 4
+
+
+def test_an_attempt_without_a_free_slot_does_not_count():
+    job = Job()
+    job.run(5)
+    job.cost[1], job.demand[1] = 1.0, 5_000.0
+    job.is_full = True
+    times = [at_ms for at_ms, _ in job.run(300)]
+    pauses = {later - earlier for earlier, later in itertools.pairwise(times)}
+    assert len(times) >= 9
+    assert pauses == {AGAIN_MS}
+    job.is_full = False
+    overtaken = [at_ms for at_ms, _ in job.run(100)]
+    assert AGAIN_MS * 2 > overtaken[1] - overtaken[0] >= AGAIN_MS
 
 
 def test_one_after_the_other():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core import moves
+from clonos.core.plan import Cell
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.command import main
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job, with_calls
@@ -88,8 +90,13 @@ def test_who_is_overtaken_is_not_asked():
     before = play.home()
     assert before is not None
     play.cluster.slow[before] = 30.0
+    heard = list[Cell]()
+    rivals: Any = SimpleNamespace(overtaken=heard.append)
+    play.cluster.driver.coordinator.moves.rivals = rivals
     play.post(co.MoveAsked(MIDDLE, overtakes=True))
+    assert not heard, "not before it happens"
     play.until(lambda: play.says("moved"))
+    assert heard == [(MIDDLE,)]
     assert play.home() not in (before, None)
     assert [(n.task, n.value) for n in play.notes if n.what == "rival"] == [(MIDDLE, play.home())]
     assert not play.says("moving")

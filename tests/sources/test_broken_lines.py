@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,8 @@ def test_records_that_are_kept_have_no_place_and_the_same_text_each_time(tmp_pat
 def test_a_line_that_is_no_more_to_be_found_has_no_place(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"n": 1}\n{"n"\n')
-    find = clonos.sources.files(str(path), "json", "n int").head.find
+    head: Any = clonos.sources.files(str(path), "json", "n int").head
+    find = head.find
     assert find(b'{"n"', 0, 1) == f"line 2 of {path}"
     assert find(b"{", 0, 1) == ""
     path.unlink()

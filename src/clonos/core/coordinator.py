@@ -121,6 +121,7 @@ class Coordinator:
         )
         self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound, self.holdings)
         self._rivals = Rivals(self.roster, self._bound) if speculation else None
+        self.moves.rivals = self._rivals
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,
             msg.LogPrefix: self.recoveries.read,

@@ -30,6 +30,7 @@ from clonos.core.machine import Table
 from clonos.core.placement import Slot, best_slot
 from clonos.core.plan import Cell
 from clonos.core.recovery import Recoveries
+from clonos.core.rivals import Rivals
 from clonos.core.roster import RUNNING, Roster
 from clonos.core.standbys import Standbys
 
@@ -101,6 +102,8 @@ class Moves:
     ----------
     target
         The slot to which a cell moves, or has moved last.
+    rivals
+        Hears which cells were overtaken; None: nobody chooses any.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Moves:
         self._recoveries = recoveries
         self._bound = bound
         self._holdings = holdings
+        self.rivals: Rivals | None = None
         self.machine = MOVE.machine("moves")
         self._wanted: dict[Cell, int] = {}  # since when all tasks run, and there may be no slot
         self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
@@ -279,6 +283,8 @@ class Moves:
         assert home is not None
         self.machine.on(MoveEvent.OVERTAKEN)
         roster.slots[home].slow_since = roster.now_ms
+        if self.rivals is not None:
+            self.rivals.overtaken(self._cell)
         roster.do(Note("rival", self._cell[0], value=self.target))
         self._recoveries.hand_over(self._cell, self.target, is_planned=False)
 

@@ -45,7 +45,8 @@ HOLDS_MS: Final = 700
 REST_MS: Final = 5_000
 """How long after one cell was overtaken no other is."""
 AGAIN_MS: Final = 30_000
-"""How long the same cell is left alone the first time; twice as long each further time ..."""
+"""How long the same cell is left alone if it could not be overtaken, and when it was for the first
+time; twice as long each further time ..."""
 AGAIN_MAX_MS: Final = 600_000
 """... up to this."""
 
@@ -181,6 +182,7 @@ class Rivals:
             for cell in roster.plan.cells
             if any(roster.plan.tasks[t].has_effects or t in bound for t in cell)
         }
+        self._asked: dict[Cell, int] = {}  # when: there may have been no slot for it
         self._overtaken: dict[Cell, tuple[int, int]] = {}  # when, and how often
         self._newest_ms: int | None = None
 
@@ -197,14 +199,19 @@ class Rivals:
         cell = self._roster.plan.cell_of[task]
         if not self._paces.told(task, sample) or not self._may_overtake(cell, now_ms):
             return False
-        self._newest_ms = now_ms
-        self._overtaken[cell] = now_ms, self._overtaken.get(cell, (0, 0))[1] + 1
+        self._newest_ms = self._asked[cell] = now_ms
         return True
+
+    def overtaken(self, cell: Cell) -> None:
+        """A cell is overtaken."""
+        self._overtaken[cell] = self._roster.now_ms, self._overtaken.get(cell, (0, 0))[1] + 1
 
     def _may_overtake(self, cell: Cell, now_ms: int) -> bool:
         if cell in self._left_alone:
             return False
         if self._newest_ms is not None and now_ms - self._newest_ms < REST_MS:
+            return False
+        if now_ms - self._asked.get(cell, now_ms - AGAIN_MS) < AGAIN_MS:
             return False
         at_ms, times = self._overtaken.get(cell, (0, 0))
         return not times or now_ms - at_ms >= min(AGAIN_MS * 2 ** (times - 1), AGAIN_MAX_MS)
