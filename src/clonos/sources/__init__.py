@@ -314,9 +314,8 @@ def stream(
             remedy="give it to job.source(...) as it is, or use readStream",
         )
     if output_mode not in _OUTPUT_MODES:
-        raise WrongType(
-            f"output_mode={output_mode!r}", remedy=f"use one of {', '.join(_OUTPUT_MODES)}"
-        )
+        use = f"use one of {', '.join(_OUTPUT_MODES)}"
+        raise WrongType(f"output_mode={output_mode!r}", remedy=use)
     if available_now and processing_time is not None:
         raise WrongType("available_now and processing_time", remedy="give one of them")
     if processing_time is not None:
@@ -386,9 +385,8 @@ def redis(
     if not names:
         raise WrongType("no streams", where="redis", remedy="name at least one")
     if not isinstance(start, datetime) and start not in ("earliest", "latest"):
-        raise WrongType(
-            f"start={start!r}", where="redis", remedy='say "earliest", "latest" or a datetime'
-        )
+        say = 'say "earliest", "latest" or a datetime'
+        raise WrongType(f"start={start!r}", where="redis", remedy=say)
     fields = parse_schema(schema)
     rows = _with_metadata(fields, BESIDE if metadata else ())
     if wrong := [f.name for f in fields if pa.types.is_nested(f.type)]:
