@@ -66,6 +66,30 @@ def test_where_and_when():
     assert bad["time"] < datetime.fromtimestamp(2000, timezone.utc)
 
 
+async def _awaited(given):
+    raise ValueError("no")
+
+
+def _threaded(given):
+    raise LookupError("no")
+
+
+@pytest.mark.parametrize("fn", [_awaited, _threaded])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda s, fn: s.map_async(fn, "half long"),
+        lambda s, fn: s.with_column_async("half long", fn, "n"),
+    ],
+)
+def test_where_a_call_raised(build, fn):
+    """The error comes out of the log, without a traceback."""
+    _, (bad,) = both(keeping(lambda s: build(s, fn), [(0,)], "n long"))
+    line = fn.__code__.co_firstlineno + 1
+    assert bad["raised_at"] == f"test_bad_records.py:{line}, in {fn.__name__}"
+    assert bad["error"].endswith("Error: no")
+
+
 def test_of_a_batch_each_row_is_kept_and_counted():
     def fail(batch):
         if 0 in batch.column("n").to_pylist():

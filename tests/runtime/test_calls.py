@@ -12,7 +12,7 @@ import time
 import pytest
 
 from clonos.core.calls import CallId, Request
-from clonos.core.canonical import decode, decode_error
+from clonos.core.canonical import decode, decode_error, encode_error
 from clonos.errors import AnswerTooLarge, UnencodableValue, WrongLength
 from clonos.operators.calls.effects import effect
 from clonos.operators.calls.service import Service, policy_of
@@ -92,6 +92,22 @@ def test_the_last_error_counts(slot):
     error = decode_error(outcome.answer)
     assert type(error) is KeyError
     assert error.args == ("which",)
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+def test_the_place_is_logged_only_if_it_is_told(slot, is_thread):
+    def fail():
+        raise KeyError("which")
+
+    async def ask():
+        fail()
+
+    asked = fail if is_thread else ask
+    told = decode_error(slot.one(policy(asked, tells_place=True)).answer)
+    line = fail.__code__.co_firstlineno + 1
+    assert told.raised_at == f"test_calls.py:{line}, in fail"  # type: ignore[attr-defined]
+    assert (type(told), told.args) == (KeyError, ("which",))
+    assert slot.one(policy(asked)).answer == encode_error(KeyError("which"))
 
 
 def test_the_users_lines_are_told(slot):

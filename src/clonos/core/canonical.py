@@ -127,6 +127,17 @@ def split(data: bytes) -> tuple[Any, bytes]:
     return unpacker.unpack(), data[unpacker.tell() :]
 
 
+def placed(encoded: bytes, place: str) -> bytes:
+    """An encoded error with the place where it was raised: what it is decoded to has it, too.
+
+    Examples
+    --------
+    >>> decode_error(placed(encode_error(ValueError("no")), "mine.py:3, in call")).raised_at
+    'mine.py:3, in call'
+    """
+    return encode([True, place, encoded])
+
+
 def encode_error(error: BaseException) -> bytes:
     """Encode what a call raised, so that :func:`decode_error` can rebuild it."""
     if isinstance(error, CallError):
@@ -165,6 +176,10 @@ def outcome_of(ask: Callable[[], Any]) -> tuple[bool, bytes]:
 def decode_error(data: bytes) -> Exception:
     """Rebuild an exception: the same builtin class, or a :class:`CallError` that describes it."""
     match decode(data):
+        case [True, str(place), bytes(encoded)]:
+            error = decode_error(encoded)
+            error.raised_at = place  # type: ignore[attr-defined]
+            return error
         case [None, str(name), str(what), str(remedy)] if name in _OURS:
             return _OURS[name](what, remedy=remedy)
         case [None, str(name), str(what)] if name in _WITHOUT_REMEDY:

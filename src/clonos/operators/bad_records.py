@@ -31,6 +31,9 @@ BAD_RECORDS: Final = pa.schema(
 )
 """The schema of ``Job.bad_records``."""
 
+PLACE_MAX: Final = 200
+"""Characters of a place in the user's code: those of calls are in logs."""
+
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{8,}")
 
 
@@ -45,7 +48,7 @@ class BadRecords:
 
     def keep(self, now_ms: int, operator: str, error: Exception, record: Any) -> None:
         """Keep a bad record; if it is a batch, all of its rows."""
-        told, place = _clean(describe(error)), _place(error)
+        told, place = _clean(describe(error)), place_of(error)
         is_batch = isinstance(record, pa.RecordBatch)
         for each in _rows_of(record) if is_batch else [record]:
             self._rows.append((from_ms(now_ms), operator, as_text(each), told, place))
@@ -133,9 +136,13 @@ def _clean(text: str) -> str:
     return _ADDRESS.sub("0x...", text).encode(errors="backslashreplace").decode()
 
 
-def _place(error: BaseException) -> str | None:
-    """The line of user code that raised the error, without its folder, which differs by machine."""
+def place_of(error: BaseException) -> str | None:
+    """The line of user code that raised the error, without its folder, which differs by machine.
+
+    An error of a call comes out of the log, without a traceback; its place is logged with it.
+    """
     frame = last_of_users(error)
     if frame is None:
-        return None
-    return _clean(f"{PurePath(frame.filename).name}:{frame.lineno}, in {frame.name}")
+        logged = getattr(error, "raised_at", None)
+        return logged if isinstance(logged, str) else None
+    return _clean(f"{PurePath(frame.filename).name}:{frame.lineno}, in {frame.name}")[:PLACE_MAX]

@@ -75,6 +75,8 @@ class Policy:
         How many calls may be open.
     tells_trace
         An error may end the job, so it is reported with the trace of user code.
+    tells_place
+        Bad records are kept, so an error is logged with the line of user code that raised it.
     effect
         The effect that the call is, if it is one.
     budget, cost, tokens
@@ -102,6 +104,7 @@ class Policy:
     hedge_s: float | None
     in_flight: int
     tells_trace: bool = True
+    tells_place: bool = False
     effect: Effect | None = None
     budget: Budget | None = None
     cost: Cost | None = None
