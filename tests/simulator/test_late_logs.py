@@ -49,7 +49,7 @@ def entries_of_a_dead_task_come_late(seed):
     return play
 
 
-SEEDS = (0, 2, 7, 8)
+SEEDS = (0, 3, 7, 8)
 """In others, task 2 has taken more, or 3 less."""
 
 

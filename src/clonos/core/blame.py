@@ -101,8 +101,7 @@ class _Case:
     makes, since ``since_ms``; ``takes_ms``: after how long lives have died within a call, at most.
     ``deaths``, ``outside``, ``together``: how many deaths within announced steps, outside of them
     (or within one that a copy has survived), and outside of them with the executor, have counted
-    since the task was last clear. ``is_held``:
-    its life was told to make no calls at first.
+    since the task was last clear. ``is_held``: its life was told to make no calls at first.
     """
 
     def __init__(self, task: TaskState) -> None:
