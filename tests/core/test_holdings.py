@@ -165,6 +165,26 @@ def test_in_memory_all_standbys_must_have_it_and_on_disk_one():
     assert memory.floor == 1
 
 
+@pytest.mark.parametrize("standbys", [1, 2])
+def test_a_copy_on_the_disk_of_the_task_counts_only_if_no_other_disk_is_there(standbys):
+    """Two executors share a machine. If it is lost, the third one has the state."""
+    job = World(LOCAL, standbys)
+    job.joins(0, 1, disk="shared")
+    job.lives(0)
+    first = job.seals(0)
+    assert job.floor == 1
+    job.joins(2)
+    second = job.seals(0)
+    assert job.floor == 1
+    job.has(2, first, second)
+    assert job.floor == 2
+    job.dies(0)
+    job.dies(1)
+    job.lives(2)
+    job.tick(2000)
+    assert not job.failure
+
+
 def test_a_layer_is_of_no_use_without_those_below_it():
     job = world(MEMORY)
     first, second = job.seals(0), job.seals(0)

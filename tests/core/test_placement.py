@@ -35,6 +35,19 @@ def test_the_first_spare_slot_gives_away_what_the_next_can_keep_better():
     assert sorted(slots[5].standbys) == [0, 2]
 
 
+def test_a_copy_avoids_the_disk_of_its_task_if_there_is_another():
+    """Executors a and b are on one machine, and keep layers on its disk."""
+    slots = {
+        i: Slot(i, "", group=group, disk=disk)
+        for i, (group, disk) in enumerate([("a", "x"), ("b", "x")])
+    }
+    settle(slots, {(0,): 0}, 1)
+    assert slots[1].keeps((0,))
+    slots[2] = Slot(2, "", group="c", disk="y")
+    settle(slots, {(0,): 0}, 1)
+    assert [slot.keeps((0,)) for slot in slots.values()] == [False, False, True]
+
+
 @given(
     st.lists(st.integers(0, 2), min_size=2, max_size=9),
     st.integers(1, 4),
@@ -46,7 +59,7 @@ def test_placement_comes_to_rest_with_every_copy_in_a_slot_of_its_own(groups, ta
     cells = [tuple(range(i * size, (i + 1) * size)) for i in range(tasks)]
     homes: dict[Cell, int | None] = dict.fromkeys(cells)
     for i, group in enumerate(groups):
-        slots[i] = Slot(i, "", group=str(group))
+        slots[i] = Slot(i, "", group=str(group), disk=f"disk{group % 2}")
         if i < tasks:
             homes[cells[i]] = i
         if all(home is not None for home in homes.values()):

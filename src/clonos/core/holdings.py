@@ -223,6 +223,9 @@ class Holdings:
         if home is None or not self._has(home, task, chain):
             return False
         keepers = self._keepers(task)
+        if not any(ref.level == MEMORY for ref in chain):  # a copy on the same disk is none
+            disk = self._roster.slots[home].disk
+            keepers = [slot for slot in keepers if slot.disk != disk] or keepers
         due = self._due(chain)
         if self._roster.plan.tasks[task].level == AUTO:
             due = min(due, len(keepers))  # a missing standby holds up nothing: the store gets it

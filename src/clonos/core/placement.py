@@ -78,25 +78,32 @@ def place_standbys(
     """New (slot, cell) pairs so that each cell has its passive copies, as far as slots allow.
 
     A copy never shares the slot of its cell, nor of another copy of it; it avoids the executor of
-    its cell if another has room; slots fill evenly.
+    its cell, and the disk on which that keeps layers, if another has room; slots fill evenly.
     """
     running = {slot for slot in homes.values() if slot is not None}
     spare = [s for s in slots.values() if s.id not in running and not s.leaves]
     load = {s.id: len(s.standbys) for s in spare}
     result: list[tuple[Slot, Cell]] = []
     for cell, home in homes.items():
-        group = slots[home].group if home is not None and home in slots else None
+        at_home = [slots[home]] if home is not None and home in slots else []
         keepers = [s for s in spare if s.keeps(cell)]
         while len(keepers) < copies:
-            used = {s.group for s in keepers} | {group}
+            used = [*at_home, *keepers]
             candidates = [s for s in spare if s not in keepers and s.serves(cell, bound)]
-            best = min(candidates, key=lambda s: (s.group in used, load[s.id], s.id), default=None)
+            best = min(candidates, key=lambda s: (_near(s, used), load[s.id], s.id), default=None)
             if best is None:
                 break
             keepers.append(best)
             load[best.id] += len(cell)
             result.append((best, cell))
     return result
+
+
+def _near(slot: Slot, others: Iterable[Slot]) -> tuple[bool, bool]:
+    """Whether a slot shares the executor, and the disk for layers, with one of these."""
+    others = list(others)
+    shares_disk = any(slot.disk and slot.disk == other.disk for other in others)
+    return any(slot.group == other.group for other in others), shares_disk
 
 
 def misplaced_standby(
@@ -112,16 +119,15 @@ def misplaced_standby(
             if any(task in bound for task in cell):
                 continue  # its slot has begun to read: it could not begin again
             home = homes[cell]
-            taken = {s.group for s in spare if s.keeps(cell) and s is not keeper}
+            taken = [s for s in spare if s.keeps(cell) and s is not keeper]
             if home is not None and home in slots:
-                taken.add(slots[home].group)
+                taken.append(slots[home])
             others = [s for s in spare if not s.keeps(cell) and s.serves(cell, bound)]
-            best = min(
-                others, key=lambda s: (s.group in taken, len(s.standbys), s.id), default=None
-            )
-            if best is None or (best.group in taken) > (keeper.group in taken):
+            near = {s.id: _near(s, taken) for s in (keeper, *others)}
+            best = min(others, key=lambda s: (near[s.id], len(s.standbys), s.id), default=None)
+            if best is None or near[best.id] > near[keeper.id]:
                 continue
-            apart = (best.group in taken) < (keeper.group in taken)
+            apart = near[best.id] < near[keeper.id]
             if apart or len(keeper.standbys) - len(best.standbys) > len(cell):
                 return keeper, best, cell
     return None
