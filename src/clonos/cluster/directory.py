@@ -108,8 +108,8 @@ class JobDirectory:
         self._graphs: dict[int, Any] = {}  # by version of the plan; two while it is being replaced
         self._retired: list[str] = []  # operators that an earlier plan had
         self._rewound: list[dict[str, Any]] = []
-        self._rewound_then: list[dict[str, Any]] = []  # when the job was compared ...
-        self._announced_then: list[dict[str, Any]] = []  # ... and of these, perhaps not in force
+        self._rewound_then: list[dict[str, Any]] = []  # when the job was compared
+        self._version_then = 0  # what was announced for later ones may not be in force
         self._states: list[tuple[int, dict[str, dict[str, str]]]] = []
         self.numbers: dict[str, int] = {}
         """By name, how many calls an operator had asked in earlier plans."""
@@ -252,8 +252,7 @@ class JobDirectory:
             )
         self.read()
         self._rewound_then = self._rewound
-        in_force = min(self._graphs, default=0)
-        self._announced_then = [one for one in self._rewound if one["version"] > in_force]
+        self._version_then = min(self._graphs, default=0)
         if not is_upgrade:
             self.require(compiled, version)
 
@@ -276,7 +275,8 @@ class JobDirectory:
         """
         self.read()
         for one in self.rewound(version):
-            if one not in self._rewound_then or (has_waited and one in self._announced_then):
+            is_later = has_waited and one["version"] > self._version_then
+            if is_later or one not in self._rewound_then:
                 raise OtherJob(
                     f"the job went back to point {one['point']} of its past while this process "
                     "waited for it",

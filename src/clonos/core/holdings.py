@@ -223,7 +223,7 @@ class Holdings:
         if home is None or not self._has(home, task, chain):
             return False
         keepers = self._keepers(task)
-        if not any(ref.level == MEMORY for ref in chain):  # a copy on the same disk is none
+        if not _is_in_memory(chain):  # a copy on the same disk is none
             disk = self._roster.slots[home].disk
             keepers = [slot for slot in keepers if slot.disk != disk] or keepers
         due = self._due(chain)
@@ -233,8 +233,7 @@ class Holdings:
 
     def _due(self, chain: Sequence[LayerRef]) -> int:
         """How many standbys are to have these layers."""
-        is_in_memory = any(ref.level == MEMORY for ref in chain)
-        return self._copies if is_in_memory else min(self._copies, 1)
+        return self._copies if _is_in_memory(chain) else min(self._copies, 1)
 
     def _keepers(self, task: int) -> list[Slot]:
         home = self._roster.tasks[task].slot
@@ -507,6 +506,10 @@ class Holdings:
                 chain = [r for r in self._roster.keeper.layers[task] if r.level != STORE]
                 assert state.slot is not None
                 assert self._has(state.slot, task, chain)
+
+
+def _is_in_memory(chain: Sequence[LayerRef]) -> bool:
+    return any(ref.level == MEMORY for ref in chain)
 
 
 def _place(slot: Slot, ref: LayerRef) -> Place:

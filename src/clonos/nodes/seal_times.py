@@ -4,7 +4,7 @@ A lost task repeats what it has done since its floor. So layers that are sealed 
 short; but each of them takes time itself, and a request to the store. Unless the user has said how
 often, a task seals as soon as there is enough work that a layer would save, as long as layers take
 only a small part of its time; and at the latest after the usual interval. They may take more of
-the time in which it has nothing else to do: a task that is catching up seals seldom.
+the time in which it has nothing else to do: a task that is catching up seals less often.
 
 What counts is what a layer costs *however little is in it*. The rest of its cost grows with the
 work since the last layer, and is paid once, however often the task seals. (If it counted, layers
@@ -82,6 +82,11 @@ class FixedCost:
     The intercept of a regression (least squares, older layers count less) through the layers so
     far; at most their mean cost.
 
+    Attributes
+    ----------
+    seconds
+        The cost; zero before the first layer.
+
     Examples
     --------
     >>> cost = FixedCost()
@@ -92,7 +97,7 @@ class FixedCost:
     """
 
     def __init__(self) -> None:
-        self._mean_s, self._layers = 0.0, 0
+        self.seconds, self._mean_s, self._layers = 0.0, 0.0, 0
         self._work_s = self._cost_s = 0.0  # means
         self._work2 = self._both = 0.0  # means of squares and of products
 
@@ -105,6 +110,8 @@ class FixedCost:
         self._cost_s += (cost_s - self._cost_s) * part
         self._work2 += (work_s * work_s - self._work2) * part
         self._both += (work_s * cost_s - self._both) * part
+        slope = (self._both - self._work_s * self._cost_s) / max(self._variance, 1e-12)
+        self.seconds = min(max(self._cost_s - max(slope, 0.0) * self._work_s, 0.0), self._mean_s)
 
     @property
     def _variance(self) -> float:
@@ -114,12 +121,6 @@ class FixedCost:
     def are_alike(self) -> bool:
         """Whether layers have been too much alike to tell."""
         return self._variance < ALIKE * self._work_s**2
-
-    @property
-    def seconds(self) -> float:
-        """The cost; zero before the first layer."""
-        slope = (self._both - self._work_s * self._cost_s) / max(self._variance, 1e-12)
-        return min(max(self._cost_s - max(slope, 0.0) * self._work_s, 0.0), self._mean_s)
 
 
 class SealTimes:

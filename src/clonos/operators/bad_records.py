@@ -19,6 +19,7 @@ import pyarrow as pa
 from clonos.blame import last_of_users
 from clonos.columns.instants import from_ms
 from clonos.columns.rows import Row, describe
+from clonos.core.canonical import placed
 
 BAD_RECORDS: Final = pa.schema(
     [
@@ -146,3 +147,9 @@ def place_of(error: BaseException) -> str | None:
         logged = getattr(error, "raised_at", None)
         return logged if isinstance(logged, str) else None
     return _clean(f"{PurePath(frame.filename).name}:{frame.lineno}, in {frame.name}")[:PLACE_MAX]
+
+
+def with_place(encoded: bytes, error: BaseException, service: Any) -> bytes:
+    """An encoded error of a call to a service; with its place if bad records are kept."""
+    place = place_of(error) if getattr(service, "tells_place", False) else None
+    return placed(encoded, place) if place else encoded

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from clonos.blame import in_short, users_traceback
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.canonical import encode, encode_error, placed
+from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, UnencodableValue
-from clonos.operators.bad_records import place_of
+from clonos.operators.bad_records import with_place
 from clonos.runtime.effects import by_engine, unknown
 
 ANSWER_BYTES_MAX: Final = 256 << 10
@@ -63,8 +63,7 @@ def failed(call: CallId, request: Request, error: BaseException, attempts: int, 
     if not 0 < len(encoded) <= ERROR_BYTES_MAX:
         name = type(error).__name__
         encoded = encode_error(CallError(name, in_short(error).removeprefix(f"{name}: ")))
-    if request.service.tells_place and (place := place_of(error)):
-        encoded = placed(encoded, place)
+    encoded = with_place(encoded, error, request.service)
     trace = _trace_of(error) if request.service.tells_trace else ""
     return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
 

@@ -246,14 +246,17 @@ class Spool:
             listed = self.store.list()
             self._kept = [load_manifest(self.store, p) for p in listed if p.startswith(NAME)]
             self._check()
-            if (self._kept and self.is_ended) or self._fence():
+            if self._fence():
                 break
         named = {part.path for manifest in self._kept for part in manifest.parts}
         self.store.delete(p for p in listed if not p.startswith(NAME) and p not in named)
 
     def _fence(self) -> bool:
-        """Take the next name, so that no former driver can; False if one just has."""
+        """Take the next name, so that no former driver can; False if one just has. Nobody writes
+        behind the end."""
         last = self._kept[-1] if self._kept else Manifest(-1, "", -1, "", 0, (0,) * self._tasks)
+        if last.is_end:
+            return True
         fence = last.followed_by(last.query, last.batch, (), last.extent)
         if is_ours := self.store.create(fence.path, fence.encode()):
             self._kept.append(fence)

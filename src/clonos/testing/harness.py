@@ -14,10 +14,10 @@ from clonos.columns.batches import seal
 from clonos.columns.rows import RowBuilder
 from clonos.columns.schema import parse_schema
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.canonical import decode, decode_error, encode, encode_error, placed
+from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.bad_records import place_of
+from clonos.operators.bad_records import with_place
 from clonos.operators.calls.effects import EffectCall
 from clonos.operators.calls.service import Policy, ask_once
 from clonos.operators.chain import ChainProgram
@@ -232,9 +232,8 @@ def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:
     """The outcome of a call with this answer or exception."""
     is_error = isinstance(answer, BaseException)
     encoded = encode_error(answer) if is_error else encode(answer)
-    is_placed = is_error and getattr(request.service, "tells_place", False)
-    if is_placed and (place := place_of(answer)):
-        encoded = placed(encoded, place)
+    if is_error:
+        encoded = with_place(encoded, answer, request.service)
     return Outcome(*call, request.digest, not is_error, encoded)
 
 

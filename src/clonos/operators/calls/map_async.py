@@ -110,8 +110,12 @@ class CallOperator(Operator):
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
         fails = self._on_error is None and info.on_bad_record == "fail"
-        self._policy = self._policy.of_task(info.index, info.parallelism, tells_trace=fails)
-        self._policy = replace(self._policy, tells_place=info.on_bad_record == "keep")
+        self._policy = self._policy.of_task(
+            info.index,
+            info.parallelism,
+            tells_trace=fails,
+            tells_place=info.on_bad_record == "keep",
+        )
         self._purse = Purse(self._policy, self.facts, info.where)
 
     # --- for subclasses ---------------------------------------------------------------------------

@@ -116,11 +116,19 @@ class Policy:
     forgets: bool = False
     instead_of: Policy | None = None
 
-    def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
+    def of_task(
+        self, index: int, parallelism: int, *, tells_trace: bool, tells_place: bool = False
+    ) -> Policy:
         """The policy of one task, with its share of rate and budget."""
         per_second = self.per_second and self.per_second / parallelism
         budget = self.budget and self.budget.of_task(index, parallelism)
-        return replace(self, per_second=per_second, budget=budget, tells_trace=tells_trace)
+        return replace(
+            self,
+            per_second=per_second,
+            budget=budget,
+            tells_trace=tells_trace,
+            tells_place=tells_place,
+        )
 
     @property
     def fingerprint(self) -> str:
