@@ -122,8 +122,17 @@ def model_sessions(given_rows, gap=4):
     return {(k, s, e): xs for (k, _), (s, e, xs) in found.items()}
 
 
+LATER_FIRST = [
+    Batches(0, (batch([(0, 0, at(0), at(62))]),)),
+    Batches(0, (batch([(0, 0, at(0), at(61))]),)),
+    Watermark(0, 60),
+]
+"""What comes last is due first. A restore puts both into one batch."""
+
+
 @settings(deadline=None, max_examples=60)
 @given(scripts, st.sampled_from(sorted(WINDOWS)), merges, st.sampled_from(["agg", "top", "rows"]))
+@example(LATER_FIRST, "between", None, "agg")
 def test_windows_restored_equal_continued(script, kind, merge, content):
     def build(s):
         window = s.key_by("k").filter(lambda r: True, name="f").window(WINDOWS[kind])

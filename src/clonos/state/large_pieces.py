@@ -137,11 +137,18 @@ class LargePieceStore(PieceStore):
         return super().take_due(until, over)
 
     def _far(self, until: int) -> bool:
-        """Whether none of the pieces that were combined is due, so that they can be left alone."""
-        if len(self._batches) < 2 or self._rows - self._appended < self._batches[0].num_rows:
+        """Whether none of the pieces that were combined is due, so that they can be left alone.
+        They are the first batch then.
+
+        How pieces lie in batches does not decide that, because a restore changes it.
+        """
+        combined = self._rows - self._appended
+        if not (combined and self._appended):
             return False
-        first = numbers(self._batches[0], self.combiner.time)
-        return bool(len(first)) and int(first.min()) > until
+        if self._batches[0].num_rows != combined:
+            here = self.all()
+            self._batches = [here.slice(0, combined), here.slice(combined)]
+        return int(numbers(self._batches[0], self.combiner.time).min()) > until
 
     def _take_due(self, until: int, over: int) -> pa.RecordBatch:
         here = self.all()
