@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.errors import CannotRewind
+from tests.cluster.conftest import gated
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 
-ROWS = 3000
-BEFORE = 300
+ROWS = 1000
+BEFORE = 100
 """So many rows are in the table before they are frozen."""
 
 DRIVER = """
@@ -29,7 +32,7 @@ import sys
 from pathlib import Path
 from clonos.spark.session import get_or_create
 from tests.cluster.test_frozen_rewind import build
-build(Path(sys.argv[1]), 60.0).start(get_or_create("local[4]"), journal=sys.argv[2]).wait()
+build(Path(sys.argv[1])).start(get_or_create("local[4]"), journal=sys.argv[2]).wait()
 """
 
 
@@ -42,7 +45,8 @@ class Totals(clonos.Process):
         yield row.key, self.sum.get()
 
 
-def build(folder: Path, rate: float) -> clonos.Job:
+def build(folder: Path) -> clonos.Job:
+    """Its last fifth of rows waits, so that no driver is through before it is frozen."""
     job = clonos.Job(
         "totals",
         checkpoint_dir=str(folder / "job"),
@@ -52,9 +56,9 @@ def build(folder: Path, rate: float) -> clonos.Job:
         parallelism=1,
     )
     batch = [(n % 7, n) for n in range(ROWS)]
-    rows = job.source(
-        clonos.sources.from_batches([batch], "key long, n long"), rows_per_second=rate
-    )
+    source = clonos.sources.from_batches([batch], "key long, n long")
+    held = replace(source, factory=partial(gated, source.factory, ROWS * 4 // 5, folder / "tap"))
+    rows = job.source(held, rows_per_second=300)
     totals = rows.key_by("key").process(Totals(), "key long, total long", name="totals")
     totals.sink(clonos.sinks.collect(), name="out")
     totals.sink(clonos.sinks.table(str(folder / "table")), name="table")
@@ -82,7 +86,7 @@ def test_what_thaws_delivers_nothing(kit, spark, tmp_path, postgres, frozen):
     """What the old life still writes belongs to outputs that were taken back."""
     command = [sys.executable, "-c", DRIVER, str(tmp_path), postgres]
     driver = subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True)
-    job = build(tmp_path, 1000.0)
+    job = build(tmp_path)
 
     def send(number: int) -> None:
         (os.kill if frozen == "driver" else os.killpg)(driver.pid, number)
@@ -108,6 +112,7 @@ def test_what_thaws_delivers_nothing(kit, spark, tmp_path, postgres, frozen):
         kit.wait_rows(running, 100, sink="out")
         send(signal.SIGCONT)
         assert driver.wait(kit.WAIT_S) != 0
+        kit.open_tap(tmp_path)
         result = running.wait(kit.WAIT_S)
     finally:
         with suppress(ProcessLookupError):
