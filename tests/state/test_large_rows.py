@@ -193,6 +193,9 @@ class Watched:
         self._read.append(end - start)
         return bytes(end - start) if self._is_rotten else self._blocks.read(start, end)
 
+    def expect(self, start: int, end: int) -> None:
+        pass
+
 
 def restored(deltas: list[bytes], *, is_rotten: bool = False) -> tuple[LargeRowStore, list[int]]:
     """A store that has little memory, of a merged layer; and what it reads."""

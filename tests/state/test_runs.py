@@ -83,6 +83,25 @@ def test_most_blocks_are_not_read_for_keys_that_are_not_there():
     assert blocks.reads < 100
 
 
+def test_blocks_of_many_keys_are_asked_for_before_the_first_is_read():
+    class Asked(Held):
+        def read(self, start, end):
+            story.append(("read", start, end))
+            return super().read(start, end)
+
+        def expect(self, start, end):
+            story.append(("expect", start, end))
+
+    story: list[tuple[str, int, int]] = []
+    values = {b"%d" % n: b"x" * 100 for n in range(5000)}
+    run = written(values)
+    run = Run(run.index, Asked(run.blocks.read(0, len(run.blocks))))
+    assert len(found(run, list(values)[:40])) == 40
+    expected = [span for what, *span in story if what == "expect"]
+    assert len(expected) > 10
+    assert story == [("expect", *span) for span in expected] + [("read", *span) for span in expected]
+
+
 def test_keys_of_one_hash_are_told_apart(monkeypatch):
     monkeypatch.setattr("clonos.state.runs.xxh3_64_intdigest", lambda content: len(content) % 3)
     values = {b"%d" % n: (b"%d" % n) * 20 for n in range(2000)}

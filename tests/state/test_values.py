@@ -97,7 +97,7 @@ def test_a_large_run_is_used_where_it_lies():
     for n in range(2000):
         made.put(b"%d" % n, 0, b"x" * 100)
     ((_, run),) = open_delta(encode_delta(["a"], [(0, made.changes())])).runs
-    read = []
+    read, expected = [], []
 
     class Watched:
         def __len__(self):
@@ -107,12 +107,16 @@ def test_a_large_run_is_used_where_it_lies():
             read.append(end - start)
             return run.blocks.read(start, end)
 
+        def expect(self, start, end):
+            expected.append((start, end))
+
     store = ValueStore()
     store.use(SlowShelf(Random(1)), 100_000)
     store.restore(Run(run.index, Watched()))
     assert not read
     assert store.get(b"5") == b"x" * 100
     assert len(read) == 1
+    assert not expected
 
 
 def test_damage_ends_the_step_even_if_somebody_catches_it():
@@ -127,6 +131,9 @@ def test_damage_ends_the_step_even_if_somebody_catches_it():
 
         def read(self, start, end):
             return bytes(end - start)
+
+        def expect(self, start, end):
+            pass
 
     store = ValueStore()
     store.use(SlowShelf(Random(1)), 1000)

@@ -16,6 +16,10 @@ class Content(Protocol):
     def read(self, start: int, end: int) -> bytes:
         """The bytes from `start` to `end`. Raises `OSError` if they cannot be read."""
 
+    def expect(self, start: int, end: int) -> None:
+        """Say that these bytes will be read soon: a disk fetches many places at once in a quarter
+        of the time that it takes for one after the other."""
+
 
 class Writable(Content, Protocol):
     """Content that grows at its end until somebody reads it."""
@@ -51,6 +55,9 @@ class Held:
     def read(self, start: int, end: int) -> bytes:
         return self._content[start:end]
 
+    def expect(self, start: int, end: int) -> None:
+        """It is here."""
+
 
 class Part:
     """A part of other content.
@@ -73,6 +80,9 @@ class Part:
 
     def read(self, start: int, end: int) -> bytes:
         return self._whole.read(self._start + start, min(self._start + end, self._end))
+
+    def expect(self, start: int, end: int) -> None:
+        self._whole.expect(self._start + start, min(self._start + end, self._end))
 
 
 class Shelved(Protocol):
@@ -133,13 +143,19 @@ class Chunks:
         return b"".join(self)
 
     def read(self, start: int, end: int) -> bytes:
-        found, at = [], 0
+        return b"".join(part.read(*span) for part, span in self._parts_of(start, end))
+
+    def expect(self, start: int, end: int) -> None:
+        for part, span in self._parts_of(start, end):
+            part.expect(*span)
+
+    def _parts_of(self, start: int, end: int) -> Iterator[tuple[Content, tuple[int, int]]]:
+        at = 0
         for part in self._parts:
             size = len(part)
             if start < at + size and end > at:
-                found.append(content_of(part).read(max(start - at, 0), min(end - at, size)))
+                yield content_of(part), (max(start - at, 0), min(end - at, size))
             at += size
-        return b"".join(found)
 
     def digest(self) -> int:
         """The :func:`~clonos.core.digest.content_digest` of all of it."""

@@ -138,7 +138,11 @@ class Run:
         numbers = np.searchsorted(index.firsts, hashes, "right").astype(np.int64) - 1
         may_be = (numbers >= 0) & _are_in(index.filter, hashes)
         last, block = -1, b""
-        for i in may_be.nonzero()[0].tolist():
+        chosen = may_be.nonzero()[0].tolist()
+        if len(chosen) > 1:
+            for number in np.unique(numbers[may_be]).tolist():
+                self.blocks.expect(*self._span(number))
+        for i in chosen:
             number = int(numbers[i])
             if number != last:
                 last, block = number, self._block(number)
@@ -184,11 +188,13 @@ class Run:
             if len(rows.hashes):
                 yield rows
 
-    def _block(self, number: int) -> bytes:
+    def _span(self, number: int) -> tuple[int, int]:
         ends = self.index.ends
-        start, end = int(ends[number - 1]) if number else 0, int(ends[number])
+        return int(ends[number - 1]) if number else 0, int(ends[number])
+
+    def _block(self, number: int) -> bytes:
         try:
-            block = self.blocks.read(start, end)
+            block = self.blocks.read(*self._span(number))
         except OSError as error:
             raise self._damaged(number, str(error)) from error
         if xxh3_64_intdigest(block) != int(self.index.digests[number]):

@@ -46,6 +46,9 @@ class MemoryFile:
         """Some of it."""
         return bytes(self._content[start:end])
 
+    def expect(self, start: int, end: int) -> None:
+        """It is here."""
+
 
 class SlowShelf:
     """A :class:`~clonos.core.content.Shelf` that carries out orders now, later, or never.

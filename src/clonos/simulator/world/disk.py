@@ -470,6 +470,9 @@ class _Opened:
     def read(self, start: int, end: int) -> bytes:
         return bytes(self._file.data[start:end])
 
+    def expect(self, start: int, end: int) -> None:
+        """Nothing changes."""
+
 
 class _Lock:
     def __init__(self, disk: Disk, inode: int) -> None:
