@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clonos.version import VERSION
 
 if TYPE_CHECKING:
-    from clonos import causal, errors, sinks, sources
+    from clonos import causal, errors, sinks, sources, testing
     from clonos.api.aggregates import avg, count, max, min, sum  # noqa: A004 - as in PySpark
     from clonos.api.job import Job
     from clonos.api.keyed import KeyedStream
@@ -75,6 +75,7 @@ _MODULES = {
     "errors": "clonos.errors",
     "sinks": "clonos.sinks",
     "sources": "clonos.sources",
+    "testing": "clonos.testing",
 }
 
 __all__ = [
@@ -116,6 +117,7 @@ __all__ = [
     "sliding",
     "sources",
     "sum",
+    "testing",
     "tumbling",
 ]
 
@@ -132,4 +134,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

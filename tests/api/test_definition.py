@@ -267,7 +267,8 @@ def test_event_time_is_known_through_other_operators():
 def test_public_names():
     for name in clonos.__all__:
         assert getattr(clonos, name) is not None
-        assert name in dir(clonos)
+    for package in (clonos, clonos.causal, clonos.sinks, clonos.sources, clonos.testing):
+        assert sorted(package.__all__) == dir(package)  # what an editor offers
     with pytest.raises(AttributeError, match="nothing"):
         _ = clonos.nothing
 

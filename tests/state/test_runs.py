@@ -99,7 +99,9 @@ def test_blocks_of_many_keys_are_asked_for_before_the_first_is_read():
     assert len(found(run, list(values)[:40])) == 40
     expected = [span for what, *span in story if what == "expect"]
     assert len(expected) > 10
-    assert story == [("expect", *span) for span in expected] + [("read", *span) for span in expected]
+    assert story == [("expect", *span) for span in expected] + [
+        ("read", *span) for span in expected
+    ]
 
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch):

@@ -24,7 +24,7 @@ from clonos.operators.context import takes_context
 from clonos.operators.router import Routing
 from clonos.operators.windows.kinds import Window
 from clonos.sinks.spec import SinkSpec
-from clonos.sources import table_versions
+from clonos.sources.spec import table_versions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -76,6 +76,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class _Module(ModuleType):
     """The type of ``causal``: it carries access to the job's log when Spark ships a function that
     mentions it, and ``@causal`` is short for ``@causal.service``."""

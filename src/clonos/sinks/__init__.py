@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def collect() -> SinkSpec:
     """Keep the rows; they are the job's result.
 

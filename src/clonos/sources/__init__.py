@@ -22,8 +22,7 @@ from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
-from clonos.operators.by_key.look_up import VERSIONS, SideTable
-from clonos.operators.operations import Operation, PassOn, PassVersions
+from clonos.operators.operations import Operation, PassOn
 from clonos.sources.files_reader import (
     FileList,
     FindLine,
@@ -69,6 +68,11 @@ __all__ = [
     "webhook",
     "websocket",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -326,21 +330,6 @@ def stream(
     feeding = Feeding(output_mode, processing_time, available_now, backlog_bytes)
     return SourceSpec(
         "stream", schema, None, True, schema, dataframe=df, feeding=feeding, ends=available_now
-    )
-
-
-def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
-    """Versions of a look-up table, one row each; for ``look_up(..., refresh=...)``."""
-    return SourceSpec(
-        kind="versions",
-        schema=VERSIONS,
-        factory=None,
-        replayable=True,
-        rows_schema=VERSIONS,
-        head=PassVersions(),
-        parallelism_max=1,
-        dataframe=table,
-        refresh_ms=refresh_ms,
     )
 
 

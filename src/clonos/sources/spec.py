@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from clonos.errors import ProtocolError, WrongType
+from clonos.operators.by_key.look_up import VERSIONS, SideTable
 from clonos.operators.calls.budget import is_number
-from clonos.operators.operations import Operation, PassOn
+from clonos.operators.operations import Operation, PassOn, PassVersions
 from clonos.sources.readers import Reader
 
 ReaderFactory = Callable[[int, int], Reader]
@@ -152,3 +153,18 @@ class SourceSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "dataframe": None, "narrow": None, "inlet": None}
+
+
+def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
+    """Versions of a look-up table, one row each; for ``look_up(..., refresh=...)``."""
+    return SourceSpec(
+        kind="versions",
+        schema=VERSIONS,
+        factory=None,
+        replayable=True,
+        rows_schema=VERSIONS,
+        head=PassVersions(),
+        parallelism_max=1,
+        dataframe=table,
+        refresh_ms=refresh_ms,
+    )

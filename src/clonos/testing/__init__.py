@@ -66,3 +66,7 @@ __all__ = [
     "simulate",
     "task_code",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
