@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Final
 
 from clonos.core.plan import Incarnation
@@ -74,12 +75,16 @@ class LayerRef:
     @property
     def named(self) -> dict[str, Any]:
         """Its fields by name: a journal outlives the version that wrote it."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return dict(zip(_NAMES, _values(self), strict=True))
 
     @classmethod
     def of(cls, named: dict[str, Any]) -> LayerRef:
         """Inverse of :attr:`named`."""
         return cls(**{**named, "incarnation": Incarnation(*named["incarnation"])})
+
+
+_NAMES: Final = tuple(field.name for field in fields(LayerRef))
+_values: Final = attrgetter(*_NAMES)
 
 
 # --- coordinator to slot --------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Died(BaseException):
 class _File:
     data: bytearray = field(default_factory=bytearray)
     """The content that processes see."""
-    durable: bytes = b""
+    durable: bytearray = field(default_factory=bytearray)
     """The content that is certainly on the disk."""
     dirty: list[tuple[int, bytes]] = field(default_factory=list)
     """Unsynced writes with their offsets; a negative offset: the file was truncated there."""
@@ -50,7 +50,7 @@ class _File:
         self.dirty.append((-1 - nbytes, b""))
 
     def sync(self) -> None:
-        self.durable = _after(self.durable, self.dirty)
+        _write(self.durable, self.dirty)
         self.dirty.clear()
 
     def settle(self, random: Random) -> None:
@@ -64,20 +64,18 @@ class _File:
             for start in range(0, len(content), SECTOR):
                 if random.random() < chance:
                     kept.append((offset + start, content[start : start + SECTOR]))
-        self.durable = _after(self.durable, kept)
+        _write(self.durable, kept)
         self.dirty.clear()
         self.data = bytearray(self.durable)
 
 
-def _after(content: bytes, writes: list[tuple[int, bytes]]) -> bytes:
-    data = bytearray(content)
+def _write(data: bytearray, writes: list[tuple[int, bytes]]) -> None:
     for offset, part in writes:
         if offset < 0:
             del data[-1 - offset :]
         else:
             data.extend(bytes(max(0, offset - len(data))))
             data[offset : offset + len(part)] = part
-    return bytes(data)
 
 
 @dataclass
@@ -192,9 +190,7 @@ class Disk:
         byte, bit = divmod(bit, 8)
         file.data[byte] ^= 1 << bit
         if byte < len(file.durable):
-            changed = bytearray(file.durable)
-            changed[byte] ^= 1 << bit
-            file.durable = bytes(changed)
+            file.durable[byte] ^= 1 << bit
 
     def lose(self, path: str) -> None:
         """A file is gone."""
