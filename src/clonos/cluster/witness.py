@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from clonos.cluster.directory import JobDirectory
 from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import ClonosError, PoisonRecord
 from clonos.graph.compile import CompiledJob
+from clonos.storage.own import own_folder
 
 BUNDLES_MAX: Final = 8
 """How many bundles of a job are kept; the oldest goes first."""
@@ -74,14 +74,19 @@ def bear_witness(
 
 
 def folder_of(directory: JobDirectory, name: str) -> Path:
-    """The folder of a job's bundles: beside its journal, or else among this machine's temporary
-    files."""
+    """The folder of a job's bundles: beside its journal, or else among this user's temporary files.
+
+    Raises
+    ------
+    UnusableStore
+        The folder of this user belongs to another one.
+    """
     local = directory.local_folder
-    folder = (
-        Path(tempfile.gettempdir(), "clonos-bundles", _plain(name))
-        if local is None
-        else local / "bundles"
-    )
+    if local is not None:
+        folder = local / "bundles"
+    else:
+        remedy = "set TMPDIR to a folder that is only yours"
+        folder = own_folder("bundles", remedy) / "bundles" / _plain(name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +20,6 @@ from uuid import uuid4
 from clonos.core import events as ev
 from clonos.core.levels import AUTO, LEVELS, LOCAL, STORE, LayerPart, LayerRef, MergeLayers
 from clonos.core.plan import Incarnation
-from clonos.errors import UnusableStore
 from clonos.nodes.events import (
     Fetched,
     FetchFailed,
@@ -38,11 +35,13 @@ from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.leveled import LeveledLayers
 from clonos.storage.opened import ScratchFile
+from clonos.storage.own import own_folder, unusable
 from clonos.storage.retry import Retry
 from clonos.transport.inbox import Inbox
 
 NAME: Final = "disk"
 """The file that names the disk."""
+_STATE: Final = "state on the local disk"
 
 
 def local_folder(uri: str, local_dir: str | None) -> Path:
@@ -58,19 +57,7 @@ def local_folder(uri: str, local_dir: str | None) -> Path:
     name = Path(uri.rstrip("/")).name
     if local_dir is not None:
         return Path(local_dir) / name
-    base = Path(f"clonos-{os.getuid()}")
-    try:
-        base = tempfile.gettempdir() / base
-        base.mkdir(mode=0o700, exist_ok=True)
-        found = base.lstat()
-    except OSError as error:
-        raise _unusable(base, error) from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UnusableStore(
-            f"{base} belongs to somebody else, who could read and replace the state of the job",
-            remedy="give clonos.Job(local_dir=...), a folder that is only yours",
-        )
-    return base / name
+    return own_folder(_STATE, "give clonos.Job(local_dir=...), a folder that is only yours") / name
 
 
 def disk_of(folder: Path) -> str:
@@ -91,15 +78,8 @@ def disk_of(folder: Path) -> str:
             own.unlink()
         return path.read_text("utf-8")
     except OSError as error:
-        raise _unusable(folder, error) from None
-
-
-def _unusable(folder: Path, error: OSError) -> UnusableStore:
-    return UnusableStore(
-        f"the folder {folder} for state on the local disk cannot be used: "
-        f"{error.strerror or error}",
-        remedy="give clonos.Job(local_dir=...), a folder that executors may create and use",
-    )
+        remedy = "give clonos.Job(local_dir=...), a folder that executors may create and use"
+        raise unusable(folder, _STATE, error, remedy) from None
 
 
 class Layers:
