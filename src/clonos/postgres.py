@@ -67,12 +67,9 @@ class Server:
         DefinitionError
             It cannot be understood. Its text is in no message: the password may be in it.
         """
-        psycopg = driver()
-        try:
-            return dict(psycopg.conninfo.conninfo_to_dict(self.dsn))
-        except psycopg.Error:
-            pass
-        raise _not_understood()
+        if (found := understood(self.dsn)) is None:
+            raise _not_understood()
+        return found
 
     def connect(self, name: str, *, autocommit: bool = False) -> Any:
         """A new connection; `name` is shown in ``pg_stat_activity``."""
@@ -103,6 +100,25 @@ class Server:
         text = " ".join(str(error).split()) or type(error).__name__
         secret = self.parameters.get("password")
         return text.replace(secret, "***") if secret else text
+
+
+def understood(dsn: str) -> dict[str, Any] | None:
+    """What a dsn says; None: it cannot be understood.
+
+    In a URI, a password ends at a letter such as / or @ that is not escaped. The rest of it is
+    taken for a host, a port or a database, which errors show: so such a URI is not understood.
+    """
+    psycopg = driver()
+    try:
+        found = dict(psycopg.conninfo.conninfo_to_dict(dsn))
+    except psycopg.Error:
+        return None
+    is_uri = dsn.startswith(("postgresql://", "postgres://"))
+    path = dsn.partition("://")[2].partition("?")[0].partition("/")[2] if is_uri else ""
+    hosts, ports = (str(found.get(name) or "").split(",") for name in ("host", "port"))
+    is_cut = "@" in path or any("@" in host[1:] for host in hosts)  # @name: an abstract socket
+    is_cut |= any(port and not (port.isascii() and port.isdigit()) for port in ports)
+    return None if is_cut else found
 
 
 def _not_understood() -> DefinitionError:

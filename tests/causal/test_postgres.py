@@ -170,6 +170,30 @@ def test_a_database_that_is_gone(where):
         nowhere.open(where, "1", "e")
 
 
+def test_no_password_is_told(where):
+    broken = store.PostgresHolder("postgresql://me:hunter/two@127.0.0.1:1/x", 1000)
+    with pytest.raises(clonos.errors.DefinitionError, match="cannot be understood") as caught:
+        broken.open(where, "1", "e")
+    assert "hunter" not in f"{caught.value} {caught.value.__context__!r}"
+    gone = store.PostgresHolder("postgresql://me:hunter@127.0.0.1:1/x", 1000)
+    with pytest.raises(causal.LogUnreachable) as away:
+        gone.open(where, "1", "e")
+    assert "hunter" not in str(away.value)
+
+
+def test_nothing_is_kept_of_a_log_that_was_closed(holder, where):
+    """A worker of Spark may live for months, and each micro-batch has logs of its own."""
+    one, other = holder(), holder()
+    for batch in range(3):
+        key = where._replace(batch=batch)
+        assert one.open(key, "1", "e").owner
+        assert not other.open(key, "2", "e").owner
+        other.close_log(key)
+        one.close_log(key)
+    assert not any((one._ids, one._owned, other._ids, other._owned))
+    assert one.read(key, 0).is_free  # whoever follows it opens it again
+
+
 def test_a_role_that_may_not(postgres, where):
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("create role nobody login")

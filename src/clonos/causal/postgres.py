@@ -22,6 +22,7 @@ from clonos.causal.book import CHUNK_OVERHEAD, SEED_BYTES
 from clonos.causal.entries import Entry, decode_chunk
 from clonos.errors.causal import LogBroken, LogUnreachable
 from clonos.extras import imported
+from clonos.postgres import Server
 
 POLL_S: Final = 0.05
 """How often an attempt that follows another one polls for news."""
@@ -62,7 +63,7 @@ class PostgresHolder:
     """
 
     def __init__(self, dsn: str, bytes_max: int) -> None:
-        self._dsn = dsn
+        self._server = Server(dsn)
         self._bytes_max = bytes_max
         self._process = secrets.token_hex(8)
         self._lock = threading.RLock()
@@ -123,7 +124,8 @@ class PostgresHolder:
             time.sleep(min(POLL_S, left))
 
     def _read(self, sql: Any, key: m.AnswerKey, since: int) -> m.Chunks:
-        log = self._ids[key]
+        if (log := self._ids.get(key)) is None:  # it has been closed: it is to be opened again
+            return m.Chunks((), is_free=True)
         chunks, size = [], 0
         for (chunk,) in sql.execute(
             "select chunk from clonos_chunks where log = %s and number >= %s order by number",
@@ -159,6 +161,8 @@ class PostgresHolder:
         return self._do(run)
 
     def close_log(self, key: m.AnswerKey) -> None:
+        self._ids.pop(key, None)
+
         def run(sql: Any) -> None:
             log, _ = self._owned.pop(key, (None, None))
             if log is not None:
@@ -194,18 +198,19 @@ class PostgresHolder:
             except psycopg.OperationalError as error:
                 self.close()
                 raise LogUnreachable(
-                    f"the database of the log does not answer: {str(error)[:300]}",
+                    f"the database of the log does not answer: {self._server.told(error)[:300]}",
                     remedy="check that it runs and that executors reach it; the task can be tried "
                     "again, nothing is lost",
-                ) from error
+                ) from None
             except psycopg.Error as error:
                 raise LogBroken(
-                    f"the database of the log refuses: {str(error)[:300]}",
+                    f"the database of the log refuses: {self._server.told(error)[:300]}",
                     remedy="check that the role may create and change the tables clonos_*",
-                ) from error
+                ) from None
 
     def _connect(self, psycopg: Any) -> Any:
-        connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=10)
+        _ = self._server.parameters  # raises where libpq would tell parts of a password
+        connection = psycopg.connect(self._server.dsn, autocommit=True, connect_timeout=10)
         try:
             with connection.transaction():
                 # Serialize: creating the same table twice at the same time would fail.

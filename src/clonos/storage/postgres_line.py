@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from clonos.errors import UnusableStore
 from clonos.extras import imported
+from clonos.postgres import understood
 from clonos.storage.watchdog import Watchdog
 
 CONNECT_S: Final = 5
@@ -83,9 +84,7 @@ class Line:
     @property
     def place(self) -> str:
         """The server, without the password."""
-        try:
-            known = self.driver.conninfo.conninfo_to_dict(self._dsn)
-        except self.driver.Error:
+        if (known := understood(self._dsn)) is None:
             return NO_PLACE
         host = known.get("host") or known.get("hostaddr") or "local"
         return f"postgresql://{host}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
