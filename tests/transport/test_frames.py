@@ -85,7 +85,8 @@ class Wire:
     ("message", "body", "fits"), [(10, 99, True), (11, 0, False), (0, 100, False)]
 )
 def test_a_batch_may_be_longer_than_a_message(message: int, body: int, fits: bool) -> None:
-    reader = frames.FrameReader(limit=10, body_limit=99)
+    reader = frames.FrameReader()
+    reader.limit, reader.body_limit = 10, 99
     wire = Wire(frames.HEAD.pack(message, body) + bytes(message + body))
     if fits:
         ((encoded, batch),) = reader.receive(wire) or []

@@ -189,6 +189,31 @@ def test_an_impostor_gets_nothing(plain: Callable[..., Node]) -> None:
             assert body == 0
 
 
+@pytest.mark.parametrize("head", [HEAD.pack(1 << 20, 0), HEAD.pack(32, 1 << 30)])
+def test_an_impostor_cannot_make_us_allocate(plain: Callable[..., Node], head: bytes) -> None:
+    sender = plain()
+    with socket.create_server((LOOPBACK, 0)) as impostor:
+        sender.connect_to(f"tcp://{LOOPBACK}:{impostor.getsockname()[1]}")
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(head)
+            assert isinstance(sender.next(ChannelClosed).error, MalformedMessage)
+
+
+def test_what_comes_with_the_proof_may_be_large(plain: Callable[..., Node]) -> None:
+    sender = plain()
+    with socket.create_server((LOOPBACK, 0)) as server:
+        sender.connect_to(f"tcp://{LOOPBACK}:{server.getsockname()[1]}")
+        connection, _ = server.accept()
+        with connection:
+            reader, sealed = FrameReader(), b""
+            while not sealed:
+                ((sealed, _),) = reader.receive(connection) or [(b"", None)]
+            large = frame(WIRE.encode(Refused("x", "y" * 100_000)))
+            connection.sendall(frame(SECRET.answer(sealed)) + large)
+            assert "y" * 1000 in str(sender.next(ChannelClosed).error)
+
+
 def frame(message: bytes, body: bytes = b"") -> bytes:
     return HEAD.pack(len(message), len(body)) + message + body
 
@@ -235,6 +260,22 @@ def test_a_greeting_opens_one_stream_at_one_server(plain: Callable[..., Node]) -
     for address in (receiver.plane.address, elsewhere.plane.address):
         assert Client(address, sealed).is_refused("AuthenticationFailed")
     client.connection.close()
+
+
+def test_greetings_are_remembered_within_a_limit(
+    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.NONCES_MAX", 2)
+    receiver = plain()
+    address = receiver.plane.address
+    greetings = [sealed_for(address) for _ in range(4)]
+    for sealed in greetings:
+        client = Client(address, sealed)
+        assert SECRET.is_answer(sealed, client.hear() or b"")
+        client.connection.close()
+    assert len(receiver.plane._nonces) == len(receiver.plane._newest_nonces) == 2
+    for sealed in greetings[2:]:
+        assert Client(address, sealed).is_refused("AuthenticationFailed")
 
 
 @pytest.mark.parametrize("sealed", [b"", b"\x00", b"\x92\xc4\x00\xc4\x00", b"\xc0"])

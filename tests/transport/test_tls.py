@@ -93,6 +93,12 @@ def test_what_is_said_is_not_seen(
     assert b"confidential" not in sealed
 
 
+def test_no_greeting_is_remembered_that_nobody_can_overhear(plain: Callable[..., Node]) -> None:
+    sender, receiver = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
+    opened(sender, receiver)
+    assert not receiver.plane._nonces
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
 def test_whoever_shakes_no_hands_is_sent_away(
     plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, said: bytes

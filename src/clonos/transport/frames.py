@@ -28,6 +28,8 @@ APART_BYTES: Final = 64 << 10
 BODY_BYTES_MAX: Final = BATCH_BYTES_MAX + (64 << 20)
 """A batch in Arrow's format is a little longer than its columns."""
 
+_LIMITS: Final = MESSAGE_BYTES_MAX, BODY_BYTES_MAX
+
 ALIGNMENT: Final = 64
 """Alignment of a batch's bytes in memory."""
 
@@ -49,10 +51,16 @@ class FrameReader:
         authenticated.
     body_limit
         The same for batches.
+
+    Parameters
+    ----------
+    first
+        Both limits for the first frame, if its sender is to prove with it who it is.
     """
 
-    def __init__(self, limit: int = MESSAGE_BYTES_MAX, body_limit: int = BODY_BYTES_MAX) -> None:
-        self.limit, self.body_limit = limit, body_limit
+    def __init__(self, first: int | None = None) -> None:
+        self._is_first = first is not None
+        self.limit, self.body_limit = (first, first) if first is not None else _LIMITS
         self._rest = b""
         self._apart: _Apart | None = None
 
@@ -99,6 +107,9 @@ class FrameReader:
             # A copy: a slice would keep all bytes of this read alive.
             body = pa.py_buffer(came[middle:at]) if body_size else None
             frames.append((came[start:middle], body))
+            if self._is_first:
+                self._is_first = False
+                self.limit, self.body_limit = _LIMITS
         self._rest = came[at:]
         return frames
 

@@ -66,6 +66,10 @@ STRANGERS_MAX: Final = 256
 STRANGER_S: Final = 10.0
 """Time to authenticate; after that a connection makes room if others wait."""
 
+NONCES_MAX: Final = 1 << 16
+"""Greetings that are remembered, so that none of them counts twice. Inside TLS nobody overhears
+one, so none is remembered."""
+
 CONNECT_S: Final = 2.0
 """Connect timeout: a machine that is silent for this long will not answer, or something blocks
 it."""
@@ -163,6 +167,7 @@ class Plane:
         self._conn_ids = itertools.count(1)
         self._closing = False
         self._nonces: set[bytes] = set()
+        self._newest_nonces: deque[bytes] = deque()
         self._schemas: dict[int, pa.Schema] = {}
         self._registered: dict[str, Incoming] = {}
         self._pulses: dict[str, Incoming] = {}  # the newest of each registered slot
@@ -452,9 +457,16 @@ class Plane:
             is_ours &= incoming.tls.peer_name == expected
         if not is_ours or greeting.nonce in self._nonces:
             raise refused()
-        self._nonces.add(greeting.nonce)
+        if incoming.tls is None:
+            self._remember(greeting.nonce)
         del self._strangers[incoming]
         return self._serve[greeting.purpose](incoming, greeting, self._secret.answer(sealed))
+
+    def _remember(self, nonce: bytes) -> None:
+        self._nonces.add(nonce)
+        self._newest_nonces.append(nonce)
+        if len(self._newest_nonces) > NONCES_MAX:
+            self._nonces.discard(self._newest_nonces.popleft())
 
     def _serve_channel(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
         channel, conn_id = greeting.id, incoming.conn_id

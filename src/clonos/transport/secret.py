@@ -4,7 +4,8 @@ The secret itself never travels: the client signs a :class:`Greeting` with it an
 with a signature of its own, so that neither a stranger who reaches the port nor a process that took
 over the port of a dead slot can take part. A greeting names one server in one of its lives, and
 carries a nonce that this server accepts only once: a greeting that was overheard is useless once
-the server has received it. Only TLS keeps out an attacker who can also hold back messages.
+the server has received it. (It remembers the last 65,536 greetings, because a server may run for
+years.) Only TLS keeps out an attacker who can also hold back messages.
 """
 
 from __future__ import annotations

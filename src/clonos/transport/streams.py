@@ -306,6 +306,7 @@ class Outgoing(Stream):
     ) -> None:
         super().__init__(host, conn_id, connection, peer, tls)
         self._codec = codec
+        self._reader = FrameReader(first=GREETING_BYTES_MAX)
         self._secret = secret
         self._sealed = secret.seal(greeting)
         self._bodies = Bodies(schema) if schema is not None else None
