@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clonos.errors import OtherJob
+from clonos.errors import OtherJob, masked
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.logical import LogicalGraph, Vertex
+from clonos.sinks.spec import SinkSpec
 from clonos.sources.files_reader import FileList
 
 _FILES_SHOWN = 10
@@ -63,8 +64,15 @@ def _task(code: TaskCode) -> dict[str, Any]:
         },
         "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
         "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
-        "sink": None if code.sink is None else [code.sink.kind, code.sink.path],
+        "sink": _sink(code.sink),
     }
+
+
+def _sink(sink: SinkSpec | None) -> list[str | None] | None:
+    """Kind and place, without keys: these may change, and others may read the description."""
+    if sink is None:
+        return None
+    return [sink.kind, None if sink.path is None else masked(sink.path)]
 
 
 def _files(factory: Any) -> list[Any]:
@@ -97,7 +105,7 @@ def _vertex(vertex: Vertex, inputs: list[str]) -> dict[str, Any]:
         "reads": [[edge.vertex.name, list(edge.keys)] for edge in vertex.edges],
         "schema": str(vertex.schema),
         "source": None if vertex.source is None else [vertex.source.kind, inputs],
-        "sink": None if vertex.sink is None else [vertex.sink.kind, vertex.sink.path],
+        "sink": _sink(vertex.sink),
     }
 
 
