@@ -198,6 +198,20 @@ def test_killed_writer_frees_the_lock_and_keeps_what_it_committed(tmp_path):
     assert contents(tmp_path) == [b"kept"]
 
 
+def test_only_its_user_can_read_it(tmp_path):
+    """Whatever is usual for files: it has rows, and answers of services."""
+    before = os.umask(0)
+    try:
+        with Journal(tmp_path) as journal:
+            journal.append([b"secret"])
+            journal.commit()
+            assert segment_of(tmp_path).stat().st_mode & 0o077 == 0
+            journal.rotate([b"secret"])
+    finally:
+        os.umask(before)
+    assert not [path for path in tmp_path.iterdir() if path.stat().st_mode & 0o077]
+
+
 def test_after_a_failed_write_only_a_rotation_helps(tmp_path, monkeypatch):
     journal = Journal(tmp_path)
     journal.append([b"kept"])

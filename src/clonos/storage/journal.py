@@ -143,8 +143,9 @@ class Journal:
     ) -> None:
         self._disk: Disk = disk or LocalFiles()
         root = str(Path(directory).absolute())
-        # Segments are synced with any setting: they replace what was durable, and are rare.
-        self._folder = Folder(self._disk, root, "fsync")
+        # Segments are synced with any setting: they replace what was durable, and are rare. They
+        # have rows and answers, and only the user who owns the lock needs them.
+        self._folder = Folder(self._disk, root, "fsync", 0o600)
         self._is_synced = durability == "fsync"
         self._buffered: list[bytes] = []
         self._tail: Tail | None = None
