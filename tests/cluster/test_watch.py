@@ -70,6 +70,19 @@ def watched(warnings):
     return lambda *listeners: JobAudience(Observer([]), warnings, listeners, feeds)
 
 
+def test_the_newest_warnings_are_kept(warnings, monkeypatch):
+    monkeypatch.setattr(audience, "WARNINGS_MAX", 3)
+    for number in range(5):
+        warnings(f"warning {number}")
+    assert warnings.said == ("warning 2", "warning 3", "warning 4")
+
+
+def test_no_warning_has_a_key(warnings, caplog):
+    warnings("s3://KEY:SEC/RET@bucket/job is away")
+    assert warnings.said == ("s3://***@bucket/job is away",)
+    assert "RET" not in caplog.text
+
+
 def test_a_listener_that_raises_is_called_again_and_said_once(watched, warnings):
     class Raising(Hearing):
         def on_progress(self, progress: Any) -> None:

@@ -13,6 +13,7 @@ from clonos.cluster.feeds import Feeds
 from clonos.cluster.listener import Listener
 from clonos.core.coordinator import Note
 from clonos.core.history import Chains
+from clonos.errors import masked
 from clonos.nodes.views import (
     DriverView,
     JobEvent,
@@ -31,6 +32,8 @@ EVENTS_MAX: Final = 1000
 """Events queued per listener; a slow one misses the oldest."""
 SAMPLES_MAX: Final = 100_000
 """An hour of four samples a second for seven tasks; older ones are dropped."""
+WARNINGS_MAX: Final = 1000
+"""A job may run for years beside a store that comes and goes; older ones are only in the log."""
 
 _METHODS: Final[dict[type[Any], str]] = {
     JobStarted: "on_started",
@@ -111,15 +114,16 @@ class Post:
 
 
 class Warnings:
-    """Warnings, in words; any thread may add one."""
+    """Warnings, in words, without keys of URIs; any thread may add one."""
 
     def __init__(self) -> None:
         self.said: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
     def __call__(self, text: str) -> None:
+        text = masked(text)
         with self._lock:
-            self.said = (*self.said, text)
+            self.said = (*self.said, text)[-WARNINGS_MAX:]
         _LOGGER.warning(text)
 
 
