@@ -97,7 +97,11 @@ class BoundedServer(ThreadingHTTPServer):
             if has_room:
                 self._ends[request] = time.monotonic() + self._request_s
         if has_room:
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread could be started
+                self._leave(request)
+                raise
             return
         with suppress(OSError):
             request.setblocking(False)
@@ -108,9 +112,12 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                self._ends.pop(request, None)
-                self._idle.discard(request)
+            self._leave(request)
+
+    def _leave(self, connection: Any) -> None:
+        with self._lock:
+            self._ends.pop(connection, None)
+            self._idle.discard(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle of an answer is no error."""

@@ -7,6 +7,7 @@ import socket
 import stat
 import threading
 from http.client import HTTPConnection
+from socketserver import ThreadingMixIn
 from urllib.parse import urlsplit
 
 import pytest
@@ -125,6 +126,22 @@ def test_who_comes_beyond_the_limit_is_turned_away(tmp_path, monkeypatch):
     server.close()
 
 
+def test_who_gets_no_thread_leaves_the_place_to_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "REQUESTS_MAX", 1)
+    server = WatchServer(lambda: SHOWN, 0, tmp_path)
+    server.start()
+
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(ThreadingMixIn, "process_request", refuse)
+        with socket.create_connection((HOST, server.port), timeout=60) as unlucky:
+            assert unlucky.recv(1) == b""
+    assert get(server.url)[0].status == 200
+    server.close()
+
+
 def test_a_request_that_never_ends_does_not_keep_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(served, "REQUESTS_MAX", 1)
     monkeypatch.setattr(served, "REQUEST_S", 0.2)
@@ -176,7 +193,22 @@ def test_the_command_follows_a_job_to_its_end(tmp_path, capsys, monkeypatch):
     shown.close()
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1/x", "http://driver:1/x"])
+def test_what_is_shown_does_not_command_the_terminal(tmp_path, capsys):
+    """A warning may have values of rows."""
+    said = {**SHOWN, "warnings": ["for \x1b]0;owned\x07 \x9b31m\nmore", "größer"]}
+    server = WatchServer(lambda: said, 0, tmp_path)
+    server.start()
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    server.close()
+    shown = capsys.readouterr().out
+    assert "owned" in shown
+    assert "größer" in shown
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://127.0.0.1:1/x", "http://driver:1/x", "http://127.0.0.1:1@driver:1/x"]
+)
 def test_a_url_that_is_no_page_of_a_job_is_refused(capsys, url):
     assert main(["watch", url]) == 2
     assert f"http://{HOST}:PORT/..., but this URL is not" in capsys.readouterr().err

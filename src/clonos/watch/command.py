@@ -9,6 +9,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 from clonos.errors import NothingToWatch
@@ -83,14 +84,14 @@ def look(url: str) -> Snapshot:
     NothingToWatch
         Its page does not answer.
     """
-    if not url.startswith(f"http://{HOST}:") and not url.startswith("http://localhost:"):
+    if not _is_here(url):
         raise NothingToWatch(
             f"the page of a job is at http://{HOST}:PORT/..., but this URL is not",
             remedy="on another machine, forward the port first: ssh -L PORT:127.0.0.1:PORT driver",
         )
     try:
         with build_opener(ProxyHandler({})).open(f"{url}snapshot", timeout=ANSWER_S) as answer:
-            job: Snapshot = json.load(answer)
+            job: Snapshot = _printable(json.load(answer))
     except HTTPError as error:
         raise NothingToWatch(
             f"the page answers {error.code}: this is not the URL of a running job",
@@ -103,3 +104,22 @@ def look(url: str) -> Snapshot:
             remedy="start the job again, with ui_port=0",
         ) from None
     return job
+
+
+def _is_here(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme == "http" and parts.hostname in (HOST, "localhost")
+
+
+def _printable(value: Any) -> Any:
+    """The same without what would command a terminal: a warning may have values of rows."""
+    if isinstance(value, dict):
+        return {key: _printable(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_printable(held) for held in value]
+    if isinstance(value, str):
+        return "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in value)
+    return value
