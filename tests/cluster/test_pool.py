@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import clonos
+from clonos.cluster import pool
 from clonos.cluster.pool import (
     executor_lost,
     slot_broken,
@@ -18,8 +21,40 @@ from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
 from clonos.spark.errors import SlotFailed
-from clonos.spark.slots import _slot_failed
+from clonos.spark.slots import SlotHandle, _slot_failed
 from clonos.transport.events import WIRE, Register
+from clonos.transport.inbox import Inbox
+
+
+def test_slots_that_have_ended_are_forgotten(monkeypatch):
+    """A place where no slot can begin is launched again every ten seconds, for months perhaps."""
+    handles: list[SlotHandle] = []
+
+    class Launcher:
+        is_local = True
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def launch(self, *_: Any, **__: Any) -> SlotHandle:
+            handles.append(SlotHandle("tag", lambda tag: cancelled.append(len(handles))))
+            return handles[-1]
+
+    monkeypatch.setattr(pool, "SlotLauncher", Launcher)
+    job = clonos.Job("copy")
+    job.source(clonos.sources.from_batches([], "n long")).sink(clonos.sinks.collect())
+    cancelled: list[int] = []
+    shipment: Any = SimpleNamespace(job_id="copy-1")
+    made = pool.SlotPool(None, job.compile(), shipment, Inbox(), standby_slots=0)
+    for attempt in range(1, 5):
+        made.launch(0, attempt)
+        if attempt < 4:
+            handles[-1].set_ended()
+    assert list(made._handles) == [4]
+    made.cancel(1)
+    assert not cancelled
+    made.cancel(4)
+    assert cancelled == [4]
 
 
 def register(**versions: str) -> Register:

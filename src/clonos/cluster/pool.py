@@ -129,8 +129,9 @@ class SlotPool:
 
     def launch(self, place: int, attempt: int) -> None:
         self._attempts[place] = attempt
+        running = {n: handle for n, handle in self._handles.items() if handle.is_running}
         try:
-            self._handles[attempt] = self._launch(place)
+            self._handles = {**running, attempt: self._launch(place)}
         except Exception as error:  # noqa: BLE001 - an error of Spark's
             text = f"slot {place} cannot be launched: {error}"
             self._inbox.put(OutsideFailed(self._stopped() or ClonosError(text)))
