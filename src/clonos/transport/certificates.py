@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SKEW: Final = timedelta(days=1)
 """How far the executors' clocks may be behind the driver's."""
 LIFE: Final = timedelta(days=3650)
+NAME_BYTES: Final = 64
+"""X.509 allows no longer name."""
 
 
 class Authority:
@@ -46,7 +48,8 @@ class Authority:
                 remedy="install clonos[tls] where the driver runs (executors need nothing), or "
                 "pass tls=False if that network is trusted",
             ) from error
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job_id[:64])])
+        name = job_id.encode()[:NAME_BYTES].decode(errors="ignore")
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         own = self._builder(self._name, self._key.public_key(), signs=True)
