@@ -79,7 +79,8 @@ class WatchServer:
         if self._note is None:
             return
         with suppress(OSError):  # it is a convenience
-            note = os.open(self._note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._note.unlink(missing_ok=True)  # it keeps its permissions, whoever gave them to it
+            note = os.open(self._note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(note, "w") as file:
                 file.write(self.url)
 
