@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import IntegerType, StructType
 
+import clonos
 from clonos.errors import DefinitionError, NoTable, OtherTable, RowsRemoved
 from clonos.sinks import data_source
 from clonos.sinks.data_source import TableSource, TableStream, finish, remove_rows
@@ -52,6 +53,13 @@ def rows(reader, start, end):
 def follow(reader, start, limit=ALL):
     end = reader.latestOffset(start, limit)
     return end, rows(reader, start, end)
+
+
+def test_options_of_spark_are_not_shown():
+    options = {"kafka.sasl.jaas.config": "a secret"}
+    sink = clonos.sinks.spark("kafka", through="/data/out", **options)
+    assert sink.query.options == options
+    assert "secret" not in repr(sink)
 
 
 def test_every_row_once_in_order_of_its_task(table):

@@ -78,7 +78,7 @@ class Query:
 
     format: str
     path: str | None
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)  # with passwords, perhaps
     partition_by: tuple[str, ...] = ()
     processing_time: str | None = None
 
