@@ -58,7 +58,8 @@ class FileList:
             else:
                 files = [found] if found.is_file else []
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot list {path}: {error}") from error
+            remedy = "in keys of a URI, write / as %2F" if "://" in path else ""
+            raise SourceError(f"cannot list {path}: {error}", remedy=remedy) from None  # has keys
         files = [f for f in files if not f.base_name.startswith(("_", "."))]
         if is_pattern:
             files = [f for f in files if fnmatch.fnmatch(f.base_name, pattern)]

@@ -413,8 +413,9 @@ def files_of(uri: str | Path) -> tuple[Files, str]:
     except (pa.ArrowException, OSError) as error:
         raise UnusableStore(
             f"{text!r} is no place to keep files: {error}",
-            remedy="give a local path or a URI such as file:///data/layers or s3://bucket/job",
-        ) from error
+            remedy="give a local path or a URI such as file:///data/layers or s3://bucket/job; in "
+            "keys of a URI, write / as %2F",
+        ) from None  # it has the keys
     if isinstance(system, fs.LocalFileSystem):
         return LocalFiles(), str(path).rstrip("/") or "/"
     return ArrowFiles(system), str(path).rstrip("/")
