@@ -287,6 +287,25 @@ def test_a_stranger_cannot_make_us_allocate(plain: Callable[..., Node]) -> None:
     assert Client(plain().plane.address, b"x" * 5000).is_refused("MalformedMessage")
 
 
+def test_a_stranger_cannot_make_us_answer_more_than_once() -> None:
+    """... and have us keep the answers, by not reading them."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    host: Any = SimpleNamespace(changed=lambda _: None, gone=lambda _: None)
+    refused: list[None] = []
+    stranger = Incoming(
+        host, 1, ours, "peer", lambda *_: [], lambda: refused.append(None), tls=None
+    )
+    sizes = set()
+    for _ in range(3):
+        theirs.sendall(frame(b"x" * 5000))
+        stranger.read()
+        sizes.add(stranger.unsent_bytes)
+    assert len(sizes) == len(refused) == 1
+    ours.close()
+    theirs.close()
+
+
 @pytest.fixture
 def small(plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> Node:
     """A plane that lets in three strangers."""

@@ -258,7 +258,9 @@ class Stream:
             self._forget_unsent()
 
     def _wrong(self, error: ClonosError) -> list[Thing]:
-        """The peer broke the protocol: tell it, and close."""
+        """The peer broke the protocol: tell it, and close. Nobody cares what comes after that."""
+        if self.state in DEAF:
+            return []
         self._put_frame(WIRE.encode(Refused(type(error).__name__, error.what)))
         Stream.close(self)  # now, even if messages are held back
         return self._say_so(error)
