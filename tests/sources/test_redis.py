@@ -295,6 +295,7 @@ def test_bytes_that_are_no_cut():
         ({"schema": "n long", "start": "yesterday"}, WrongType),
         ({"schema": "n long", "url": "redis://host:port"}, WrongType),
         ({"schema": "n long", "url": "redis://[::1"}, WrongType),
+        ({"schema": "n long", "url": "redis://:12/3@host:6379"}, WrongType),  # rest of a password
         ({"schema": "n long", "streams": []}, WrongType),
     ],
 )

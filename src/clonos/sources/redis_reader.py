@@ -109,9 +109,12 @@ class Streams:
     has_metadata: bool = False
 
     def __post_init__(self) -> None:
-        if not is_url(self.url, {"redis", "rediss", "unix"}):
+        # After an unescaped / in a password, its rest is a path, which errors would show.
+        if not is_url(self.url, {"redis", "rediss", "unix"}) or "@" in urlsplit(self.url).path:
             raise WrongType(
-                "this is not a Redis URL", where="redis", remedy='write "redis://host:6379/0"'
+                "this is not a Redis URL",
+                where="redis",
+                remedy='write "redis://host:6379/0"; in a password, / as %2F and @ as %40',
             )
 
     @property
