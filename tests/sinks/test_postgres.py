@@ -12,7 +12,6 @@ import time
 from datetime import date, timezone
 from decimal import Decimal
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -546,35 +545,6 @@ def test_no_password_is_told():
     texts.append(str(unclear.value))
     assert not [text for text in texts if "hunter2" in text]
     assert "127.0.0.1:1/shop" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "password", ["hunter/two", "12/hunter", "hunter@two", "1?hunter@two", "hunter/t@wo"]
-)
-def test_a_password_that_is_not_escaped_is_taken_for_no_place(password):
-    """Its rest would be the host, the port or the database, which errors name."""
-    store = Place(f"postgresql://me:{password}@db.example/shop", "orders").store()
-    with pytest.raises(clonos.errors.DefinitionError, match="cannot be understood") as caught:
-        store.place  # noqa: B018
-    assert "%2F" in caught.value.remedy
-    told = f"{caught.value!r} {caught.value} {caught.value.__context__!r}"
-    assert "hunter" not in told
-    escaped = quote(password, safe="")
-    store = Place(f"postgresql://me:{escaped}@db.example/shop", "orders").store()
-    assert store.place == "table orders of db.example:5432/shop"
-
-
-@pytest.mark.parametrize(
-    ("dsn", "place"),
-    [
-        ("postgresql://me@a,b:5433/shop", "a,b:,5433/shop"),
-        ("postgresql:///shop?host=/run/sock", "/run/sock:5432/shop"),
-        ("postgresql://me@db/a%40b", "db:5432/a@b"),
-        ("host=@abstract dbname=shop password=x://y/z@w", "@abstract:5432/shop"),
-    ],
-)
-def test_what_else_libpq_takes_is_understood(dsn, place):
-    assert Place(dsn, "orders").store().place == f"table orders of {place}"
 
 
 def test_psycopg_is_asked_for(monkeypatch):
