@@ -136,6 +136,23 @@ def test_a_message_of_an_earlier_connection_is_not_acknowledged_by_its_number():
     assert acknowledged == [1, 4]
 
 
+def test_a_topic_that_is_no_text_does_not_end_the_reading():
+    """Not all brokers check what is published."""
+    taken: list[Any] = []
+
+    def offer(value: bytes, key: str | None, topic: str | None, thank: Any) -> bool:
+        taken.append((value, key, topic))
+        return True
+
+    inlet = clonos.sources.mqtt("h", "t", client_id="c", value="text").inlet
+    session: Any = Session(inlet, offer, print)  # type: ignore[arg-type]
+    for topic in (b"sensors/\xff/state", "größe".encode()):
+        message = paho.MQTTMessage(1, topic)
+        message.payload = b"7"
+        session._on_message(None, None, message)
+    assert taken == [(b"7", None, "sensors/\ufffd/state"), (b"7", None, "größe")]
+
+
 DRIVER = """
 import sys
 import clonos

@@ -178,7 +178,8 @@ class Session:
             self.thank(message, connection, is_durable=is_durable)
 
         # While this waits, nothing is read, so the broker waits, too.
-        while not self._offer(bytes(message.payload), None, message.topic, thank):
+        topic = _topic_of(message)
+        while not self._offer(bytes(message.payload), None, topic, thank):
             if self._is_over.is_set():
                 return
             time.sleep(FULL_S)
@@ -209,3 +210,12 @@ class Session:
             remedy="check that the driver reaches the broker, that it speaks MQTT 5, and that "
             "user, password and topics are right",
         )
+
+
+def _topic_of(message: Any) -> str:
+    """The topic of a message. Some brokers take any bytes for one; an exception would end the
+    client's thread, and nothing would be read any more."""
+    try:
+        return str(message.topic)
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "replace")
