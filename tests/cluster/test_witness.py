@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from clonos.cluster.witness import folder_of
 from clonos.errors import UnusableStore
 
-IN_A_DATABASE = SimpleNamespace(local_folder=None)
+IN_A_DATABASE: Any = SimpleNamespace(local_folder=None)
 
 
 @pytest.fixture(autouse=True)

@@ -117,7 +117,9 @@ def test_whoever_shakes_no_hands_is_sent_away(
         assert receiver.next(Data) == data(1)
 
 
-@pytest.mark.parametrize("job", ["支付" * 32, "заказы и возвраты клиентов по всем магазинам", "a" * 200])
+@pytest.mark.parametrize(
+    "job", ["支付" * 32, "заказы и возвраты клиентов по всем магазинам", "a" * 200]
+)
 def test_a_job_may_have_any_name(plain: Callable[..., Node], job: str) -> None:
     authority = Authority(f"{job}-0123456789ab")
     sender, receiver = (plain(identity=authority.issue(name)) for name in ("slot-3", "slot-4"))
