@@ -45,7 +45,8 @@ def test_slots_that_have_ended_are_forgotten(monkeypatch):
     job.source(clonos.sources.from_batches([], "n long")).sink(clonos.sinks.collect())
     cancelled: list[int] = []
     shipment: Any = SimpleNamespace(job_id="copy-1")
-    made = pool.SlotPool(None, job.compile(), shipment, Inbox(), standby_slots=0)
+    inbox = Inbox()
+    made = pool.SlotPool(None, job.compile(), shipment, inbox, standby_slots=0)
     for attempt in range(1, 5):
         made.launch(0, attempt)
         if attempt < 4:
@@ -55,6 +56,7 @@ def test_slots_that_have_ended_are_forgotten(monkeypatch):
     assert not cancelled
     made.cancel(4)
     assert cancelled == [4]
+    inbox.close()
 
 
 def register(**versions: str) -> Register:

@@ -58,6 +58,7 @@ def follow(reader, start, limit=ALL):
 def test_options_of_spark_are_not_shown():
     options = {"kafka.sasl.jaas.config": "a secret"}
     sink = clonos.sinks.spark("kafka", through="/data/out", **options)
+    assert sink.query is not None
     assert sink.query.options == options
     assert "secret" not in repr(sink)
 

@@ -8,6 +8,7 @@ import stat
 import threading
 from http.client import HTTPConnection
 from socketserver import ThreadingMixIn
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -196,7 +197,7 @@ def test_the_command_follows_a_job_to_its_end(tmp_path, capsys, monkeypatch):
 
 def test_what_is_shown_does_not_command_the_terminal(tmp_path, capsys):
     """A warning may have values of rows."""
-    said = {**SHOWN, "warnings": ["for \x1b]0;owned\x07 \x9b31m\nmore", "größer"]}
+    said: Any = {**SHOWN, "warnings": ["for \x1b]0;owned\x07 \x9b31m\nmore", "größer"]}
     server = WatchServer(lambda: said, 0, tmp_path)
     server.start()
     assert main(["watch", str(tmp_path), "--once"]) == 0
