@@ -410,7 +410,7 @@ class Job:
             from clonos.dataframes.execution import start_plans
 
             return start_plans(self._graph, self.plans(spark), **for_queries(options))
-        from clonos.cluster.driver import start_job
+        from clonos.cluster.runs import start_job
 
         return start_job(self.compile(), spark, graph=self._graph, **for_tasks(options))
 
@@ -429,7 +429,7 @@ class Job:
         execution
             "tasks", or "spark": Spark's batch plans, one per sink (``docs/executions.md``).
         timeout_s
-            After this time the job is stopped, and `TimeoutError` raised.
+            After this time the job is stopped, and `NotEnded` raised (a `TimeoutError`).
         spark, options
             As for :meth:`start`. With "spark" there are no options.
 
@@ -449,7 +449,7 @@ class Job:
 
             require_no_options(options, timeout_s)
             return run_plans(self._graph, self.plans(spark))
-        from clonos.cluster.driver import run_job
+        from clonos.cluster.runs import run_job
 
         how = for_tasks(options, timeout_s)
         return run_job(self.compile(), spark, timeout_s=timeout_s, **how)

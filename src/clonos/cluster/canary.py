@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from clonos.cluster.aside import Aside
-from clonos.errors import AsideFailed, CannotReplace, ClonosError
+from clonos.errors import AsideFailed, CannotReplace, ClonosError, NotEnded
 
 FOLLOW: Final = "clonos.branch.canary:follow"
 LOOKS: Final = 3
@@ -126,8 +125,8 @@ class Canary:
 
         Raises
         ------
-        TimeoutError
-            It takes longer than that.
+        NotEnded
+            It takes longer than that; also a `TimeoutError`.
         ClonosError
             It has failed.
         """
@@ -140,7 +139,11 @@ class Canary:
             if self._error is not None:
                 raise self._error
             if not condition() and not self._is_over:  # at its end it has taken all there was
-                raise TimeoutError(f"the canary has not got that far in {timeout_s:g} s")
+                how = "; ".join(self.look()[1]) or "it begins"
+                raise NotEnded(
+                    f"the canary has not caught up within {timeout_s:g} s, and goes on ({how})",
+                    remedy="wait again: canary.catch_up(); or end it with canary.stop()",
+                )
 
     def __str__(self) -> str:
         """How it is doing."""
@@ -185,8 +188,8 @@ class Canary:
         CannotReplace
             It has failed, or rows differ: nothing was changed in the job, which goes on. Or it was
             adopted already.
-        TimeoutError
-            It does not catch up.
+        NotEnded
+            It does not catch up; also a `TimeoutError`.
         CannotUpgrade, NotSettled
             See :meth:`clonos.RunningJob.upgrade`.
         """
@@ -196,8 +199,12 @@ class Canary:
     def _adopt(self, *, anyway: bool, within: str | timedelta) -> None:
         if self._is_adopted:
             raise CannotReplace("it was adopted already", remedy="begin another canary")
-        with suppress(ClonosError):
+        try:
             self.catch_up(CATCH_UP_S + LOOKS * self._every_s)
+        except NotEnded:
+            raise
+        except ClonosError:  # see below
+            pass
         if (error := self._error) is not None and not (anyway and isinstance(error, AsideFailed)):
             raise CannotReplace(
                 f"the canary has failed: {error.what}",

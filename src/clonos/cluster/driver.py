@@ -15,13 +15,13 @@ from clonos.cluster.feeds import FeedView
 from clonos.cluster.listener import Listener
 from clonos.cluster.loop import DriverLoop
 from clonos.cluster.moves import Mover
-from clonos.cluster.pool import SlotPool
+from clonos.cluster.not_ended import goes_on
 from clonos.cluster.result import JobResult
 from clonos.cluster.running_past import RunningPast
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.succession import Succession, after_the_switch
 from clonos.columns.durations import parse_duration
-from clonos.errors import CannotUpgrade, WrongType
+from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import LogicalGraph
 from clonos.graph.replaced import replaced
@@ -190,15 +190,15 @@ class RunningJob(RunningPast):
             Somebody has cancelled its Spark jobs.
         ClonosError
             The job has failed.
-        TimeoutError
-            It has not ended in time (and goes on).
+        NotEnded
+            It has not ended in time, and goes on; also a `TimeoutError`.
         """
         until_s = inf if timeout_s is None else time.monotonic() + timeout_s
         loop: DriverLoop | None = None
         while loop is not self._loop:  # another driver may take over meanwhile
             setup, loop = self._setup, self._loop
             if not (loop.over.wait(_left(until_s)) and self._has_changed(until_s)):
-                raise TimeoutError(f"job {self.compiled.name!r} has not ended after {timeout_s} s")
+                raise goes_on(self, timeout_s or 0.0)
         setup.audience.join(LISTENERS_S)
         if (error := loop.error or self._left_by) is not None:
             raise error
@@ -568,32 +568,3 @@ class RunningJob(RunningPast):
 
 def _left(until_s: float) -> float:
     return min(max(until_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
-
-
-def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> RunningJob:
-    """Start a compiled job on a Spark session (the active one, or a new local one)."""
-    from clonos.spark.session import get_or_create, require_driver
-
-    if spark is None:
-        needed = SlotPool.count(compiled, options.get("standby_slots"))
-        spark = get_or_create(f"local[{needed}]")
-    if not hasattr(spark, "createDataFrame"):
-        raise WrongType(
-            f"{spark!r} is not a Spark session",
-            where=compiled.name,
-            remedy='give one, such as clonos.spark.session.get_or_create("local[8]")',
-        )
-    require_driver(spark)
-    return RunningJob(compiled, spark, **options).start()
-
-
-def run_job(
-    compiled: CompiledJob, spark: Any = None, *, timeout_s: float | None = None, **options: Any
-) -> JobResult:
-    """Start a job and wait for its end; interrupting the wait stops the job."""
-    running = start_job(compiled, spark, **options)
-    try:
-        return running.wait(timeout_s)
-    finally:
-        if running.is_running:
-            running.stop()

@@ -21,6 +21,7 @@ from clonos.dataframes.plan import Plans
 from clonos.dataframes.sources import inputs_of, streams
 from clonos.errors import (
     DefinitionError,
+    NotEnded,
     NotInSpark,
     OtherExecution,
     SinkFailed,
@@ -134,13 +135,17 @@ class RunningPlans:
         ------
         StreamingQueryException
             A query has failed.
-        TimeoutError
-            The queries have not ended in time; they keep running.
+        NotEnded
+            The queries have not ended in time, and keep running; also a `TimeoutError`.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while active := [query for query in self.queries.values() if query.isActive]:
             if until is not None and time.monotonic() >= until:
-                raise TimeoutError(f"the queries have not ended after {timeout_s} s")
+                running = ", ".join(n for n, query in self.queries.items() if query in active)
+                raise NotEnded(
+                    f"queries have not ended within {timeout_s:g} s, and keep running: {running}",
+                    remedy="wait again, or stop them with running.stop()",
+                )
             with suppress(StreamingQueryException):  # told below; it stops the others
                 active[0].awaitTermination(_POLL_S)
         self.stop()  # the log

@@ -137,6 +137,10 @@ class NotSettled(ClonosError):
     """A job was asked to settle and has not done so in time; it goes on as it was."""
 
 
+class NotEnded(ClonosError, TimeoutError):
+    """A job, a query or a canary is not as far as somebody waits for, and time is over."""
+
+
 class NeedsSpark(DefinitionError):
     """A column expression is given, but there is no Spark session that could read it."""
 

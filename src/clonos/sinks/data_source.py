@@ -42,7 +42,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from clonos.columns.schema import parse_schema
-from clonos.errors import DefinitionError, NoTable, OtherTable, RowsRemoved
+from clonos.errors import DefinitionError, NotEnded, NoTable, OtherTable, RowsRemoved
 from clonos.sinks.query_writer import QueryWriter
 from clonos.storage.segments import START, Position, Positions, Segment, newest
 from clonos.storage.tables import Table
@@ -279,8 +279,8 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
         The table does not exist.
     StreamingQueryException
         The query has failed.
-    TimeoutError
-        The job has not ended in time; the query keeps running.
+    NotEnded
+        The job has not ended in time; the query keeps running. Also a `TimeoutError`.
     """
     table = _existing(path)
     until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
@@ -289,7 +289,13 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
             query.awaitTermination()  # raises the query's error
             return
         if time.monotonic() > until:
-            raise TimeoutError(f"the job that writes {path} has not ended after {timeout_s} s")
+            raise NotEnded(
+                f"the job that writes this table has not ended within {timeout_s:g} s; the query "
+                "keeps running",
+                where=path,
+                remedy="is the job running? A job that was stopped ends the table when it is "
+                "started again and its input ends. Wait again, or stop the query",
+            )
         time.sleep(_LOOK_S)
     query.processAllAvailable()
     query.stop()
