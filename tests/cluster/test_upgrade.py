@@ -246,7 +246,9 @@ def test_a_running_job_has_four_tasks_then_one(kit, spark, tmp_path, made):
         assert not end.done()
         all_the_rest(kit, tmp_path)
         assert end.result().is_complete
-    check(pq.read_table(tmp_path / "out"), kit)
+    found = pq.read_table(tmp_path / "out")
+    check(found, kit)
+    assert running.delivered == {"out": found.num_rows}, "the changes have not begun to count anew"
 
 
 def test_a_running_job_that_cannot_go_on_with_a_graph_goes_on_as_it_was(kit, spark, tmp_path):

@@ -467,6 +467,19 @@ def test_a_driver_that_slept_while_it_wrote_looks_before_it_lets_out(world):
     assert world.epoch(link) == first + 1
 
 
+def test_rows_delivered_by_the_driver_before_it_are_counted_on():
+    """Those of sinks that the job has no more are not."""
+    world, life = World(delivered={"out": 40, "gone": 7}), Incarnation(1, 0)
+    assert world.node.view.delivered == {"out": 40}
+    world.begin()
+    world.turn(ChannelOpened(0, 50, life, life, Link(50)))
+    batch = Batch(b"row", 3, 3, content_digest(b"row"))
+    item = Item(1, Kind.BATCH, 0, 0, batch, {}, chain(0, Kind.BATCH, 0, batch.digest))
+    world.turn((50, msg.Data(0, life, item, ())))
+    world.turn(after_s=RATES_S)
+    assert world.node.delivered == world.node.view.delivered == {"out": 43}
+
+
 def output_withheld(world: World) -> Callable[[], list[int]]:
     """A driver has slept while an output was made durable, and may let nothing out. Returns which
     outputs are let out, or would be by its successor."""

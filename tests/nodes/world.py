@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clonos.core import coordinator as co
@@ -47,7 +47,12 @@ def injected(link: Link) -> list[int]:
 class World:
     """All ports of a driver, and its clock."""
 
-    def __init__(self, records: Sequence[bytes] = (), keep: Keep | None = None) -> None:
+    def __init__(
+        self,
+        records: Sequence[bytes] = (),
+        keep: Keep | None = None,
+        delivered: Mapping[str, int] | None = None,
+    ) -> None:
         self.now_s = 100.0
         self.records = list(records)
         self.is_slow = self.is_broken = False
@@ -75,6 +80,7 @@ class World:
             places=(None, None),
             operators={0: ("lines", "out")},
             silence_s=SILENCE_S,
+            delivered=delivered or {},
             interruptions=(SparkIsGone,),
         )
         self.is_asked = False

@@ -378,6 +378,7 @@ class RunningJob(RunningPast):
         how = {**self._how, "listeners": (), "ui_port": ui_port}  # listeners are added later
         new: dict[str, Any] = {"standby": True, "upgrade": True, "look": succession.look}
         new |= {"of_state": of_state, "prepared": lambda: succession.prepared}
+        how["delivered"] = lambda: before.node.delivered  # when its driver is over
         try:
             self._go_on(DriverSetup(compiled, self.spark, **new, **how))
         except BaseException as error:
@@ -539,7 +540,8 @@ class RunningJob(RunningPast):
 
     @property
     def delivered(self) -> dict[str, int]:
-        """Rows delivered so far by each sink, in this run of the job."""
+        """Rows delivered by each sink since the job was started. A change of the graph goes on
+        counting; ``JobResult.rows`` counts all runs of the job."""
         return dict(self._view.delivered)
 
     def feeds(self) -> list[FeedView]:

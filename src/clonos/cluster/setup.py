@@ -98,8 +98,9 @@ class DriverSetup:
 
     The parameters are those of :class:`~clonos.cluster.driver.RunningJob`. While a standby driver
     waits, ``look`` says whether to try the lock at once, and may raise. ``prepared`` returns the
-    state that was shared out before. ``goes_on``: the job has run in this process until now, and
-    nobody else can run it, so what is away is waited for.
+    state that was shared out before, ``delivered`` how many rows each sink has delivered before.
+    ``goes_on``: the job has run in this process until now, and nobody else can run it, so what is
+    away is waited for.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class DriverSetup:
         profile: Any,
         look: Callable[[Waiting | None], bool] = _never,
         prepared: Callable[[], Prepared] = lambda: NOTHING,
+        delivered: Callable[[], Mapping[str, int]] = dict,
         goes_on: bool = False,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
@@ -167,7 +169,7 @@ class DriverSetup:
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             self.merger = BackgroundMerger(directory.layers_uri, durability, self._term, self.inbox)
             ports = self._ports(file, store, undo)
-            settings = replace(self._known, term=self._term)
+            settings = replace(self._known, term=self._term, delivered=delivered())
             self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
             self.observer.look = lambda: self.node.view
             self.page = self._open_page(ui_port, undo, follows=standby)

@@ -104,7 +104,7 @@ METRICS: Final = (
     Metric("operator.unknown", "counter", "",
            "Effects that the job went on without, as nobody knows whether they were made.",
            _spent(lambda o: o.unknown)),
-    Metric("sink.delivered", "counter", "rows", "Rows delivered in this run of the job.",
+    Metric("sink.delivered", "counter", "rows", "Rows delivered since the job was started.",
            _delivered),
     Metric("task.up", "gauge", "", "1 if a task is live or finished, 0 while it recovers.",
            _tasks(_is_up)),

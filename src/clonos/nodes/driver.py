@@ -121,7 +121,8 @@ class DriverNode:
         )
         self.layers = LayerCare(ports.merger, settings.grace_s)
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
-        self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
+        sinks = [t.sink for t in self.plan.tasks if t.sink is not None]
+        self._delivered = {sink: settings.delivered.get(sink, 0) for sink in sinks}
         named = (settings.name, settings.run_id, settings.operators)
         self._chronicle = Chronicle(*named, self.coordinator, self.places.seat, self._delivered)
         self._machine = DRIVER.machine(settings.name)
@@ -156,6 +157,11 @@ class DriverNode:
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
         return self.phase is Phase.OVER
+
+    @property
+    def delivered(self) -> dict[str, int]:
+        """Rows delivered so far, by sink: for the next driver, when this one is over."""
+        return dict(self._delivered)
 
     @property
     def may_delete(self) -> bool:

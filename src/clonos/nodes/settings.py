@@ -51,6 +51,8 @@ class DriverSettings:
         How long to wait for a machine that is away and whose disk has the only copy of a layer.
     datasets
         Sources and sinks, for listeners.
+    delivered
+        Rows delivered before, by sink: those of the driver whose job this one goes on with.
     interruptions
         Errors that are no fault of the job: when it ends with one, its journal is put in order.
     """
@@ -71,6 +73,7 @@ class DriverSettings:
     gather_s: float = GATHER_MS / 1000
     progress_s: float = 1.0
     versions: Mapping[str, str] = field(default_factory=dict)
+    delivered: Mapping[str, int] = field(default_factory=dict)
     interruptions: tuple[type[errors.ClonosError], ...] = ()
     echo_s: float = ECHO_S
     rotate_bytes: int = commits.ROTATE_BYTES

@@ -190,7 +190,7 @@ class JobProgress(Told):
     timestamp
         UTC, ISO 8601.
     delivered
-        Rows delivered by each sink in this run.
+        Rows delivered by each sink since the job was started, changes of its graph included.
     recoveries
         Tasks that were recovered in this run.
     generation
@@ -441,7 +441,7 @@ class DriverView:
     dropped
         Rows left out, by operator and reason.
     delivered
-        Rows delivered in this run, by sink.
+        Rows delivered since the job was started, by sink.
     bill
         What calls have cost, by operator.
     """
