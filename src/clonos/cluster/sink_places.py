@@ -62,7 +62,7 @@ def claimed(
             raise has_a_trace(former, "the place of its output has its name")
     try:
         schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
-        claims.begin(schemas, is_new=True)
+        claims.begin(schemas, is_new=True, added=added)
         yield
     except BaseException:
         claims.withdraw(only_fresh=True)  # a place may be that of the job as it was, spelled anew

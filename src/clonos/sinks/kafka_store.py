@@ -70,7 +70,8 @@ class KafkaClaim:
     def __init__(self, store: KafkaStore) -> None:
         self._store = store
 
-    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+    def begin(self, schema: pa.Schema, *, is_new: bool, is_added: bool = False) -> None:
+        del is_added  # topics are shared
         topic = self._store.topic
         try:
             consumer = topic.consumer("read_committed")

@@ -76,12 +76,12 @@ class PostgresClaim:
     def _target(self) -> Target:
         return self._store.transactions.target
 
-    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+    def begin(self, schema: pa.Schema, *, is_new: bool, is_added: bool = False) -> None:
         declared = [(f.name, types_for(f.type, f.name)) for f in schema]
 
         def work() -> None:
             with self._connected() as sql:
-                self._claim(sql, declared, is_new=is_new)
+                self._claim(sql, declared, is_new=is_new, is_added=is_added)
                 self._check_columns(sql, declared)
                 self._check_key(sql, schema)
 
@@ -132,7 +132,7 @@ class PostgresClaim:
         found = sql.execute(composed(query, marks(self._target)), self._mine).fetchall()
         return found
 
-    def _claim(self, sql: Any, declared: Any, *, is_new: bool) -> None:
+    def _claim(self, sql: Any, declared: Any, *, is_new: bool, is_added: bool) -> None:
         table = marks(self._target)
         if is_new:
             sql.execute(
@@ -147,6 +147,11 @@ class PostgresClaim:
         elif not self._exists(sql, (self._target.parts()[0], MARKS)):
             raise mark_lost(self._lane, f"there is no table {MARKS}")
         rows = self._rows(sql)
+        if rows and is_added:  # the sink comes back, with a generation above those of its marks
+            if not self._exists(sql, self._target.parts()):
+                self._create(sql, declared)
+            self._insert_marks(sql, range(len(rows), self._tasks))
+            return
         if rows:
             if is_new and any(seq is not None for (seq,) in rows):
                 raise self._taken("has output of another run of this job")

@@ -30,8 +30,17 @@ class Claim(Protocol):
 
     is_fresh: bool
 
-    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
-        """Claim the place, before any task runs. A job that `is_new` has written nothing yet."""
+    def begin(self, schema: pa.Schema, *, is_new: bool, is_added: bool = False) -> None:
+        """Claim the place, before any task runs.
+
+        Parameters
+        ----------
+        is_new
+            The sink has written nothing yet.
+        is_added
+            It was added to a job that has run, so `is_new` is true of what its tasks number. But an
+            earlier graph of the job may have had it: what that has put out may be there.
+        """
 
     def widen(self) -> None:
         """Extend the claim: the sink may have more tasks than when the place was claimed."""

@@ -98,12 +98,14 @@ class FolderClaim:
         self._writer, self._owner = writer, owner
         self.is_fresh = False
 
-    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+    def begin(self, schema: pa.Schema, *, is_new: bool, is_added: bool = False) -> None:
         writer = self._writer
         with _naming(writer.path):
             found = writer.owner()
+            if is_added and found == self._owner:
+                return  # the sink comes back: what it puts out has a later generation
             if found not in (None, self._owner) or (is_new and writer.has_output()):
-                raise _exists(writer)
+                raise _exists(writer, found, self._owner)
             if found is None and not is_new:
                 raise _gone(writer.path)
             if found is None and (other := writer.foreign()) is not None:
@@ -117,8 +119,8 @@ class FolderClaim:
 
     def check(self) -> None:
         with _naming(self._writer.path):
-            if self._writer.owner() != self._owner:
-                raise _exists(self._writer)
+            if (found := self._writer.owner()) != self._owner:
+                raise _exists(self._writer, found, self._owner)
 
     def withdraw(self) -> None:
         # If this fails, the next job gets an error that names the folder's owner.
@@ -186,7 +188,7 @@ class Claims:
             is_added = added is not None and operator in added
             if added is not None and not is_added:
                 claim.widen()
-            claim.begin(schemas[operator], is_new=is_new or is_added)
+            claim.begin(schemas[operator], is_new=is_new or is_added, is_added=is_added)
         self.check()
 
     def has(self, operator: str) -> bool:
@@ -354,7 +356,16 @@ def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
         ) from error
 
 
-def _exists(writer: Writer) -> OutputExists:
+def _exists(writer: Writer, found: str | None, mine: str) -> OutputExists:
+    job, _, _ = mine.partition(" ")
+    if found is not None and found != mine and found.startswith(f"{job} "):
+        former = found.partition(" ")[2]
+        return OutputExists(
+            f"the folder belongs to {former!r}, another sink that this job has or had",
+            where=writer.path,
+            remedy=f"give another folder; or, if {former!r} was removed, give this sink its name: "
+            "then its output goes on there",
+        )
     remedy = "give an empty folder; to continue a job, give its checkpoint_dir"
     if not writer.has_output():  # its job was killed, or has written nothing yet
         remedy += f"; if no job is running there, delete {writer.owner_file()}"
