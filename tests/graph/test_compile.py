@@ -306,6 +306,49 @@ def test_tasks_whose_rows_wait_for_watermarks(on, waits):
     assert flags == {"in": False, "n": waits}
 
 
+def pay(key, **_):
+    return key
+
+
+PAYS = {
+    "asks": pay,
+    "recognised": clonos.effect(pay, idempotent=True),
+    "checked": clonos.effect(pay, check=pay),
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "needed"),
+    [
+        (["asks"], False),
+        (["recognised"], False),
+        (["recognised", "asks"], False),
+        (["checked"], True),
+        (["recognised", "checked"], True),
+    ],
+)
+def test_effects_that_services_recognise_need_no_mandate(names, needed):
+    job = clonos.Job("pays")
+    stream = source(job)
+    for name in names:
+        stream = stream.with_column_async(f"{name} string", PAYS[name], "k", name=name)
+    stream.sink(clonos.sinks.collect(), name="out")
+    plan = job.compile().plan
+    assert plan.has_effects is (names != ["asks"])
+    assert plan.needs_mandates is needed
+
+
+def test_nobody_knows_before_it_runs_which_effects_a_process_makes():
+    class Pays(clonos.Process):
+        def on_row(self, row, ctx):
+            yield row
+
+    job = clonos.Job("pays")
+    paid = source(job).key_by("k").process(Pays(), SCHEMA, effects=True)
+    paid.sink(clonos.sinks.collect(), name="out")
+    assert job.compile().plan.needs_mandates
+
+
 @pytest.mark.parametrize("options", [{"keep": "10 s", "on": ("t", "at")}, {}], ids=["10 s", "ever"])
 def test_a_join_waits_for_watermarks_if_its_rows_are_dropped_by_them(options):
     job = clonos.Job("joins")

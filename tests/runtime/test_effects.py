@@ -244,9 +244,13 @@ def test_a_process_that_was_stopped_takes_time_to_hear_the_news(monkeypatch, bea
     assert steady_s < 0.1 < stopped_s
 
 
-def test_without_a_mandate_only_effects_that_are_recognised_begin():
-    """Those that the service recognises when they are repeated."""
-    until = [0.0]
+def test_without_a_mandate_only_effects_that_are_recognised_begin(monkeypatch):
+    """Those that the service recognises when they are repeated. Whoever waits is woken."""
+    until, polls, real = [0.0], [], asyncio.sleep
+
+    async def sleep(seconds):
+        polls.append(seconds)
+        await real(seconds)
 
     async def waits():
         pulse = Pulse(lambda: until[0])
@@ -254,13 +258,17 @@ def test_without_a_mandate_only_effects_that_are_recognised_begin():
         waiting = asyncio.ensure_future(pulse.permission(CHARGE))
         await asyncio.wait_for(pulse.permission(BY_NAME), 5.0)
         for _ in range(3):
-            await asyncio.sleep(0.0)
+            await real(0.0)
+            pulse.renewed()  # an answer that was held up
         began.append(waiting.done())
         until[0] = ticks_s() + 60.0
+        pulse.renewed()
         await asyncio.wait_for(waiting, 5.0)
         return [*began, pulse.allows(CHARGE)]
 
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     assert asyncio.run(waits()) == [False, True, False, True]
+    assert not polls
 
 
 def test_what_has_waited_for_a_mandate_does_not_begin_all_at_once():
@@ -281,6 +289,7 @@ def test_what_has_waited_for_a_mandate_does_not_begin_all_at_once():
         waiting = asyncio.gather(*(begin() for _ in range(effects)))
         await asyncio.sleep(2 * effects * each_s)  # all have had their places in line
         until[0] = ticks_s() + 60.0
+        pulse.renewed()
         await asyncio.wait_for(waiting, 30.0)
         return begun
 

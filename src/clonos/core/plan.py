@@ -39,7 +39,8 @@ class TaskSpec:
     their content there). ``sink``: the name of the sink, if its last operator is one; then its last
     channel leads to the house-keeper. ``writes_itself``: a sink whose outputs take effect where it
     runs, after the house-keeper has acknowledged them. ``has_effects``: some of its calls are
-    effects, which are made when the house-keeper holds the log entries that led to them. ``cell``:
+    effects, which are made when the house-keeper holds the log entries that led to them;
+    ``is_recognised``: services recognise all of these when they are made again. ``cell``:
     which tasks share its slot, those with the same number; None: it has its own. ``is_implied``:
     all that it does follows from the items of its only input, taken one by one, so nobody but
     itself needs its log. ``level``: how safely its layers are kept (:mod:`clonos.core.levels`).
@@ -59,6 +60,7 @@ class TaskSpec:
     is_gated: bool = False
     writes_itself: bool = False
     has_effects: bool = False
+    is_recognised: bool = False
     cell: int | None = None
     is_implied: bool = False
     level: str = "store"
@@ -160,6 +162,11 @@ class Plan:
     def has_effects(self) -> bool:
         """Whether some task makes effects."""
         return any(task.has_effects for task in self.tasks)
+
+    @cached_property
+    def needs_mandates(self) -> bool:
+        """Whether some effect would be made twice if two drivers ran the job."""
+        return any(task.has_effects and not task.is_recognised for task in self.tasks)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

@@ -317,6 +317,14 @@ def _require_own_places(vertices: Sequence[Vertex]) -> None:
             )
 
 
+def _is_recognised(vertex: Vertex) -> bool:
+    """Whether services recognise its effects when they are made again. Which ones a process makes
+    is known only when it runs."""
+    policy = getattr(vertex.operation, "policy", None)
+    effect = None if policy is None else policy.effect
+    return effect.idempotent if effect is not None else not vertex.has_effects
+
+
 def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) -> None:
     """Check that no effect would be silently omitted, or made twice."""
     for vertex in graph.vertices:
@@ -494,6 +502,7 @@ class _Wiring:
                     sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
                     has_effects=any(vertex.has_effects for vertex in chain.vertices),
+                    is_recognised=all(map(_is_recognised, chain.vertices)),
                     writes_itself=sink is not None and sink.writes_itself,
                     cell=self._cells[chain] + i,
                     level=self._graph.level_of(chain.vertices),

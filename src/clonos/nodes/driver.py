@@ -108,7 +108,7 @@ class DriverNode:
         )
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
-        looks = settings.echo_s, LOOKS_FOR_EFFECTS if self.plan.has_effects else LOOKS
+        looks = settings.echo_s, LOOKS_FOR_EFFECTS if self.plan.needs_mandates else LOOKS
         self._term = Term(settings.name, ports.lookout.look, *looks)
         self.commits = commits.Commits(
             keeper,

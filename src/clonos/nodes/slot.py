@@ -119,7 +119,7 @@ class SlotNode:
         makes = dials, machines, self._send, self._has_room
         self._calls = OneByOne(ports.calls, ports.clock)
         self._mandate = Mandate(mandate_s)
-        if plan.has_effects:
+        if plan.needs_mandates:
             ports.calls.may_begin(self._mandate.until_s)
         self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
@@ -206,7 +206,7 @@ class SlotNode:
         self._tell_reached()
         self._make_room()
         self._keeping.tick()
-        asks_in_s = self._ask_for_mandate() if self._plan.has_effects else None
+        asks_in_s = self._ask_for_mandate() if self._plan.needs_mandates else None
         if self._ports.track.is_free:
             self._calls.go_on()
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
@@ -258,8 +258,9 @@ class SlotNode:
 
     def _ask_for_mandate(self) -> float | None:
         """Ask if it is time. Return how long until the next question; None: no task here has
-        effects."""
-        if not any(resident.spec.has_effects for resident in self._residents.values()):
+        effects that need a mandate."""
+        specs = (resident.spec for resident in self._residents.values())
+        if not any(spec.has_effects and not spec.is_recognised for spec in specs):
             return None
         now_s = self._ports.clock.ticks_s()
         if self._mandate.wait_s(now_s) == 0.0:

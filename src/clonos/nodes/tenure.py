@@ -24,7 +24,7 @@ nothing."""
 LOOKS: Final = 3.0
 """How many looks there are in that time. Each is a request to the checkpoint's file system."""
 LOOKS_FOR_EFFECTS: Final = 10.0
-"""The same if the job has effects: a mandate (:mod:`clonos.core.mandate`) lasts for less time."""
+"""The same if effects need mandates (:mod:`clonos.core.mandate`), which last for less time."""
 LATE: Final = 0.4
 """If the newest good look is older than this share of that time, the journal's lock has to suffice
 for mandates."""

@@ -92,6 +92,8 @@ class CallRunner:
 
     def may_begin(self, until_s: float) -> None:
         self._until_s = until_s
+        if self._loop is not None and self._pulse is not None:
+            self._loop.call_soon_threadsafe(self._pulse.renewed)
 
     def close(self) -> None:
         """The slot ends: nobody waits for any call."""

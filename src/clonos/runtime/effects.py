@@ -31,9 +31,6 @@ STALLED_S: Final = 1.0
 """A loop that has not looked for this long was stopped. After that, the process needs as long to
 hear whether its lives are over."""
 
-MANDATE_POLL_S: Final = 0.1
-"""How often an effect that waits for a mandate looks for it."""
-
 Late = MutableMapping[str, "Future[Any]"]
 """By effect: attempts that were given up and go on in their threads."""
 E = TypeVar("E", bound=Exception)
@@ -65,7 +62,7 @@ class Pulse:
     """
 
     def __init__(self, until_s: Callable[[], float] = lambda: inf) -> None:
-        self._until_s = until_s
+        self._until_s, self._renewed = until_s, asyncio.Event()
         self._looked_s = ticks_s()
         self._steady_at_s = 0.0
         self._beat(asyncio.get_running_loop())
@@ -87,18 +84,25 @@ class Pulse:
         """Whether an attempt may begin now: the process was not stopped, or has had time to hear
         whether its lives are over; and it has a mandate, unless the service recognises a second
         attempt."""
-        return self._wait_s(effect) <= 0
+        return self._look() <= 0 and self._has_mandate(effect)
 
-    def _wait_s(self, effect: Effect) -> float:
-        left_s = self._look()
-        if effect.idempotent or self._looked_s < self._until_s():
-            return left_s
-        return max(left_s, MANDATE_POLL_S)
+    def _has_mandate(self, effect: Effect) -> bool:
+        return effect.idempotent or self._looked_s < self._until_s()
+
+    def renewed(self) -> None:
+        """The mandate lasts longer now: wake those that wait for it."""
+        self._renewed.set()
+        self._renewed.clear()
 
     async def permission(self, effect: Effect) -> None:
         """Return when an attempt may begin."""
-        while (wait_s := self._wait_s(effect)) > 0:  # noqa: ASYNC110 - the clock decides
-            await asyncio.sleep(wait_s)
+        while True:
+            if (wait_s := self._look()) > 0:
+                await asyncio.sleep(wait_s)
+            elif not self._has_mandate(effect):
+                await self._renewed.wait()
+            else:
+                return
 
 
 class EffectRun:
