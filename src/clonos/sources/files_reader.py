@@ -18,7 +18,7 @@ from clonos.columns.batches import conform
 from clonos.columns.schema import require_columns
 from clonos.errors import ClonosError, SourceError
 from clonos.sources.csv_header import require_header, without_header
-from clonos.sources.lines import LINES
+from clonos.sources.lines import LINES, Find
 from clonos.sources.readers import BufferedReader
 
 _CHUNK_BYTES = 1 << 20
@@ -26,7 +26,6 @@ _HEADER_CHUNK_BYTES = 1 << 14
 _ROWS_PER_PIECE = 65_536
 _LINE_BYTES_MAX = 64 << 20
 """A longer line is a bad record, because it must not fill the task's memory."""
-_FIND_S = 2.0
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
@@ -86,20 +85,52 @@ class FileList:
 
 
 @dataclass(frozen=True)
-class FindLine:
-    """Finds a line that cannot be read, by its content: equal lines are equally bad, so the first
-    of them is the one at which the job fails."""
+class FindLine(Find):
+    """Finds lines that cannot be read, by reading the files once more."""
 
     files: FileList
     header: pa.Schema | None
 
-    def __call__(self, line: bytes | None, index: int, parallelism: int) -> str:
-        """See :data:`clonos.sources.lines.Find`; fails never, and takes seconds at most."""
-        reader = LinesReader(self.files, index, parallelism, header=self.header)
-        try:
-            return reader.find(line, _FIND_S)
-        except (OSError, ValueError, pa.ArrowException, ClonosError):
-            return ""  # another error is about to be raised, which matters more
+    def trail(self, index: int, parallelism: int) -> LineTrail:
+        """See :class:`clonos.sources.lines.Find`."""
+        return LineTrail(LinesReader(self.files, index, parallelism, header=self.header))
+
+
+class LineTrail:
+    """A :class:`clonos.sources.lines.Trail` that reads the files of a task again, from the first on,
+    as far as it is asked."""
+
+    def __init__(self, reader: LinesReader) -> None:
+        self._pieces = reader.numbered()
+        self._path, self._number, self._lines = "", 0, list[bytes | None]()
+        self._read = 0  # lines before this piece
+
+    def find(self, lines: Sequence[tuple[int, bytes | None]], within_s: float) -> list[str]:
+        """Fails never: another error is about to be told, which matters more."""
+        until_s = time.monotonic() + within_s
+        return [self._place(read, line, until_s) for read, line in lines]
+
+    def _place(self, read: int, line: bytes | None, until_s: float) -> str:
+        while True:
+            first = max(read - self._read, 0)
+            if (at := _at(line, self._lines, first)) is not None:
+                return f"line {self._number + at} of {self._path}"
+            if time.monotonic() > until_s:
+                return ""
+            self._read += len(self._lines)
+            self._lines = []
+            try:
+                self._path, self._number, self._lines = next(self._pieces)
+            except (StopIteration, OSError, ValueError, pa.ArrowException, ClonosError):
+                return ""
+
+
+def _at(line: bytes | None, lines: Sequence[bytes | None], first: int) -> int | None:
+    """Where a line is, as a rule at `first`; further on if lines before it were left out, because
+    they kill the process: these do not count as read."""
+    if first < len(lines) and lines[first] == line:
+        return first
+    return next((i for i in range(first, len(lines)) if lines[i] == line), None)
 
 
 class LinesReader(BufferedReader):
@@ -150,18 +181,13 @@ class LinesReader(BufferedReader):
                 is_first = False
                 yield lines
 
-    def find(self, line: bytes | None, within_s: float) -> str:
-        """Where this line comes first: "line 7 of /data/a.csv"; "" if it takes longer."""
-        until = time.monotonic() + within_s
+    def numbered(self) -> Iterator[tuple[str, int, list[bytes | None]]]:
+        """The lines that it reads, with their file, and the number of the first of them there."""
         for path, start, end in self._parts:
             number = 1 + self._lines_before(path, start) + (self._header is not None and not start)
             for lines in self._lines(path, start, end):
-                if line in lines:
-                    return f"line {number + lines.index(line)} of {path}"
+                yield path, number, lines
                 number += len(lines)
-                if time.monotonic() > until:
-                    return ""
-        return ""
 
     def _lines_before(self, path: str, start: int) -> int:
         if not start:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,7 @@ from clonos.errors import BadSchema, BrokenLine
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
+from clonos.operators.shares import Join, total
 from clonos.sources.json_lines import parse_json
 
 LINES = pa.schema([pa.field("value", pa.binary())])
@@ -30,6 +32,8 @@ LINES = pa.schema([pa.field("value", pa.binary())])
 
 TEXT = pa.schema([pa.field("value", pa.string())])
 
+_READ: Final = "lines"
+"""The fact that counts the lines that were read."""
 _REASON_MAX = 300
 _INFINITY = r"(?i)^\s*[+-]?inf(?:inity)?\s*$"
 
@@ -39,14 +43,37 @@ _NO_VALUE = re.compile(r"^CSV conversion error to .*?: invalid value '(.*)'$", r
 
 Parser = Callable[[pa.Array, pa.Schema], pa.RecordBatch]
 
-Find = Callable[[bytes | None, int, int], str]
-"""(line, task index, parallelism) -> where the task found this line first, such as "line 7 of
-/data/a.csv"; empty if that is not known."""
+FIND_S: Final = 2.0
+"""Longest time to look for the line at which a job fails ..."""
+LOOK_S: Final = 0.2
+"""... and for those of a step that are kept. If that is not enough, their places are not known; the
+next step goes on looking from there."""
 
 
-def _nowhere(line: bytes | None, index: int, parallelism: int) -> str:
-    del line, index, parallelism
-    return ""
+class Trail(Protocol):
+    """The lines of a task in the order in which it has read them."""
+
+    def find(self, lines: Sequence[tuple[int, bytes | None]], within_s: float) -> list[str]:
+        """Where these lines are, such as "line 7 of /data/a.csv"; empty if that is not known.
+
+        Parameters
+        ----------
+        lines
+            For each, how many the task has read before it, at least, and its content. They follow
+            each other, and those that were asked for before.
+        """
+
+
+class Find:
+    """Where the lines of a source come from: nobody knows."""
+
+    def trail(self, index: int, parallelism: int) -> Trail | None:
+        """The lines that a task has read; None: they have no places."""
+        del index, parallelism
+        return None
+
+
+_NOWHERE: Final = Find()
 
 
 @dataclass(frozen=True)
@@ -55,38 +82,60 @@ class ParseLines(Operation):
 
     format: str
     schema: pa.Schema
-    find: Find = _nowhere
+    find: Find = _NOWHERE
 
 
 class ParseLinesOperator(Operator):
     """Parses a batch as a whole; if that fails, line by line to find the broken lines."""
 
-    def __init__(self, line_format: str, schema: pa.Schema, find: Find = _nowhere) -> None:
+    joins: ClassVar[Mapping[str, Join]] = {_READ: total}
+
+    def __init__(self, line_format: str, schema: pa.Schema, find: Find = _NOWHERE) -> None:
         super().__init__()
         self._find = find
+        self._trail: Trail | None = None  # for as long as this life
         self._format = line_format
         self._parse: Parser = PARSERS[line_format]
         self._schema = schema
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        lines = batch.column(0)
+        lines, read = batch.column(0), self.facts.get(_READ, 0)
+        self.facts.set(_READ, read + len(lines))
         try:
             return self._parse(lines, self._schema)
         except (pa.ArrowException, ValueError):
-            parsed = []
+            parsed, broken = [], list[tuple[int, Exception]]()
             for i in range(len(lines)):
                 try:
                     parsed.append(self._parse(lines.slice(i, 1), self._schema))
                 except (pa.ArrowException, ValueError) as error:
-                    self._reject(error, lines[i].as_py())
+                    broken.append((i, error))
+                    if self.info.on_bad_record == "fail":
+                        break
+            found = [(read + i, lines[i].as_py()) for i, _ in broken]
+            for (_, line), (_, error), place in zip(found, broken, self._places(found), strict=True):
+                self._reject(error, line, place)
             return concat(parsed) if parsed else None
 
-    def _reject(self, error: Exception, line: bytes | None) -> None:
-        place = ""
-        # Only if the job fails: the search takes time, and records that are kept are output, so
-        # their texts must be the same each time.
+    def _places(self, lines: Sequence[tuple[int, bytes | None]]) -> list[str]:
+        """Where these lines are. What is kept is output, and must be the same in a replay, perhaps
+        where the files are not: so the log has the answer, as that of a call."""
+        if not lines or self.info.on_bad_record == "drop":
+            return [""] * len(lines)
         if self.info.on_bad_record == "fail":
-            place = self._find(line, self.info.index, self.info.parallelism)
+            return self._look(lines, FIND_S)
+        self.services.caller = self
+        found: list[str] = self.services.step.call(self._look, [lines], {})
+        return found
+
+    def _look(
+        self, lines: Sequence[tuple[int, bytes | None]], within_s: float = LOOK_S
+    ) -> list[str]:
+        if self._trail is None:
+            self._trail = self._find.trail(self.info.index, self.info.parallelism)
+        return [""] * len(lines) if self._trail is None else self._trail.find(lines, within_s)
+
+    def _reject(self, error: Exception, line: bytes | None, place: str) -> None:
         why = plain_reason(error, self._schema)
         problem = BrokenLine(
             f"{place or 'a line'} cannot be read as {self._format}: {why}",
