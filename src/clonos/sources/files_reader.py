@@ -111,11 +111,12 @@ class LineTrail:
         return [self._place(read, line, until_s) for read, line in lines]
 
     def _place(self, read: int, line: bytes | None, until_s: float) -> str:
+        is_late = False
         while True:
             first = max(read - self._read, 0)
             if (at := _at(line, self._lines, first)) is not None:
                 return f"line {self._number + at} of {self._path}"
-            if time.monotonic() > until_s:
+            if is_late:
                 return ""
             self._read += len(self._lines)
             self._lines = []
@@ -123,6 +124,7 @@ class LineTrail:
                 self._path, self._number, self._lines = next(self._pieces)
             except (StopIteration, OSError, ValueError, pa.ArrowException, ClonosError):
                 return ""
+            is_late = time.monotonic() > until_s
 
 
 def _at(line: bytes | None, lines: Sequence[bytes | None], first: int) -> int | None:
