@@ -52,6 +52,31 @@ def test_a_change_that_is_refused_gives_up_what_it_has_claimed_and_nothing_else(
     begin(before, is_new=False)
 
 
+def changed(before: CompiledJob, now: CompiledJob) -> None:
+    graph = json.loads(json.dumps(describe(before)))
+    with claimed(Shape(graph), graph, now, "process", OWNER):
+        pass
+
+
+def test_a_table_keeps_its_columns(tmp_path):
+    """Its readers know no others."""
+
+    def job(columns: str, folder: str = "out") -> CompiledJob:
+        made = clonos.Job("job")
+        rows = made.source(clonos.sources.from_batches([], columns), name="rows")
+        rows.sink(clonos.sinks.table(str(tmp_path / folder)), name="out")
+        rows.sink(clonos.sinks.parquet(str(tmp_path / "files")), name="files")
+        return made.compile()
+
+    before = job("n long")
+    begin(before, is_new=True)
+    changed(before, job("n long"))
+    for columns in ("n string", "m long", "n long, m long", "n long not null"):
+        with pytest.raises(CannotUpgrade, match="has the columns n long, and rows would have"):
+            changed(before, job(columns))
+        changed(before, job(columns, columns))
+
+
 @pytest.mark.parametrize("made", [clonos.sinks.parquet, clonos.sinks.table])
 def test_a_sink_that_was_removed_comes_back_to_its_place(tmp_path, made):
     """Under its own name. What it had put out stays, and has an earlier generation."""

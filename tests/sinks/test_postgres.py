@@ -432,30 +432,6 @@ def test_a_sink_with_more_tasks_than_before_or_fewer(place):
     assert sorted(place.rows()) == [(1, "a"), (2, "b"), (3, "c")]
 
 
-def test_a_sink_that_was_removed_comes_back(place):
-    """Its numbers begin anew, in a later generation; it has more tasks now."""
-    place.begin()
-    place.writer().write([output(seq, (seq, "before")) for seq in (1, 2, 3)])
-
-    def back(**how: Any) -> None:
-        place.claims(tasks=2, **how).begin({"out": SCHEMA}, is_new=False, added=["out"])
-
-    with pytest.raises(OutputExists, match="another job"):
-        back(job="another")
-    for _ in range(2):  # before the switch, and after it
-        back()
-    place.writer(2).write([output(1, (1, "again"), generation=2)])
-    place.writer(3).write([output(n, (n, "again"), generation=2) for n in (1, 2)])
-    place.writer(2, number=1).write([output(1, (9, "new"), generation=2)])
-    assert [word for _, word in place.rows(order="word, id")] == [
-        *["again"] * 2, *["before"] * 3, "new",
-    ]  # fmt: skip
-    place.sql("drop table TABLE")
-    back()
-    place.writer(4).write([output(n, (n, "again"), generation=2) for n in (2, 3)])
-    assert place.rows() == [(3, "again")]
-
-
 def test_the_table_of_a_job_that_wrote_nothing_is_free(place):
     place.begin().withdraw()
     other = place.begin(job="another")

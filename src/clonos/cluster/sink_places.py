@@ -51,17 +51,20 @@ def claimed(
     Raises
     ------
     CannotUpgrade
-        A sink has another name, and its place is claimed under the former one.
+        A sink has another name, and its place is claimed under the former one; or its rows would
+        have other columns than a table.
     OutputExists
         A place has another owner, or output.
     """
     added = added_sinks(graph, compiled) or []
     claims = claims_of(compiled, durability, owner, added)
+    kept = claims_of(compiled, durability, owner, set(compiled.sinks) - set(added))
     for former, name in before.renamed.items():
         if claims.has(name):
             raise has_a_trace(former, "the place of its output has its name")
+    schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
+    kept.require(schemas)
     try:
-        schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         claims.begin(schemas, is_new=True, added=added)
         yield
     except BaseException:

@@ -87,6 +87,17 @@ class PostgresClaim:
 
         session.attempt(self._target, SinkFailed, work)
 
+    def require(self, schema: pa.Schema) -> None:
+        declared = [(f.name, types_for(f.type, f.name)) for f in schema]
+
+        def work() -> None:
+            with self._connected() as sql:
+                if self._exists(sql, self._target.parts()):
+                    self._check_columns(sql, declared)
+                    self._check_key(sql, schema)
+
+        session.attempt(self._target, SinkFailed, work)
+
     def widen(self) -> None:
         def work() -> None:
             with self._connected() as sql:

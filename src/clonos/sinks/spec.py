@@ -42,6 +42,16 @@ class Claim(Protocol):
             earlier graph of the job may have had it: what that has put out may be there.
         """
 
+    def require(self, schema: pa.Schema) -> None:
+        """Before the graph of the job changes: check that rows with these columns fit what is there,
+        as it will be too late to refuse the change when the claim begins.
+
+        Raises
+        ------
+        DefinitionError, CannotUpgrade
+            They do not.
+        """
+
     def widen(self) -> None:
         """Extend the claim: the sink may have more tasks than when the place was claimed."""
 

@@ -18,7 +18,8 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clonos.errors import ClonosError, OutputExists, SinkFailed, StoreAway
+from clonos.columns.schema import to_ddl
+from clonos.errors import CannotUpgrade, ClonosError, OutputExists, SinkFailed, StoreAway
 from clonos.sinks.lanes import Lane, Output, OutputWriter
 from clonos.sinks.spec import Claim, SinkSpec, Store
 from clonos.storage.files import Durability, Files, files_of
@@ -40,6 +41,9 @@ class Writer(OutputWriter, Protocol):
 
     def foreign(self) -> str | None:
         """The name of something else in the folder that readers would take for output."""
+
+    def require(self, schema: pa.Schema) -> None:
+        """Raise `CannotUpgrade` if its readers could not read rows with these columns."""
 
     def claim(self, schema: pa.Schema, owner: str) -> None:
         """Record the folder's owner."""
@@ -103,7 +107,7 @@ class FolderClaim:
         with _naming(writer.path):
             found = writer.owner()
             if is_added and found == self._owner:
-                return  # the sink comes back: what it puts out has a later generation
+                return writer.require(schema)  # it comes back, with a later generation
             if found not in (None, self._owner) or (is_new and writer.has_output()):
                 raise _exists(writer, found, self._owner)
             if found is None and not is_new:
@@ -116,6 +120,11 @@ class FolderClaim:
 
     def widen(self) -> None:
         """Nothing to do: the claim covers any number of tasks."""
+
+    def require(self, schema: pa.Schema) -> None:
+        with _naming(self._writer.path):
+            if self._writer.owner() == self._owner:
+                self._writer.require(schema)
 
     def check(self) -> None:
         with _naming(self._writer.path):
@@ -190,6 +199,11 @@ class Claims:
                 claim.widen()
             claim.begin(schemas[operator], is_new=is_new or is_added, is_added=is_added)
         self.check()
+
+    def require(self, schemas: Mapping[str, pa.Schema]) -> None:
+        """Check that rows with these columns fit what is there; see :meth:`Claim.require`."""
+        for operator, claim in self._claims.items():
+            claim.require(schemas[operator])
 
     def has(self, operator: str) -> bool:
         """Whether a sink has a place to claim."""
@@ -277,6 +291,9 @@ class ParquetWriter:
         names = (info.name for info in self._folder.entries())
         return next((name for name in names if not name.startswith(("part-", "_", "."))), None)
 
+    def require(self, schema: pa.Schema) -> None:
+        """Each file has its own columns."""
+
     def claim(self, schema: pa.Schema, owner: str) -> None:
         self._folder.create(_OWNER, owner.encode())
 
@@ -328,6 +345,15 @@ class TableWriter:
 
     def foreign(self) -> str | None:
         return None  # readers of a table read its segments, and nothing else
+
+    def require(self, schema: pa.Schema) -> None:
+        if not (there := self._table.schema).equals(schema):
+            raise CannotUpgrade(
+                f"the table has the columns {to_ddl(there)}, and rows would have {to_ddl(schema)}: "
+                "its readers could not read them",
+                where=self.path,
+                remedy="give the sink another folder, or select the table's columns before it",
+            )
 
     def claim(self, schema: pa.Schema, owner: str) -> None:
         self._table.create(schema, owner)
