@@ -18,7 +18,7 @@ from clonos.columns.batches import conform
 from clonos.columns.schema import require_columns
 from clonos.errors import ClonosError, SourceError
 from clonos.sources.csv_header import require_header, without_header
-from clonos.sources.lines import LINES, Find
+from clonos.sources.lines import LINES
 from clonos.sources.readers import BufferedReader
 
 _CHUNK_BYTES = 1 << 20
@@ -85,14 +85,13 @@ class FileList:
 
 
 @dataclass(frozen=True)
-class FindLine(Find):
-    """Finds lines that cannot be read, by reading the files once more."""
+class FindLine:
+    """A :class:`clonos.sources.lines.Find` that reads the files once more."""
 
     files: FileList
     header: pa.Schema | None
 
     def trail(self, index: int, parallelism: int) -> LineTrail:
-        """See :class:`clonos.sources.lines.Find`."""
         return LineTrail(LinesReader(self.files, index, parallelism, header=self.header))
 
 

@@ -64,16 +64,11 @@ class Trail(Protocol):
         """
 
 
-class Find:
-    """Where the lines of a source come from: nobody knows."""
+class Find(Protocol):
+    """Makes the trail of a task."""
 
-    def trail(self, index: int, parallelism: int) -> Trail | None:
-        """The lines that a task has read; None: they have no places."""
-        del index, parallelism
-        return None
-
-
-_NOWHERE: Final = Find()
+    def trail(self, index: int, parallelism: int) -> Trail:
+        """The lines that a task reads."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class ParseLines(Operation):
 
     format: str
     schema: pa.Schema
-    find: Find = _NOWHERE
+    find: Find | tuple[()] = ()  # nothing: they have no places
 
 
 class ParseLinesOperator(Operator):
@@ -90,9 +85,9 @@ class ParseLinesOperator(Operator):
 
     joins: ClassVar[Mapping[str, Join]] = {_READ: total}
 
-    def __init__(self, line_format: str, schema: pa.Schema, find: Find = _NOWHERE) -> None:
+    def __init__(self, line_format: str, schema: pa.Schema, find: Find | tuple[()] = ()) -> None:
         super().__init__()
-        self._find = find
+        self._find = find or None
         self._trail: Trail | None = None  # for as long as this life
         self._format = line_format
         self._parse: Parser = PARSERS[line_format]
@@ -104,7 +99,8 @@ class ParseLinesOperator(Operator):
         try:
             return self._parse(lines, self._schema)
         except (pa.ArrowException, ValueError):
-            parsed, broken = [], list[tuple[int, Exception]]()
+            parsed = []
+            broken: list[tuple[int, Exception]] = []
             for i in range(len(lines)):
                 try:
                     parsed.append(self._parse(lines.slice(i, 1), self._schema))
@@ -120,7 +116,7 @@ class ParseLinesOperator(Operator):
     def _places(self, lines: Sequence[tuple[int, bytes | None]]) -> list[str]:
         """Where these lines are. What is kept is output, and must be the same in a replay, perhaps
         where the files are not: so the log has the answer, as that of a call."""
-        if not lines or self.info.on_bad_record == "drop":
+        if not lines or self._find is None or self.info.on_bad_record == "drop":
             return [""] * len(lines)
         if self.info.on_bad_record == "fail":
             return self._look(lines, FIND_S)
@@ -131,9 +127,10 @@ class ParseLinesOperator(Operator):
     def _look(
         self, lines: Sequence[tuple[int, bytes | None]], within_s: float = LOOK_S
     ) -> list[str]:
+        assert self._find is not None
         if self._trail is None:
             self._trail = self._find.trail(self.info.index, self.info.parallelism)
-        return [""] * len(lines) if self._trail is None else self._trail.find(lines, within_s)
+        return self._trail.find(lines, within_s)
 
     def _reject(self, error: Exception, line: bytes | None, place: str) -> None:
         why = plain_reason(error, self._schema)
