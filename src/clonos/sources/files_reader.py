@@ -92,6 +92,7 @@ class FindLine:
     header: pa.Schema | None
 
     def trail(self, index: int, parallelism: int) -> LineTrail:
+        """The lines that a task reads."""
         return LineTrail(LinesReader(self.files, index, parallelism, header=self.header))
 
 
