@@ -26,7 +26,7 @@ class Running:
         rows = job.source(clonos.sources.from_batches([], "n long"), name="source")
         rows.sink(clonos.sinks.collect(), name="out")
         self.compiled = job.compile()
-        self.status = JobStatus("1 live", is_running=True, is_recovering=False)
+        self.status = JobStatus("tasks: 1 live", is_running=True, is_recovering=False)
         self.delivered = {"out": 1200}
         self.is_running = True
         self.stops = 0
@@ -48,9 +48,14 @@ class Running:
         return not self.is_running
 
 
-def late(running: Any) -> str:
+def ended(running: Running, timeout_s: float | None = 5.0) -> Any:
+    job: Any = running
+    return to_its_end(job, timeout_s)
+
+
+def late(running: Running) -> str:
     with pytest.raises(NotEnded) as caught:
-        to_its_end(running, 5.0)
+        ended(running)
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, ClonosError)
     assert running.stops == 1
@@ -75,18 +80,18 @@ def test_a_run_says_that_the_job_was_stopped_and_how_it_goes_on(tmp_path):
 
 
 def test_a_job_that_ends_while_it_is_stopped_has_its_own_end():
-    assert to_its_end(Running("complete"), 5.0).is_complete
+    assert ended(Running("complete")).is_complete
     with pytest.raises(OperatorError):
-        to_its_end(Running("failed"), 5.0)
+        ended(Running("failed"))
 
 
 def test_a_wait_that_is_interrupted_stops_the_job():
     running = Running()
 
-    def interrupted(_: Any) -> Any:
+    def interrupted(timeout_s: float | None = None) -> Any:
         raise KeyboardInterrupt
 
     running.wait = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        to_its_end(running, None)
+        ended(running, None)
     assert running.stops == 1

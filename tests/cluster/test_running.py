@@ -29,7 +29,7 @@ from clonos.nodes.views import DriverView, JobStatus, TaskView
 VIEW = DriverView(
     tasks=(TaskView(0, "source[0]", "live", Incarnation(1, 0), 0, 1, 0.0, 0.0),),
     slots=(),
-    status=JobStatus("1 live", is_running=True, is_recovering=False),
+    status=JobStatus("tasks: 1 live", is_running=True, is_recovering=False),
     delivered={"out": 1200},
 )
 

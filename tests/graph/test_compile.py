@@ -306,14 +306,18 @@ def test_tasks_whose_rows_wait_for_watermarks(on, waits):
     assert flags == {"in": False, "n": waits}
 
 
-def pay(key, **_):
-    return key
+def pay(account, *, call):
+    return account
+
+
+def found(account):
+    return account
 
 
 PAYS = {
-    "asks": pay,
+    "asks": found,
     "recognised": clonos.effect(pay, idempotent=True),
-    "checked": clonos.effect(pay, check=pay),
+    "checked": clonos.effect(pay, check=found),
 }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.nodes.world import PLAN
     ],
 )
 def test_effects_wait_for_a_mandate_unless_services_recognise_them(
-    flags: dict[str, bool], waits: bool
+    flags: dict[str, Any], waits: bool
 ) -> None:
     told: list[float] = []
     ports: Any = SimpleNamespace(

@@ -79,7 +79,6 @@ def test_records_that_are_kept_say_the_same(tmp_path):
     (kept,) = run(source, on_bad_record="keep")["bad"].to_pylist()
     said = f"BrokenLine: line 2 of {path} cannot be read as csv: at: 'abc' is no timestamp"
     assert (kept["error"], kept["record"]) == (said, "b,abc")
-    assert run(source, on_bad_record="drop")["out"].num_rows == 0
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -106,7 +105,7 @@ def kept_by(source: Any, answers: Iterator[Any] | None = None) -> tuple[list[Any
         asked.append(fn(*args, **kwargs) if answers is None else next(answers))
         return asked[-1]
 
-    harness = StepHarness(task_code(job.compile(), "in").program(), call=call)
+    harness = StepHarness(task_code(job.compile(), "in[0]").program(), call=call)
     lines = [[b"x"], [b"1", b"x"], [b"2"]]
     steps = [harness.source([(line,) for line in batch], LINES) for batch in lines]
     return [step.seen for step in steps], asked

@@ -1,4 +1,4 @@
-"""What is said when time is over and a job is not: how far it is, whether it goes on, what to do."""
+"""What is said when time is over and a job is not: how far it is, and what to do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def so_far(running: Unfinished) -> str:
     sources = [task.name for task in plan.tasks if task.is_source and task.id not in over]
     rows = [f"{count:,} to {sink}" for sink, count in running.delivered.items()]
     said = [
-        f"tasks: {running.status.message}",
+        running.status.message,
         f"rows delivered: {', '.join(rows) or 'none'}",
         *([f"sources that have not ended: {', '.join(sources)}"] if sources else []),
     ]

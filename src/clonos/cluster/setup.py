@@ -137,9 +137,8 @@ class DriverSetup:
         self._journal, self.warn, self.trials = journal, Warnings(), Trials()
         self.observer = Observer([t.name for t in compiled.plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
-        self.directory = directory = _directory(
-            compiled, spark, journal, sole_driver=sole_driver, is_upgrade=upgrade
-        )
+        about = {"sole_driver": sole_driver, "is_upgrade": upgrade}
+        self.directory = directory = _directory(compiled, spark, journal, **about)
         store = DeliveredStore(directory.delivered_uri, durability)
         self.delivered = Delivered(spark, directory, store, self.sink_schemas)
         with ExitStack() as undo:  # if anything below fails: release the lock and the port

@@ -42,7 +42,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from clonos.columns.schema import parse_schema
-from clonos.errors import DefinitionError, NotEnded, NoTable, OtherTable, RowsRemoved
+from clonos.errors import DefinitionError, NoTable, NotEnded, OtherTable, RowsRemoved
 from clonos.sinks.query_writer import QueryWriter
 from clonos.storage.segments import START, Position, Positions, Segment, newest
 from clonos.storage.tables import Table

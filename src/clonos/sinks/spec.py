@@ -43,8 +43,8 @@ class Claim(Protocol):
         """
 
     def require(self, schema: pa.Schema) -> None:
-        """Before the graph of the job changes: check that rows with these columns fit what is there,
-        as it will be too late to refuse the change when the claim begins.
+        """Before the graph of the job changes: check that rows with these columns fit what is
+        there, as it will be too late to refuse the change when the claim begins.
 
         Raises
         ------

@@ -98,8 +98,8 @@ class FolderClaim:
     cannot be used.
     """
 
-    def __init__(self, writer: Writer, owner: str) -> None:
-        self._writer, self._owner = writer, owner
+    def __init__(self, writer: Writer, job: str, operator: str) -> None:
+        self._writer, self._job, self._owner = writer, job, f"{job} {operator}"
         self.is_fresh = False
 
     def begin(self, schema: pa.Schema, *, is_new: bool, is_added: bool = False) -> None:
@@ -107,9 +107,10 @@ class FolderClaim:
         with _naming(writer.path):
             found = writer.owner()
             if is_added and found == self._owner:
-                return writer.require(schema)  # it comes back, with a later generation
+                writer.require(schema)
+                return  # the sink comes back, with a later generation
             if found not in (None, self._owner) or (is_new and writer.has_output()):
-                raise _exists(writer, found, self._owner)
+                raise _exists(writer, self._sibling(found))
             if found is None and not is_new:
                 raise _gone(writer.path)
             if found is None and (other := writer.foreign()) is not None:
@@ -129,7 +130,13 @@ class FolderClaim:
     def check(self) -> None:
         with _naming(self._writer.path):
             if (found := self._writer.owner()) != self._owner:
-                raise _exists(self._writer, found, self._owner)
+                raise _exists(self._writer, self._sibling(found))
+
+    def _sibling(self, owner: str | None) -> str:
+        """The name of the owner if it is another sink of the job; else empty."""
+        prefix = f"{self._job} "
+        is_other = owner is not None and owner != self._owner and owner.startswith(prefix)
+        return owner.removeprefix(prefix) if owner is not None and is_other else ""
 
     def withdraw(self) -> None:
         # If this fails, the next job gets an error that names the folder's owner.
@@ -170,7 +177,7 @@ class Claims:
             if sink.store is not None:
                 claim = sink.store.claim(Lane(job, operator, 0), tasks[operator])
             elif (writer := folder_of(sink, durability)) is not None:
-                claim = FolderClaim(writer, f"{job} {operator}")
+                claim = FolderClaim(writer, job, operator)
             if claim is not None:
                 self._claims[operator] = claim
 
@@ -382,14 +389,12 @@ def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
         ) from error
 
 
-def _exists(writer: Writer, found: str | None, mine: str) -> OutputExists:
-    job, _, _ = mine.partition(" ")
-    if found is not None and found != mine and found.startswith(f"{job} "):
-        former = found.partition(" ")[2]
+def _exists(writer: Writer, sibling: str) -> OutputExists:
+    if sibling:
         return OutputExists(
-            f"the folder belongs to {former!r}, another sink that this job has or had",
+            f"the folder belongs to {sibling!r}, another sink that this job has or had",
             where=writer.path,
-            remedy=f"give another folder; or, if {former!r} was removed, give this sink its name: "
+            remedy=f"give another folder; or, if {sibling!r} was removed, give this sink its name: "
             "then its output goes on there",
         )
     remedy = "give an empty folder; to continue a job, give its checkpoint_dir"

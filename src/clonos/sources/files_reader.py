@@ -97,8 +97,8 @@ class FindLine:
 
 
 class LineTrail:
-    """A :class:`clonos.sources.lines.Trail` that reads the files of a task again, from the first on,
-    as far as it is asked."""
+    """A :class:`clonos.sources.lines.Trail` that reads the files of a task again, from the first
+    on, as far as it is asked."""
 
     def __init__(self, reader: LinesReader) -> None:
         self._pieces = reader.numbered()

@@ -108,9 +108,9 @@ class ParseLinesOperator(Operator):
                     broken.append((i, error))
                     if self.info.on_bad_record == "fail":
                         break
-            found = [(read + i, lines[i].as_py()) for i, _ in broken]
-            for (_, line), (_, error), place in zip(found, broken, self._places(found), strict=True):
-                self._reject(error, line, place)
+            given = [(read + i, lines[i].as_py()) for i, _ in broken]
+            for (_, line), (_, why), place in zip(given, broken, self._places(given), strict=True):
+                self._reject(why, line, place)
             return concat(parsed) if parsed else None
 
     def _places(self, lines: Sequence[tuple[int, bytes | None]]) -> list[str]:

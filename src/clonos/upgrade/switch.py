@@ -134,7 +134,8 @@ class Switch:
         if keeper.complete:
             raise CannotUpgrade(
                 "the job is complete: nothing is left that another graph could do",
-                remedy="start the new job in another checkpoint_dir",
+                remedy="running.wait(), or a start with the graph that it had, returns its result; "
+                "start the new job in another checkpoint_dir",
             )
         if self._waiting or not keeper.is_settled:
             raise CannotUpgrade(
