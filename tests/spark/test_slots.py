@@ -230,6 +230,7 @@ def test_too_few_cores(launched: Launched) -> None:
     launched.launcher.require(CORES)
     with pytest.raises(NotEnoughSlots, match=r"19 slots are needed and 18 .*local\[19\]"):
         launched.launcher.require(CORES + 1)
+    launched.launcher.require(CORES + 1, leaving=1)  # slots that make room for them
     text = r"18 slots and a core for the streaming queries .* 18 of .*local\[19\]"
     with pytest.raises(NotEnoughSlots, match=text):
         launched.launcher.require(CORES, cores=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.feeds import FeedView
+from clonos.cluster.former import Former
 from clonos.cluster.listener import Listener
 from clonos.cluster.loop import DriverLoop
 from clonos.cluster.moves import Mover
@@ -377,8 +378,9 @@ class RunningJob(RunningPast):
         ui_port = page.port if page is not None else None
         how = {**self._how, "listeners": (), "ui_port": ui_port}  # listeners are added later
         new: dict[str, Any] = {"standby": True, "upgrade": True, "look": succession.look}
-        new |= {"of_state": of_state, "prepared": lambda: succession.prepared}
-        how["delivered"] = lambda: before.node.delivered  # when its driver is over
+        delivered, leaving = lambda: before.node.delivered, lambda: before.pool.running
+        new["former"] = Former(lambda: succession.prepared, delivered, leaving)
+        new["of_state"] = of_state
         try:
             self._go_on(DriverSetup(compiled, self.spark, **new, **how))
         except BaseException as error:
@@ -388,6 +390,7 @@ class RunningJob(RunningPast):
                 with after_the_switch(error):
                     how |= {"standby": False, "upgrade": False, "of_state": ALL_STAYS}
                     how |= {"look": self._require_no_stop, "goes_on": True}
+                    how["former"] = Former(delivered=delivered)
                     self._go_on(DriverSetup(before.compiled, self.spark, **how))
                     self._left_by = None
             raise

@@ -96,9 +96,16 @@ class SlotPool:
 
     # --- launching ------------------------------------------------------------------------------
 
-    def require(self) -> None:
-        """Raise if the application has too few cores."""
-        self._launcher.require(len(self.places), cores=query_cores(self._compiled))
+    @property
+    def running(self) -> int:
+        """How many of its slots run."""
+        return self._launcher.running
+
+    def require(self, *, leaving: int = 0) -> None:
+        """Raise if the application has too few cores. ``leaving``: slots of the job's driver before
+        this one, which leave when this one goes on."""
+        cores = query_cores(self._compiled)
+        self._launcher.require(len(self.places), cores=cores, leaving=leaving)
 
     def prepare(self) -> None:
         """Have Spark plan once what the slots will read.

@@ -21,6 +21,7 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.followers import Followers
+from clonos.cluster.former import NOBODY, Former
 from clonos.cluster.journal_thread import HANGS_S, JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
@@ -72,7 +73,6 @@ from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 from clonos.upgrade.layers import require_continuable
-from clonos.upgrade.prepare import NOTHING, Prepared
 from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
@@ -97,10 +97,9 @@ class DriverSetup:
     making the rest fails, or by :meth:`close`.
 
     The parameters are those of :class:`~clonos.cluster.driver.RunningJob`. While a standby driver
-    waits, ``look`` says whether to try the lock at once, and may raise. ``prepared`` returns the
-    state that was shared out before, ``delivered`` how many rows each sink has delivered before.
-    ``goes_on``: the job has run in this process until now, and nobody else can run it, so what is
-    away is waited for.
+    waits, ``look`` says whether to try the lock at once, and may raise. ``former``: the driver that
+    has run the job in this process until now. ``goes_on``: nobody else can run it, so what is away
+    is waited for.
     """
 
     def __init__(
@@ -125,12 +124,11 @@ class DriverSetup:
         of_state: Mapping[str, Any],
         profile: Any,
         look: Callable[[Waiting | None], bool] = _never,
-        prepared: Callable[[], Prepared] = lambda: NOTHING,
-        delivered: Callable[[], Mapping[str, int]] = dict,
+        former: Former = NOBODY,
         goes_on: bool = False,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
-        self._profile, self._prepared, self._goes_on = profile, prepared, goes_on
+        self._profile, self._former, self._goes_on = profile, former, goes_on
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(compiled.plan, self.sinks)
@@ -168,7 +166,7 @@ class DriverSetup:
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             self.merger = BackgroundMerger(directory.layers_uri, durability, self._term, self.inbox)
             ports = self._ports(file, store, undo)
-            settings = replace(self._known, term=self._term, delivered=delivered())
+            settings = replace(self._known, term=self._term, delivered=former.delivered())
             self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
             self.observer.look = lambda: self.node.view
             self.page = self._open_page(ui_port, undo, follows=standby)
@@ -228,7 +226,7 @@ class DriverSetup:
         if self.directory.is_new or is_spooled:
             return None
         equip()
-        self.pool.require()
+        self.pool.require(leaving=self._former.leaving())
         self.pool.prepare()
         self._make_room()
         waiting = Waiting(self.compiled.plan, self.pool, self._known, self.warn)
@@ -435,7 +433,7 @@ class DriverSetup:
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
-        how = (drop_state, directory.numbers, self._prepared())
+        how = (drop_state, directory.numbers, self._former.prepared())
         announce = partial(directory.announce, compiled, version + 1, renamed=renamed)
         begins("switching", compiled.name)
         about = directory.graph(version), compiled, self.durability, directory.checkpoint_id

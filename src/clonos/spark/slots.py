@@ -230,7 +230,7 @@ class SlotLauncher:
         """Whether its slots are of this Spark application."""
         return self._context is context
 
-    def require(self, count: int, *, cores: int = 0) -> None:
+    def require(self, count: int, *, cores: int = 0, leaving: int = 0) -> None:
         """Make sure that `count` more slots can run; waits for executors, and for tasks that are
         ending.
 
@@ -238,6 +238,8 @@ class SlotLauncher:
         ----------
         cores
             Further cores, for streaming queries that feed the job.
+        leaving
+            How many slots will make room for these, which wait for that.
 
         Raises
         ------
@@ -248,7 +250,7 @@ class SlotLauncher:
         also = " and a core for the streaming queries that feed them" if cores else ""
         while True:
             capacity, active = self._cores()
-            if capacity is None or (free := max(0, capacity - active)) >= needed:
+            if capacity is None or (free := max(0, capacity - active + leaving)) >= needed:
                 return
             # No core is added to a local master; but what has ended may still be counted.
             patience_s = 0.0 if self.is_local and capacity < needed else EXECUTORS_WAIT_S
@@ -259,7 +261,7 @@ class SlotLauncher:
                     f"{count} slots{each}{also} are needed and "
                     + (f"there is room for {free}" if each else there),
                     where=self._name,
-                    remedy=self._remedy(needed, free),
+                    remedy=self._remedy(needed, free, capacity),
                 )
             time.sleep(0.1)
 
@@ -268,10 +270,11 @@ class SlotLauncher:
         """Whether the only executor is the driver."""
         return is_local(self._spark)
 
-    def _remedy(self, count: int, free: int) -> str:
+    def _remedy(self, count: int, free: int, capacity: int) -> str:
         if self.is_local:
+            wanted = capacity + count - free  # with what else the application runs
             return (
-                f"create the session with master local[{count}] or more (slots mostly wait: more"
+                f"create the session with master local[{wanted}] or more (slots mostly wait: more"
                 " of them than the machine has cores is fine), or lower parallelism or standbys"
             )
         more = -int(-(count - free) * self.cpus // 1)
