@@ -91,3 +91,32 @@ def test_a_place_without_output_keeps_its_name_too(kit, spark, tmp_path):
     assert running.wait(300).is_complete
     assert rows_in(tmp_path / "all") == rows_of(kit)
     assert rows_in(tmp_path / "out") == rows_of(kit, ROWS - 10)
+
+
+def test_a_sink_that_was_removed_comes_back(kit, spark, tmp_path):
+    """With more tasks. The rows that went by meanwhile are in the other sink only."""
+    source = staged(kit, tmp_path, ROWS)
+
+    def make(*names: str, parallelism: int = 1) -> clonos.Job:
+        folder = str(tmp_path / "checkpoint")
+        job = clonos.Job("named", parallelism=parallelism, checkpoint_dir=folder)
+        events = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        kept = events.key_by("key").process(Passing(), "key string, n long", name="pass")
+        for name in names:
+            kept.sink(clonos.sinks.parquet(str(tmp_path / name), linger="50 ms"), name=name)
+        return job
+
+    running = make("all", "out").start(spark)
+    kit.wait_rows(running, 100, sink="out")
+    running.upgrade(make("all"))
+    before = rows_in(tmp_path / "out")
+    more(tmp_path)
+    kit.wait_rows(running, 100, sink="all")
+    assert running.stop(settle="60 seconds")
+    between = rows_in(tmp_path / "all")
+    running = make("all", "out", parallelism=2).start(spark, upgrade=True)
+    all_the_rest(kit, tmp_path)
+    assert running.wait(300).is_complete
+    assert rows_in(tmp_path / "all") == rows_of(kit)
+    assert before < between < rows_of(kit)
+    assert rows_in(tmp_path / "out") == before + (rows_of(kit) - between)
