@@ -97,3 +97,15 @@ def test_groups_are_even():
     counts = np.bincount(groups, minlength=KEY_GROUPS)
     assert counts.min() > 600
     assert counts.max() < 1000
+
+
+def test_integers_without_a_sign():
+    values = [2**63 - 1, 2**63, 2**64 - 1, 0, 2**63, None]
+    batch = pa.record_batch({"x": pa.array(values, pa.uint64())})
+    distinct = distinct_keys(batch, ["x"])
+    assert distinct.codes.tolist() == [0, 1, 2, 3, 1, 4]
+    assert [key for (key,) in distinct.keys] == [2**63 - 1, 2**63, 2**64 - 1, 0, None]
+    signed = pa.array([2**63 - 1, 0, None], pa.int64())
+    assert hash_columns([signed]).tolist() == [
+        hash_columns([batch.column("x")])[row] for row in (0, 3, 5)
+    ]

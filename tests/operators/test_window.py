@@ -6,6 +6,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import clonos
 from clonos.columns.schema import parse_schema
 from clonos.errors import ExpressionFailed, OperatorError
+from clonos.operators.windows.kinds import sessions
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Batches,
@@ -253,3 +255,36 @@ def test_nan_is_ranked_first_as_the_largest_and_null_last():
     assert found["down"]["n"].to_pylist() == [2, 1, 5, 4, 3]
     assert found["up"]["n"].to_pylist() == [4, 5, 1, 2]
     assert found["ties"]["n"].to_pylist() == [2, 1, 4, 5]
+
+
+def test_integers_without_a_sign():
+    large = [2**64 - 1, 2**63, 3, None]
+    schema = pa.schema([("k", pa.string()), ("u", pa.uint64())])
+
+    def run(what, values):
+        job = clonos.Job()
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(["a"] * len(values)), pa.array(values, pa.uint64())], schema=schema
+        )
+        window = job.source(clonos.sources.from_batches([batch])).key_by("k")
+        what(window.window(clonos.tumbling("1 day"))).sink(clonos.sinks.collect(), name="out")
+        return InMemoryRun(job.compile()).run()["out"].to_pylist()
+
+    (row,) = run(lambda w: w.agg(low=clonos.min("u"), high=clonos.max("u")), large)
+    assert (row["low"], row["high"]) == (3, 2**64 - 1)
+    assert [row["u"] for row in run(lambda w: w.top(1, "u"), large[:3])] == [2**64 - 1]
+    (row,) = run(lambda w: w.agg(total=clonos.sum("u")), [5, 7])
+    assert row["total"] == 12
+    with pytest.raises(ExpressionFailed, match=r"ARITHMETIC_OVERFLOW in sum\(u\)"):
+        run(lambda w: w.agg(total=clonos.sum("u")), large)
+
+
+few = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=12)
+
+
+@given(few, st.integers(1, 5))
+def test_sessions_may_be_as_far_apart_as_times_can_be(pairs, gap):
+    codes, starts = (np.array(column) for column in zip(*pairs, strict=True))
+    near = sessions(codes, starts, starts + gap)
+    far = 2**55  # times a thousand, that would be more than a timestamp has
+    assert sessions(codes, starts * far, (starts + gap) * far).tolist() == near.tolist()

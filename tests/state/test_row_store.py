@@ -130,3 +130,31 @@ def test_all_that_came_since_the_last_look_is_dead():
     store.append(batch_of([(1, None, 5)] * 2), 3)
     store.drop_due(10)
     assert store.find(probe, ["key"]).orders.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("data_type", [pa.struct([("f", pa.float64())]), pa.list_(pa.float32())])
+def test_zeros_and_nans_inside_of_keys_are_equal(data_type):
+    def batch_with(*floats: float) -> pa.RecordBatch:
+        is_struct = pa.types.is_struct(data_type)
+        values: list[Any] = [{"f": f} if is_struct else [f] for f in floats]
+        return pa.record_batch({"k": pa.array(values, data_type)})
+
+    store = RowStore(batch_with().schema, ["k"])
+    store.append(batch_with(-0.0, 0.0, float("nan"), 1.0), 0)
+    found = store.find(batch_with(0.0, -0.0, -float("nan"), 2.0), ["k"])
+    pairs = list(zip(found.probes.tolist(), found.orders.tolist(), strict=True))
+    assert pairs == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
+    assert str(found.rows.column("k")[0].as_py()).count("-0.0") == 1  # rows stay as they are
+
+
+@pytest.mark.parametrize("data_type", [pa.null(), pa.float16(), pa.duration("us"), pa.uint64()])
+def test_keys_of_rare_types(data_type):
+    def batch_with(*values: int | None) -> pa.RecordBatch:
+        given = np.array(values, np.float16) if data_type == pa.float16() else values
+        return pa.record_batch({"k": pa.array(given, data_type)})
+
+    some = (None, None) if data_type == pa.null() else (1, 2)
+    store = RowStore(batch_with(*some).schema, ["k"])
+    store.append(batch_with(*some), 0)
+    found = store.find(batch_with(some[1]), ["k"])
+    assert found.orders.tolist() == ([0, 1] if data_type == pa.null() else [1])

@@ -147,7 +147,7 @@ def _codes(column: pa.Array) -> tuple[Int64, int]:
     if (pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type)) and (
         not column.null_count
     ):
-        values = column.cast(pa.int64()).to_numpy()
+        values = _as_long(column).to_numpy()
         low, span = int(values.min()), int(values.max()) - int(values.min()) + 1
         if span <= _spread(len(values)):
             return np.asarray(values - low, np.int64), span
@@ -162,7 +162,7 @@ def _hash_column(column: pa.Array) -> UInt64:
     data_type = column.type
     nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     if pa.types.is_integer(data_type) or pa.types.is_boolean(data_type):
-        hashes = _mix(_as_uint64(column.cast(pa.int64())))
+        hashes = _mix(_as_uint64(_as_long(column)))
     elif pa.types.is_date32(data_type):
         hashes = _mix(_as_uint64(column.cast(pa.int32()).cast(pa.int64())))
     elif pa.types.is_timestamp(data_type):
@@ -173,6 +173,11 @@ def _hash_column(column: pa.Array) -> UInt64:
     else:
         hashes = _hash_distinct(column)
     return hashes if nulls is None else np.where(nulls, _NULL_HASH, hashes)
+
+
+def _as_long(column: pa.Array) -> pa.Array:
+    """Integers, booleans and times as longs; those that are too large, as negative ones."""
+    return column.view(pa.int64()) if column.type == pa.uint64() else column.cast(pa.int64())
 
 
 def _no_nulls(column: pa.Array, instead: float) -> pa.Array:

@@ -150,7 +150,11 @@ class IntegerSum(Fold):
         assert column is not None
         seen = pa.array(_count(column, codes, groups))
         codes, column = _drop_nulls(codes, column)
-        total, carry = _add_wide(column.cast(pa.int64()).to_numpy(), codes, groups)
+        try:
+            values = column.cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid as error:  # it has no sign
+            raise _overflow(self._told, "64 bits", self._where) from error
+        total, carry = _add_wide(values, codes, groups)
         return [pa.array(total), pa.array(carry), seen]
 
     def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:
@@ -266,7 +270,8 @@ class Extreme(Fold):
 def _extreme(kind: str, column: str, data_type: pa.DataType, where: str) -> Fold:
     types = pa.types
     is_sorted = types.is_string(data_type) or types.is_binary(data_type)
-    if not (_fits_numpy(data_type) or is_sorted or types.is_decimal(data_type)):
+    is_sorted |= types.is_decimal(data_type) or types.is_uint64(data_type)
+    if not (_fits_numpy(data_type) or is_sorted):
         raise WrongType(
             f"{kind} of column {column!r}, which is {data_type}",
             where=where,
@@ -279,6 +284,7 @@ def _fits_numpy(data_type: pa.DataType) -> bool:
     types = pa.types
     is_instant = types.is_timestamp(data_type) or types.is_date32(data_type)
     is_number = types.is_integer(data_type) or types.is_floating(data_type)
+    is_number &= not types.is_uint64(data_type)  # the others fit a long
     return bool(is_number or is_instant or types.is_boolean(data_type))
 
 

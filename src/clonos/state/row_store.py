@@ -378,8 +378,8 @@ class RowStore:
             return np.ones(rows.num_rows, bool)
         same: pa.Array = None
         chosen = pa.array(codes)
-        for column, key in zip(distinct, self._keys, strict=True):
-            is_same = _equal(column.take(chosen), rows.column(key))
+        for column, known in zip(distinct, key_columns(rows, self._keys), strict=True):
+            is_same = _equal(column.take(chosen), known)
             same = is_same if same is None else pc.and_(same, is_same)
         result: Mask = same.to_numpy(zero_copy_only=False)
         return result
@@ -412,6 +412,10 @@ def _equal(left: pa.Array, right: pa.Array) -> pa.Array:
     if pa.types.is_nested(left.type):
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return pa.array([encode(a) == encode(b) for a, b in pairs], pa.bool_())
+    if pa.types.is_null(left.type):
+        return left.is_null()
+    if pa.types.is_float16(left.type):  # Arrow does not compare them
+        left, right = left.cast(pa.float32()), right.cast(pa.float32())
     same = pc.equal(left, right)
     if pa.types.is_floating(left.type):
         same = pc.or_(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))

@@ -247,6 +247,7 @@ class Top(Content):
         """The rows that can be on top, found without sorting; None if that is not simple."""
         column = pieces.column(self._by[0].column)
         is_simple = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
+        is_simple &= column.type != pa.uint64()  # which may not fit a long
         if self._number > 1 or not is_simple or column.null_count:
             return None
         values = column.cast(pa.int64()).to_numpy()

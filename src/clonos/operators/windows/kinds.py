@@ -181,7 +181,10 @@ def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
     """
     low = int(starts.min(initial=0))
     span = int(ends.max(initial=0)) - low + 1
-    assert int(codes.max(initial=0) + 1) * span < 2**62, "times too far apart for sessions"
+    if int(codes.max(initial=0) + 1) * span >= 2**62:  # too far apart to be shifted
+        _, ranks = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+        starts, ends = ranks[: len(codes)], ranks[len(codes) :]  # only their order counts
+        low, span = 0, len(ranks)
     # Shift codes apart, so that intervals of one code never touch those of the next.
     shift = codes * span - low
     starts, ends = starts + shift, ends + shift
