@@ -22,6 +22,9 @@ _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
 """Years 1 to 9999, in microseconds: the range of Python's datetimes."""
 
+_US: Final = {pa.date32(): 86_400_000_000, pa.date64(): 1000, "s": 1_000_000, "ms": 1000, "us": 1}
+"""Microseconds in a unit of a type of days, or of times."""
+
 RESULTS_MAX: Final = 10_000_000
 """So many rows may come of one call of a function. They are in memory together, because a call that
 fails leaves none."""
@@ -138,6 +141,38 @@ def values_of(column: pa.Array) -> list[Any]:
             zone = column[0].as_py().tzinfo
             return [instant.replace(tzinfo=zone) for instant in instants]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def unreadable(batch: pa.RecordBatch) -> list[int]:
+    """The rows with a day or time that Python lacks, as they are before year 1 or after 9999.
+
+    Examples
+    --------
+    >>> far = pa.array([0, None, 2**62]).view(pa.timestamp("us"))
+    >>> unreadable(pa.record_batch({"at": far, "n": [1, 2, 3]}))
+    [2]
+    """
+    columns = [column for column in batch.columns if _has_far(column)]
+    rows = range(batch.num_rows if columns else 0)
+    return [i for i in rows if any(_has_far(column.slice(i, 1)) for column in columns)]
+
+
+def _has_far(column: pa.Array) -> bool:
+    """Whether there is such a time in a column, or inside of it."""
+    data_type = column.type
+    if pa.types.is_struct(data_type) or pa.types.is_list(data_type):
+        inside = column.flatten()
+        return any(map(_has_far, inside if isinstance(inside, list) else [inside]))
+    if pa.types.is_map(data_type):
+        start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        parts = (column.keys, column.items)
+        return any(_has_far(part.slice(start, end - start)) for part in parts)
+    per_us = _US.get(data_type.unit if pa.types.is_timestamp(data_type) else data_type)
+    if per_us is None or column.null_count == len(column):
+        return False
+    numbers = column.view(pa.int32() if data_type.bit_width == 32 else pa.int64())
+    low, high = pc.min_max(numbers).as_py().values()
+    return bool(low < _FIRST_US // per_us or high > _LAST_US // per_us)
 
 
 def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:

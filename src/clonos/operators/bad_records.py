@@ -112,10 +112,11 @@ def _plain(value: Any) -> Any:
 def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """The rows; even those with values that Python lacks, such as a time after the year 9999."""
     for i in range(batch.num_rows):
-        yield {n: _value(c[i]) for n, c in zip(batch.schema.names, batch.columns, strict=True)}
+        yield {n: value_of(c[i]) for n, c in zip(batch.schema.names, batch.columns, strict=True)}
 
 
-def _value(scalar: pa.Scalar) -> Any:
+def value_of(scalar: pa.Scalar) -> Any:
+    """A value, or a text of one that Python lacks."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError, pa.ArrowException):

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 
-from clonos.columns.rows import describe, rows_of, short
+from clonos.columns.rows import describe, row_type, short, unreadable
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import (
     BudgetSpent,
@@ -19,7 +20,7 @@ from clonos.errors import (
     ProtocolError,
     UnreadableLayer,
 )
-from clonos.operators.bad_records import BadRecords
+from clonos.operators.bad_records import BadRecords, value_of
 from clonos.operators.calls.budget import Usage
 from clonos.operators.calls.effects import effect_key
 from clonos.operators.shares import Heir, Join, Share, joined, total
@@ -262,6 +263,19 @@ class Operator:
         if any(len(share.keys) for share in shares):
             raise ProtocolError("this operator has no keyed state", where=where)
 
+    def readable(self, batch: pa.RecordBatch, columns: Sequence[str] = ()) -> pa.RecordBatch:
+        """The rows whose values Python has; the others are rejected.
+
+        `columns`: those that become Python's values; by default all.
+        """
+        found = unreadable(batch.select(list(columns)) if columns else batch)
+        for row in found:
+            error = ValueError("a time that Python lacks: it has only the years 1 to 9999")
+            self.reject(error, batch.slice(row, 1), columns)
+        if not found:
+            return batch
+        return batch.filter(pa.array(np.isin(np.arange(batch.num_rows), found, invert=True)))
+
     def reject(self, error: Exception, record: Any, columns: Sequence[str] = ()) -> None:
         """Reject a bad record, or a batch of them: fail, or count and perhaps keep it, as the job
         is configured.
@@ -299,4 +313,5 @@ def _shown(record: Any, columns: Sequence[str]) -> str:
         return short(record)
     if record.num_rows != 1:
         return f"a batch of {record.num_rows} rows"
-    return short(rows_of(record.select(list(columns)) if columns else record)[0])
+    shown = record.select(list(columns)) if columns else record
+    return short(row_type(tuple(shown.schema.names))(value_of(column[0]) for column in shown))

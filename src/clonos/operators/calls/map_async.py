@@ -458,6 +458,9 @@ class ForEachAsyncOperator(CallOperator):
         super().__init__(replace(policy, forgets=not is_read), given, **how)
         self._of = tuple(of)
 
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        return super().on_batch(self.readable(batch, self._of))
+
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
         return _columns_of(rows, self._of) if self._of else [(row,) for row in rows_of(rows)]
 
@@ -471,6 +474,9 @@ class MapAsyncOperator(CallOperator):
     def __init__(self, policy: Policy, given: pa.Schema, schema: pa.Schema, **how: Any) -> None:
         super().__init__(policy, given, **how)
         self._builder = RowBuilder(schema)
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        return super().on_batch(self.readable(batch))
 
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
         return [(row,) for row in rows_of(rows)]
@@ -501,6 +507,9 @@ class WithColumnAsyncOperator(CallOperator):
         self._of = tuple(of)
         self._schema = schema
         self._field = schema.field(column)
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        return super().on_batch(self.readable(batch, self._of) if self._of else batch)
 
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
         return _columns_of(rows, self._of) if self._of else [()] * rows.num_rows

@@ -350,6 +350,7 @@ class ProcessOperator(Operator):
         return self._encoded_key
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        batch = self.readable(batch)
         distinct: DistinctKeys = distinct_keys(batch, self._keys)
         keys = [_decode_key(encoded) for encoded in distinct.encoded]
         self._expect(distinct.encoded)

@@ -220,7 +220,7 @@ class StatefulOperator(ProcessOperator):
         self.timers.set(PROCESSING_TIME, due, key, self.key_group)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        batch = self._in_time(batch)
+        batch = self.readable(self._in_time(batch))
         if not batch.num_rows:
             return None
         distinct: DistinctKeys = distinct_keys(batch, self._keys)

@@ -14,6 +14,7 @@ class FilterOperator(UserFunctionOperator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         keep = []
         call = self._call
+        batch = self.readable(batch)
         for row in rows_of(batch):
             try:
                 keep.append(bool(call(row)))

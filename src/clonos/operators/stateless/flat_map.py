@@ -21,7 +21,7 @@ class FlatMapOperator(UserFunctionOperator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
         call, as_tuple = self._call, self._builder.as_tuple
-        for row in rows_of(batch):
+        for row in rows_of(self.readable(batch)):
             try:
                 # All or nothing: a generator that fails half-way leaves no rows.
                 results += results_of(call(row), as_tuple)

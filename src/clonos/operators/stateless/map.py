@@ -21,7 +21,7 @@ class MapOperator(UserFunctionOperator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         results = []
         call, as_tuple = self._call, self._builder.as_tuple
-        given = Given(batch)
+        given = Given(self.readable(batch))
         for row in given.rows:
             try:
                 results.append(as_tuple(call(row)))

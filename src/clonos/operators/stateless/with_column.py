@@ -38,6 +38,7 @@ class WithColumnOperator(Operator):
         return self._fn(*values, self._ctx)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        batch = self.readable(batch, self._of) if self._of else batch
         values, bad = self._called(batch)
         if bad:
             values, batch = without(values, batch, bad)
