@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clonos.columns.schema import parse_type
 
@@ -28,7 +29,8 @@ _FLOATS: Final = [
 ]  # fmt: skip
 _STRINGS: Final = [
     None, "", " ", "a", "A", "abc", "aBc", " abc ", "\tabc\n", "%", "a%", "_", "abcabc", "ß", "É",
-    "éa", "日本", "😀a", "ŉ", "ς Σ", "a\nb", "a\\b", "e\u0301a", "xaax",
+    "éa", "日本", "😀a", "ŉ", "ς Σ", "a\nb", "a\\b", "e\u0301a", "xaax", "a.c", "a+(b|c)", "[a]^$",
+    "ΟΔΟΣ ΑΣ'Σ", "İı",
 ]  # fmt: skip
 NUMERALS: Final = [
     None, "", " ", "0", "1", "-1", "+7", " 42 ", "\t8\n", "1.5", "1e3", "--1", "+-1", "+", "-0",
@@ -100,6 +102,33 @@ def column(ddl: str, values: list[Any]) -> pa.Array:
     return pa.array(values, data_type)
 
 
+def laid_out_otherwise(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows as a slice, and with something else than zeros under nulls."""
+    return pa.record_batch(
+        {name: _laid_out_otherwise(name, batch.column(name)) for name in batch.schema.names}
+    )
+
+
+def _laid_out_otherwise(name: str, column: pa.Array) -> pa.Array:
+    data_type = column.type
+    some = column.drop_null().slice(0, 1)
+    if not len(some):
+        return column
+    if pa.types.is_integer(data_type):
+        lowest = -(2 ** (data_type.bit_width - 1))
+        some = pa.array([lowest if name == "a" else 0], data_type)
+    elif pa.types.is_floating(data_type):
+        some = pa.array([_INF if name == "a" else 0.0], data_type)
+    elif pa.types.is_temporal(data_type):
+        some = pa.array([2 ** (data_type.bit_width - 1) - 1], f"int{data_type.bit_width}")
+        some = some.view(data_type)
+    parts = pa.concat_arrays([some, column, some])
+    filled = pc.if_else(parts.is_null(), some[0], parts)
+    bits = pc.cast(parts.is_valid(), pa.bool_()).buffers()[1]
+    buffers = [bits, *filled.buffers()[1:]]
+    return pa.Array.from_buffers(data_type, len(parts), buffers).slice(1, len(column))
+
+
 def pairs(left: str, right: str, more: list[Any] | None = None) -> pa.Table:
     """All pairs of edge values, and some drawn ones; `more` stands for those of `left`."""
     random = Random(f"{left} {right}")
@@ -167,7 +196,11 @@ _TEXTS: Final = [
     "startswith(a, 'a')", "endswith(a, 'c')", "contains(a, 'b')", "contains(a, '')",
     "startswith(a, '')", "startswith(a, null)", "a like 'a%'", "a like '%a'", "a like '_'",
     "a like '%b%'", "a like '__'", "a like 'abc'", "a like ''", "a like '%'", "a like '_%_'",
-    "a like '%.%'", "a not like 'a%'", "a in ('a', 'abc', null)", "a in ('a', 'b')", "a > 'a'",
+    "a like '%.%'", "a like 'a.c'", "a like 'a+(%'", "a like '[a]%'", "a like '_a_^$'",
+    "a like '%|c)'", "a like '日_'", "a like '%😀%'", "a like 'a_b'", "a like 'a%' escape '/'",
+    "a ilike 'A%'", "a not like 'a%'", "btrim(a)", "trim(both '' from a)", "concat(a)",
+    "substring(a, -2147483648, 5)", "substring(a, 2147483647, 9)", "substring(a, -3, 2147483647)",
+ "a in ('a', 'abc', null)", "a in ('a', 'b')", "a > 'a'",
     "'x' || a", "concat(a, null)", "'a' in (a, b)", "greatest('b', a)", "'a' = a", "a like null",
     "substring(a, null)", "substring(a, 1, null)", "trim(both null from a)",
     "replace(a, null, 'x')",
@@ -182,6 +215,7 @@ _TIMES: Final = [
     *_COMPARED, *_PARTS, "hour(a)", "minute(a)", "second(a)", "cast(a as date)",
     "a + interval 5 minutes", "a - interval 1 day", "a + interval '1 02:03:04.5' day to second",
     "a > timestamp'2024-01-01 00:00:00'", "datediff(a, b)",
+    "a in (timestamp'1970-01-01 00:00:00', timestamp'2000-02-29 12:00:00')",
 ]  # fmt: skip
 _TRUNCATED: Final = [
     f"date_trunc('{unit}', a)"
@@ -195,7 +229,7 @@ CASES: Final[dict[tuple[str, str], list[str]]] = {
         "false or a", "a or null", "null and a", "null or not a", "a = true", "a <=> null",
         "not a", "a and not b", "cast(a as int)",
         "cast(a as byte)", "cast(a as double)", "cast(a as string)", "if(a, 1, 2)",
-        "case when a then b else not b end",
+        "case when a then b else not b end", "a in (true, null)", "a in (false)",
     ],
     ("byte", "byte"): _SMALL_INTEGERS,
     ("short", "short"): _SMALL_INTEGERS,
@@ -208,10 +242,12 @@ CASES: Final[dict[tuple[str, str], list[str]]] = {
     ("float", "float"): _FLOATING,
     ("double", "double"): _FLOATING,
     ("string", "string"): _TEXTS,
-    ("binary", "binary"): [*_COMPARED, "length(a)", "octet_length(a)"],
+    ("binary", "binary"): [*_COMPARED, "length(a)", "octet_length(a)", "a = X'61'",
+        "a in (X'61', X'00', null)", "a > X'7f'"],
     ("date", "date"): [*_COMPARED, *_PARTS, "datediff(a, b)", "a > date'2024-01-01'",
         "datediff(date'2024-01-01', a)", "datediff(a, null)", "greatest(a, date'2024-01-01')",
-        "cast(a as timestamp)", "cast(a as timestamp_ntz)", "a = '2024-01-01'"],
+        "cast(a as timestamp)", "cast(a as timestamp_ntz)", "a = '2024-01-01'",
+        "a in (date'1970-01-01', date'2023-12-31', null)"],
     ("date", "int"): ["date_add(a, b)", "date_sub(a, b)", "a + b", "a - b", "date_add(a, 1)",
         "date_add(date'2024-01-01', b)", "date_sub(a, null)", "date_add(null, b)"],
     ("timestamp", "timestamp"): [*_TIMES, *_TRUNCATED, "unix_micros(a)", "unix_millis(a)",

@@ -114,6 +114,10 @@ def differences(
         for row, (one, other) in enumerate(zip(values, expected, strict=True)):
             if row not in raised and one != other:
                 wrong.append(f"{case}: {one!r} instead of {other!r} for {given[row]}")
+        good = [row for row in range(len(values)) if row not in raised]
+        rows = parity.laid_out_otherwise(batch.take(pa.array(good, pa.int64())))
+        if comparable(compute(named[i][1], rows)) != [values[row] for row in good]:
+            wrong.append(f"{case}: other values in another memory layout")
     random = Random(0)
     tried = {
         i: random.sample(sorted(raised), min(RAISING_ROWS, len(raised)))

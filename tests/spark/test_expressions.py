@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from functools import reduce
+from operator import add, and_, or_
 from typing import Any
 
 import pyarrow as pa
@@ -162,6 +164,8 @@ REFUSED = {
     "floor(dec)": "decimal",
     "s like s": "constant",
     "s like 'a\\\\%'": "constant",
+    "s like 'a/%' escape '/'": "escapes a character",
+    "s ilike '%A_%' escape '_'": "escapes a character",
     "substring(s, n, 1)": "constant",
     "startswith(s, s)": "constant",
     "date_trunc(s, t)": "constant",
@@ -279,3 +283,38 @@ def test_sources_are_pruned_through_expressions(tmp_path):
     assert code.source is not None
     assert code.source.schema.names == ["a", "b"]
     assert InMemoryRun(job.compile()).run()["collect"].to_pylist() == [{"x": 2}]
+
+
+def test_in_an_empty_list(spark):
+    given = [[(1, 1, "a", START), (None, None, None, START)]]
+    wanted = (F.col("l") + 1).isin([]), F.col("n").cast("double").isin([])
+    made = stream(given, NARROW).select(*(each.alias(f"c{i}") for i, each in enumerate(wanted)))
+    theirs = spark.createDataFrame(given[0], NARROW).select(*wanted)
+    assert result(made) == sorted(map(tuple, theirs.collect())) == [(False, False)] * 2
+    spark.conf.set("spark.sql.ansi.enabled", "false")  # there, it is null for null
+    try:
+        with pytest.raises(NotInTasks, match="ANSI mode is off"):
+            stream().where(~F.col("n").isin([]))
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+
+
+def test_long_chains_and_deep_expressions():
+    words = [F.col("s").contains(f"<{n}>") for n in range(150)]
+    given = [[(n, 2, s, START) for n, s in enumerate(["<0>", "<149>", "<150>", "", None])]]
+    made = stream(given, NARROW).select("n", reduce(or_, words).alias("found"))
+    pickled = cloudpickle.dumps(made._vertex.operation.projection)
+    assert len(pickled) < 200_000
+    assert result(made) == [(0, True), (1, True), (2, False), (3, False), (4, None)]
+    never = [(F.col("n") != n) & (F.lit(1) / (F.col("n") - n) != 0) for n in range(40)]
+    assert result(stream(given, NARROW).select(reduce(and_, never).alias("x"))) == [(False,)] * 5
+
+    def sum_of(number):
+        return reduce(add, [F.col("l")] * number)
+
+    made = stream(given, NARROW).select(sum_of(99).alias("many"))
+    assert result(made) == [(198,)] * 5
+    with pytest.raises(NotInTasks, match="more than 100 others"):
+        stream(given, NARROW).select(sum_of(150).alias("many"))
+    with pytest.raises(NotInTasks, match="StackOverflowError"):
+        stream(given, NARROW).select(sum_of(2000).alias("many"))

@@ -116,6 +116,8 @@ EQUAL: dict[str, Callable[[Any], Any]] = {
     "of a kind that SQL knows": lambda s: s.selectExpr("n", "coalesce(known(n), -1) as x"),
     "without arguments": lambda s: s.select((F.col("n") + seven()).alias("x")),
     "in a condition": lambda s: s.where((plus_one("n") > 3) & F.col("s").isNotNull()),
+    "behind a condition": lambda s: s.where((F.col("n") != 0) & (hundred_by("n") > 20)),
+    "before a condition": lambda s: s.where((hundred_by("n") > 20) & (F.col("n") != 0)),
     "as a condition": lambda s: s.where(size("s") == 1).where(loud("s") == "A"),
     "in a list": lambda s: s.where(plus_one("n").isin(2, 4)),
     "several times": lambda s: s.withColumns(
@@ -213,6 +215,7 @@ def test_a_function_that_is_used_twice_is_called_once():
     made.sink(clonos.sinks.collect(), name="out")
     operation = made._vertex.operation
     function = operation.projection.columns[1][1].fn  # it was pickled: it counts elsewhere
+    assert {each.fn for each in operation.projection.columns[0][1].arguments} == {function}
     InMemoryRun(made._job.compile()).run()
     cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
     assert set(cells["told"].cell_contents.values()) == {1}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from clonos.columns.functions import FUNCTIONS
+
+_Part = TypeVar("_Part")
 
 LAZY: Final = frozenset({"And", "Or", "CaseWhen", "Coalesce", "CreateNamedStruct"})
 """Functions that compute their parts only for rows that need them, by Spark's class names."""
@@ -129,6 +131,21 @@ def apply(
         constants = [a.scalar if isinstance(a, Constant) else None for a in arguments]
         raises = FUNCTIONS[function].can_raise([a.type for a in arguments], data_type, constants)
     return Apply(function, tuple(arguments), data_type, text, raises)
+
+
+def in_pairs(parts: Sequence[_Part], both: Callable[[_Part, _Part], _Part]) -> _Part:
+    """All parts joined two by two, and then these: many of them do not become a deep expression.
+
+    Examples
+    --------
+    >>> in_pairs(["a", "b", "c"], "({} {})".format)
+    '((a b) c)'
+    """
+    made = list(parts)
+    while len(made) > 1:
+        pairs = [made[i : i + 2] for i in range(0, len(made), 2)]
+        made = [both(*pair) if len(pair) > 1 else pair[0] for pair in pairs]
+    return made[0]
 
 
 def columns_of(expression: Expression) -> frozenset[str]:

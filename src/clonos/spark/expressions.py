@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
@@ -30,6 +30,7 @@ from clonos.columns.formula import (
     Expression,
     ReadBy,
     apply,
+    in_pairs,
 )
 from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
@@ -68,6 +69,13 @@ _INSTEAD: Final = {
     "ScalaUDF": "apply it to the DataFrame before it becomes a source",
 }
 """What to write instead of an expression that is not in the table."""
+
+_ANSI: Final = "set spark.sql.ansi.enabled to true"
+
+_DEEPEST: Final = 100
+"""How many expressions may be within each other: Python computes them by recursion, too."""
+
+_PARTS: Final = "make columns of parts of it before: withColumn(...)"
 
 _FUNCTION: Final = 'give the function itself: with_column("name type", fn, "column"), or filter(fn)'
 _TIMES: Final = f"{_FUNCTION}; or use an arrow_udf, in a session whose zone is UTC"
@@ -141,6 +149,13 @@ def _of_users(schema: pa.Schema, where: str) -> Iterator[None]:
             raise UnknownColumn(said, where=where, remedy=remedy) from error
         remedy = "correct the expression; Spark's own error, which says more, is the cause of this"
         raise WrongType(said, where=where, remedy=remedy) from error
+    except Py4JJavaError as error:
+        kind = _class_of(error.java_exception)
+        if kind != "StackOverflowError":
+            raise
+        raise NotInTasks(
+            f"the expression is too deep for Spark, too: {kind}", where=where, remedy=_PARTS
+        ) from error
 
 
 def read_by(spark: Any = None) -> ReadBy:
@@ -170,8 +185,7 @@ def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
     frame = DataFrame(session.createDataFrame(jvm.java.util.ArrayList(), java_schema), spark)
     output = _elements(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001
     known = {part.exprId().id(): field for part, field in zip(output, schema, strict=True)}
-    zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    return _Walker(spark, known, zone, where), frame
+    return _Walker(spark, known, where), frame
 
 
 def _require_plan(plan: Any, kind: str, where: str) -> None:
@@ -201,14 +215,17 @@ def _elements(seq: Any) -> list[Any]:
 class _Walker:
     """Turns analysed expressions into formulas."""
 
-    def __init__(self, spark: Any, known: Mapping[int, pa.Field], zone: str, where: str) -> None:
+    def __init__(self, spark: Any, known: Mapping[int, pa.Field], where: str) -> None:
         self._gateway = spark.sparkContext._gateway  # noqa: SLF001
         self._no_row = spark._jvm.org.apache.spark.sql.catalyst.InternalRow.empty()  # noqa: SLF001
         self._known = known
-        self._zone = zone
+        session = read_by(spark)
+        self._zone, self._is_ansi = session.zone, session.ansi
         self._where = where
         self._types: dict[str, pa.DataType] = {}
         self._common: dict[int, Expression] = {}
+        self._functions: dict[bytes, Callable[..., Any]] = {}
+        self._depth = 0
 
     def column(self, part: Any) -> Expression:
         """A named expression; a column as it is may be of any type."""
@@ -229,6 +246,18 @@ class _Walker:
 
     def walk(self, part: Any) -> Expression:
         """A part with all its children. Each call of the JVM takes a while, so there are few."""
+        if self._depth == _DEEPEST:
+            raise NotInTasks(
+                f"the expression has more than {_DEEPEST} others within each other",
+                where=self._where,
+                remedy=_PARTS,
+            )
+        self._depth += 1
+        made = self._walked(part)
+        self._depth -= 1
+        return made
+
+    def _walked(self, part: Any) -> Expression:
         name = _class_of(part)
         if name == "AttributeReference":
             field = self._known[part.exprId().id()]
@@ -263,6 +292,9 @@ class _Walker:
             raise self._refusal(part, _types_text(arguments))
         if not function.fits(constants):
             raise self._refusal(part, "some argument must be constant there, and of a plain form")
+        pattern = constants[1] if name == "Like" else None
+        if pattern is not None and part.escapeChar() in str(pattern.as_py()):
+            raise self._refusal(part, "the pattern escapes a character")
         if name == "In" and any(argument.raises for argument in arguments[1:]):
             raise self._refusal(part, "a value of the list can raise")
         self._require_zone(part, function, types, result)
@@ -336,7 +368,7 @@ class _Walker:
                 part,
                 "it does not raise where a value does not fit: it is a try_ function, or ANSI "
                 "mode is off",
-                "set spark.sql.ansi.enabled to true and ask first: case when ... then ... end",
+                f"{_ANSI} and ask first: case when ... then ... end",
             )
 
     def _refusal(self, part: Any, why: str, remedy: str = "") -> NotInTasks:
@@ -372,6 +404,25 @@ class _Walker:
         if len(arguments) % 2 == 0:
             arguments.append(Constant(pa.scalar(None, self._type(part))))
         return self.made(part, "CaseWhen", arguments)
+
+    def all_of(self, part: Any) -> Expression:
+        """``and`` or ``or``: a long chain of them does not become a deep expression."""
+        name = _class_of(part)
+        chain = [part]  # from the right to the left
+        while _class_of(chain[-1]) == name:
+            both = chain.pop()
+            chain += [both.right(), both.left()]
+        made = [self.walk(one) for one in reversed(chain)]
+        return in_pairs(made, lambda left, right: self.made(part, name, [left, right]))
+
+    def is_in(self, part: Any) -> Expression:
+        """``in``; where there is nothing in which a value could be, Spark does not look at it."""
+        arguments = _elements(part.children())
+        if len(arguments) > 1:
+            return self.made(part, "In", [self.walk(argument) for argument in arguments])
+        if not self._is_ansi:
+            raise self._refusal(part, "it is null for null, as ANSI mode is off", _ANSI)
+        return Constant(pa.scalar(value=False))
 
     def null_if(self, part: Any) -> Expression:
         """What ``nullif(a, b)`` becomes: null if the condition is true, else the value."""
@@ -409,14 +460,16 @@ class _Walker:
     def _function(self, part: Any) -> Callable[..., Any]:
         """The user's function, taken out of what Spark would send to its workers."""
         try:
-            fn, _ = cloudpickle.loads(bytes(part.func().command().unsafeArray()))
+            command = bytes(part.func().command().unsafeArray())
+            if command not in self._functions:  # the same object for the same function
+                self._functions[command], _ = cloudpickle.loads(command)
         except Exception as error:
             raise self._refusal(
                 part,
                 "the function cannot be taken out of it: it is large, or not from this process",
                 _FUNCTION,
             ) from error
-        return fn  # type: ignore[no-any-return]
+        return self._functions[command]
 
     def below(self, part: Any) -> Expression:
         """The child of a mere wrapper."""
@@ -430,6 +483,9 @@ _SPECIAL: Final[Mapping[str, Callable[[_Walker, Any], Expression]]] = {
     "CommonExpressionRef": _Walker.common,
     "If": _Walker.if_,
     "CaseWhen": _Walker.case,
+    "And": _Walker.all_of,
+    "Or": _Walker.all_of,
+    "In": _Walker.is_in,
     "NullIfResult": _Walker.null_if,
     "NaNvl": _Walker.nan_or,
     "GetStructField": _Walker.field,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from clonos.columns.batches import concat
 from clonos.columns.evaluation import computer
-from clonos.columns.formula import Column, Expression, columns_of
+from clonos.columns.formula import Apply, Column, Expression, apply, columns_of, in_pairs
 from clonos.columns.user_functions import FunctionRaised, prepared
 from clonos.errors import ExpressionFailed
 from clonos.operators.base import Operator
@@ -92,13 +92,44 @@ class WhereOperator(FormulaOperator):
 
     def __init__(self, condition: Expression) -> None:
         super().__init__()
-        self._prepared = prepared([condition])
-        self._is_kept = computer(self._prepared.expressions[0])
+        made = (prepared([part]) for part in in_turn(condition))
+        self._parts = [(part, computer(part.expressions[0])) for part in made]
         self.reads = columns_of(condition)
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        is_kept = self._is_kept(self._prepared.extended(batch))
-        return batch if is_kept.true_count == len(is_kept) else batch.filter(is_kept)
+        for part, computed in self._parts:
+            is_kept = computed(part.extended(batch))
+            batch = batch if is_kept.true_count == len(is_kept) else batch.filter(is_kept)
+        return batch
+
+
+def in_turn(condition: Expression) -> list[Expression]:
+    """A condition as one or two, of which the second is only for rows for which the first is true.
+
+    As in Spark, a user's function is called only for rows that conditions without functions have
+    left, if these are joined by ``and``. A condition that can raise stays behind a function that
+    stands before it.
+    """
+    first: list[Expression] = []
+    rest: list[Expression] = []
+    for part in _joined_by_and(condition):
+        is_plain = not prepared([part]).calls and not (rest and part.raises)
+        (first if is_plain else rest).append(part)
+    if not rest:
+        return [condition]
+    return [in_pairs(parts, _both) for parts in (first, rest) if parts]
+
+
+def _joined_by_and(condition: Expression) -> Iterator[Expression]:
+    if isinstance(condition, Apply) and condition.function == "And":
+        for argument in condition.arguments:
+            yield from _joined_by_and(argument)
+    else:
+        yield condition
+
+
+def _both(left: Expression, right: Expression) -> Expression:
+    return apply("And", [left, right], pa.bool_())
 
 
 class ProjectOperator(FormulaOperator):
