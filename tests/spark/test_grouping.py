@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import clonos
-from clonos.errors import BadGraph, NotInTasks, WrongType
+from clonos.errors import BadGraph, NotInTasks, UnknownColumn, WrongType
 from clonos.testing import InMemoryRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
@@ -58,6 +58,70 @@ def test_the_same_as_spark(spark, kind):
     assert sorted(map(repr, plan.to_pylist())) == expected
 
 
+NESTED = "item string, price long, pair struct<x: int, y: string>, time timestamp"
+NESTED_ROWS = [(item, n, {"x": n % 4, "y": item}, at) for item, n, at in ROWS]
+NAMED: dict[str, Callable[[Any], Any]] = {
+    "a key with the name of a column that is aggregated": lambda rows: (
+        rows.groupBy((F.col("price") % 3).alias("price"), F.window("time", "10 seconds"))
+        .agg(F.max("price"), F.sum(F.col("price") + 1).alias("time"))
+    ),
+    "a column under the name of another": lambda rows: (
+        rows.groupBy(F.col("item").alias("price"), F.window("time", "10 seconds"))
+        .agg(F.max("price").alias("item"), F.count("*").alias("name"))
+    ),
+    "the time of the window, cut off": lambda rows: (
+        rows.groupBy(F.date_trunc("minute", "time").alias("time"), F.window("time", "10 seconds"))
+        .agg(F.max("time").alias("last"), F.max(F.col("time") + F.expr("interval 1 second"))
+        .alias("next"))
+    ),
+    "a name that differs in case": lambda rows: (
+        rows.groupBy(F.upper("item").alias("ITEM"), F.window("time", "10 seconds"))
+        .agg(F.max("item"), F.min(F.col("Price")).alias("lowest"))
+    ),
+    "a time without a zone": lambda rows: (
+        rows.withColumn("local", F.col("time").cast("timestamp_ntz"))
+        .groupBy("item", F.window("local", "10 seconds")).agg(F.max("local").alias("last"))
+    ),
+    "fields of a struct": lambda rows: (
+        rows.groupBy("pair.y", F.col("pair.x"), F.window("time", "10 seconds"))
+        .agg(F.sum("pair.x"), F.max(F.col("pair.y")).alias("top"), F.count("pair"))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_names_are_understood_as_spark_does(spark, kind):
+    frame = NAMED[kind](spark.createDataFrame(NESTED_ROWS, NESTED))
+    rows = clonos.Job("named", parallelism=2).source(
+        clonos.sources.from_batches([NESTED_ROWS[:13], NESTED_ROWS[13:]], NESTED)
+    )
+    made = NAMED[kind](rows.withWatermark("time", "4 seconds"))
+    assert made.dtypes == frame.dtypes
+    made.sink(clonos.sinks.collect(), name="out")
+    expected = sorted(map(repr, frame.toArrow().to_pylist()))
+    run = InMemoryRun(made._job.compile(), seed=1, batch_rows=7, restore=0.3)
+    assert sorted(map(repr, run.run()["out"].to_pylist())) == expected
+    plan = made._job.run(spark, execution="spark").table("out")
+    assert sorted(map(repr, plan.to_pylist())) == expected
+
+
+def test_names_that_are_there_twice(spark):
+    window = F.window("time", "10 seconds")
+    total = F.sum("price").alias("total")
+    cases: list[tuple[list[Any], list[Any], str]] = [
+        (["item"], [total, F.max("price").alias("total")], "total"),
+        (["item"], [F.max("price").alias("item")], "item"),
+        (["item"], [F.max("price").alias("window")], "window"),
+        (["item", "item"], [total], "item"),
+        (["item", F.col("price").alias("window")], [total], "window"),
+    ]
+    for keys, made, name in cases:
+        with pytest.raises(BadGraph, match=f"two columns '{name}'"):
+            stream().groupBy(*keys, window).agg(*made)
+    with pytest.raises(BadGraph, match="two columns"):
+        stream().groupBy("item", window).sum("price", "price")
+
+
 def test_shorter_forms(spark):
     grouped = stream().groupBy(["item", F.window("time", "10 seconds")])
     assert grouped.count().columns == ["item", "window", "count"]
@@ -78,6 +142,10 @@ def test_what_is_refused(spark):
     ]:
         with pytest.raises(NotInTasks, match=told):
             stream().groupBy("item", window).agg(column)
+    with pytest.raises(NotInTasks, match=r"'max' of \*"):
+        stream().groupBy("item", window).agg({"*": "max"})
+    with pytest.raises(UnknownColumn, match=r"no.*where"):
+        stream().groupBy("no.where", window)
     with pytest.raises(WrongType, match="has no name"):
         stream().groupBy("item", window).agg(F.sum(F.col("price") * 2))
     with pytest.raises(BadGraph, match="two windows"):

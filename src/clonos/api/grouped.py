@@ -10,7 +10,7 @@ import pyarrow as pa
 from clonos.api import windows
 from clonos.api.columns import is_column
 from clonos.columns.formula import Column, Constant, Expression, apply
-from clonos.columns.schema import require_columns
+from clonos.columns.schema import TIMESTAMP, require_columns
 from clonos.errors import BadGraph, NotInTasks, WrongType
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.operations import Project
@@ -21,6 +21,9 @@ from clonos.operators.windows.kinds import Fixed, Session, Window
 if TYPE_CHECKING:
     from clonos.api.streams import Stream
     from clonos.spark.grouping import Asked
+
+LOCAL: Final = pa.timestamp("us")
+"""A time without a zone."""
 
 WINDOW: Final = "window"
 """What Spark calls the column of either kind of window, without an alias: this and the next."""
@@ -47,7 +50,7 @@ class GroupedStream:
 
     def __init__(self, stream: Stream, columns: Sequence[Any]) -> None:
         self._stream = stream
-        self._keys: list[str] = []
+        self._keys: dict[str, str] = {}  # of the result, and of the rows
         self._names: list[str] = []  # of the result, in order
         self._window: Window | None = None
         self._window_name = ""
@@ -64,9 +67,11 @@ class GroupedStream:
 
     def _group_by(self, column: Any) -> None:
         if isinstance(column, str):
-            require_columns(self._stream.schema, [column], "groupBy")
-            self._key(column)
-            return
+            if self._has(column) or "." not in column:
+                require_columns(self._stream.schema, [column], "groupBy")
+                self._key(column, column)
+                return
+            column = _field(column)
         if not is_column(column):
             raise WrongType(
                 f"{column!r} is not a column", where="groupBy", remedy=f"write {_WINDOW}"
@@ -79,16 +84,22 @@ class GroupedStream:
             self._window_name = one.name or one.function
             self._names.append(self._window_name)
             return
-        if one.function == "" and one.name in self._stream.schema.names:
-            self._key(one.name)
+        of = "" if one.function else one.arguments[0]
+        if isinstance(of, str) and of == one.name and self._has(of):
+            self._key(of, of)
             return
         if not one.name:
             raise _nameless(one, "groupBy")
-        self._stream = self._stream.withColumn(one.name, one.column)
-        self._key(one.name)
+        # Not under its own name: aggregates may be of a column that has it.
+        hidden = f"~key {one.name}"
+        self._stream = self._stream.withColumn(hidden, one.column)
+        self._key(one.name, hidden)
 
-    def _key(self, name: str) -> None:
-        self._keys.append(name)
+    def _has(self, column: str) -> bool:
+        return column in self._stream.schema.names
+
+    def _key(self, name: str, of: str) -> None:
+        self._keys[name] = of
         self._names.append(name)
 
     def _window_of(self, one: Asked) -> Window:
@@ -154,7 +165,7 @@ class GroupedStream:
             made = [self._of_name(kind, of) for of, kind in pairs]
         else:
             made = [self._of_column(column) for column in columns]
-        return self._made(dict(made), name, parallelism)
+        return self._made(made, name, parallelism)
 
     def count(self) -> Stream:
         """The number of rows, as ``count``.
@@ -163,7 +174,7 @@ class GroupedStream:
         --------
         >>> bids.groupBy("item", F.window("time", "10 seconds")).count()  # doctest: +SKIP
         """
-        return self._made({"count": Aggregate("count", None)}, None, None)
+        return self._made([("count", Aggregate("count", None))], None, None)
 
     def sum(self, *columns: str) -> Stream:
         """The sums of columns, as ``sum(column)``."""
@@ -199,16 +210,17 @@ class GroupedStream:
                 where="transformWithState",
                 remedy='write groupBy("user").transformWithState(...)',
             )
-        return self._stream.key_by(*self._keys).transformWithState(*arguments, **options)
+        keyed = self._stream.key_by(*self._keys.values())
+        return keyed.transformWithState(*arguments, **options)
 
     def _each(self, kind: str, columns: Sequence[str]) -> Stream:
-        return self._made(dict(self._of_name(kind, of) for of in columns), None, None)
+        return self._made([self._of_name(kind, of) for of in columns], None, None)
 
     def _of_name(self, kind: str, of: str) -> tuple[str, Aggregate]:
-        if kind not in _KINDS:
-            raise NotInTasks(f"the aggregate {kind!r}", where="agg", remedy=_AGGREGATES)
+        if kind not in _KINDS or (of == "*" and kind != "count"):
+            raise NotInTasks(f"the aggregate {kind!r} of {of}", where="agg", remedy=_AGGREGATES)
         if of == "*":
-            return f"{kind}(1)", Aggregate("count", None)
+            return "count(1)", Aggregate("count", None)
         return f"{_KINDS[kind]}({of})", Aggregate(_KINDS[kind], of)
 
     def _of_column(self, column: Any) -> tuple[str, Aggregate]:
@@ -226,14 +238,16 @@ class GroupedStream:
             if one.function != "count" or of.value is None:
                 raise NotInTasks(f"{one.name} of a constant", where="agg", remedy=_AGGREGATES)
             return one.name, Aggregate("count", None)
+        if isinstance(of, str) and not self._has(of):  # a session may ignore case
+            of = _field(_quoted(of))
         if not isinstance(of, str):
-            hidden = f"~{one.name}"
+            hidden = f"~of {one.name}"
             self._stream = self._stream.withColumn(hidden, of)
             of = hidden
         return one.name, Aggregate(_KINDS[one.function], of)
 
     def _made(
-        self, aggregates: dict[str, Aggregate], name: str | None, parallelism: int | None
+        self, made: Sequence[tuple[str, Aggregate]], name: str | None, parallelism: int | None
     ) -> Stream:
         window = self._window
         if not isinstance(window, (Fixed, Session)):
@@ -242,40 +256,69 @@ class GroupedStream:
                 where="groupBy",
                 remedy=f"group by a window, too: {_WINDOW}; or keep a state: key_by(...).process",
             )
-        named: dict[str, Any] = {**aggregates}
-        keyed = self._stream.key_by(*self._keys) if self._keys else self._stream
-        rows = keyed.window(window).agg(**named, **_given(name=name, parallelism=parallelism))
+        names = [*self._names, *(name for name, _ in made)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadGraph(
+                f"the output would have two columns {twice[0]!r}",
+                where="groupBy",
+                remedy='give one of them another name: .alias("total")',
+            )
+        aggregates: dict[str, Any] = dict(made)
+        keyed = self._stream.key_by(*self._keys.values()) if self._keys else self._stream
+        rows = keyed.window(window).agg(**aggregates, **_given(name=name, parallelism=parallelism))
         return self._as_spark(rows, list(aggregates))
 
     def _as_spark(self, rows: Stream, aggregates: Sequence[str]) -> Stream:
         """The same columns as Spark gives: the window's bounds are one of them."""
         from clonos.spark.expressions import read_by
 
-        bounds = [Column(n, rows.schema.field(n).type) for n in (WINDOW_START, WINDOW_END)]
+        on = getattr(self._window, "event_time", None)
+        is_local = on is not None and self._stream.schema.field(on).type == LOCAL
+        bounds: list[Expression] = [Column(n, TIMESTAMP) for n in (WINDOW_START, WINDOW_END)]
+        if is_local:  # so are the bounds
+            bounds = [apply("Cast", [bound], LOCAL) for bound in bounds]
         parts = [pa.field(n, b.type) for n, b in zip(("start", "end"), bounds, strict=True)]
         struct = pa.struct(parts)
         labels = [Constant(pa.scalar(part.name)) for part in parts]
         both: list[Expression] = [labels[0], bounds[0], labels[1], bounds[1]]
-        made = {self._window_name: (struct, apply("CreateNamedStruct", both, struct))}
-        kept = {n: rows.schema.field(n) for n in (*self._keys, *aggregates)}
+        whole = apply("CreateNamedStruct", both, struct)
+        of = self._keys | {name: name for name in aggregates}  # all but the window
+        fields = {name: rows.schema.field(column) for name, column in of.items()}
         columns = tuple(
-            (pa.field(n, made[n][0], nullable=False), made[n][1])
-            if n in made
-            else (kept[n], Column(n, kept[n].type))
+            (fields[n].with_name(n), Column(of[n], fields[n].type))
+            if n in of
+            else (pa.field(n, struct, nullable=False), whole)
             for n in (*self._names, *aggregates)
         )
-        names, window = (*self._names, *aggregates), self._window_name
+        names = (*self._names, *aggregates)
 
         def choose(frame: Any) -> Any:
             from pyspark.sql import functions as sf
 
             start, end = sf.col(WINDOW_START), sf.col(WINDOW_END)
-            whole = sf.struct(start.alias("start"), end.alias("end")).alias(window)
-            quoted = (f"`{n.replace('`', '``')}`" for n in names)
-            return frame.select(*(whole if q == f"`{window}`" else sf.col(q) for q in quoted))
+            if is_local:
+                start, end = start.cast("timestamp_ntz"), end.cast("timestamp_ntz")
+            window = sf.struct(start.alias("start"), end.alias("end"))
+            return frame.select(
+                *((sf.col(_quoted(of[n])) if n in of else window).alias(n) for n in names)
+            )
 
         operation = Project(Projection(columns), choose, read_by())
         return rows._projected("select", operation, None, None)  # noqa: SLF001 - our own
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _field(name: str) -> Any:
+    """A field of a struct."""
+    from pyspark.sql import functions as sf
+
+    from clonos.spark.session import active
+
+    active()  # or an error that says what to do
+    return sf.col(name)
 
 
 def _asked(column: Any, where: str) -> Asked:

@@ -6,6 +6,7 @@ it was written. It recognizes parts by their class, and refuses all others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clonos.errors import NotInTasks
@@ -22,7 +23,8 @@ class Asked(NamedTuple):
     function
         In lower case; empty: a column, or an expression that is no function.
     arguments
-        Names of columns, constants, and PySpark's columns for other expressions. ``*`` is a 1.
+        Names of columns, constants, and PySpark's columns for other expressions, such as fields of
+        structs. ``*`` is a 1.
     column
         The whole column, without the alias.
     """
@@ -55,8 +57,8 @@ def asked(column: Any, where: str) -> Asked:
         alias, node = str(node.name().apply(0)), node.child()
     kind = _kind(node)
     if kind == "UnresolvedAttribute":
-        name = str(node.nameParts().mkString("."))
-        return Asked(alias or name, "", (name,), _column(node))
+        name = str(node.nameParts().last())  # that of a field
+        return Asked(alias or name, "", (_argument(node),), _column(node))
     if kind != "UnresolvedFunction":
         raise NotInTasks(
             f"{node.sql()} is not understood there",
@@ -66,9 +68,9 @@ def asked(column: Any, where: str) -> Asked:
     function = str(node.functionName()).lower()
     if node.isDistinct():
         function += " distinct"
-    given = node.arguments()
-    arguments = tuple(_argument(given.apply(i)) for i in range(given.size()))
-    return Asked(alias or _spark_name(function, arguments), function, arguments, _column(node))
+    given = [node.arguments().apply(i) for i in range(node.arguments().size())]
+    arguments = tuple(map(_argument, given))
+    return Asked(alias or _spark_name(function, given), function, arguments, _column(node))
 
 
 def _kind(node: Any) -> str:
@@ -79,8 +81,8 @@ def _argument(node: Any) -> Any:
     kind = _kind(node)
     if kind == "UnresolvedStar":
         return Constant(1)
-    if kind == "UnresolvedAttribute":
-        return str(node.nameParts().mkString("."))
+    if kind == "UnresolvedAttribute" and node.nameParts().size() == 1:
+        return str(node.nameParts().head())
     if kind == "Literal":
         return Constant(node.value())
     return _column(node)
@@ -93,11 +95,12 @@ def _column(node: Any) -> Any:
     return Column(jvm.org.apache.spark.sql.Column(node))
 
 
-def _spark_name(function: str, arguments: tuple[Any, ...]) -> str:
+def _spark_name(function: str, given: Sequence[Any]) -> str:
     """Spark's name for a function of one column."""
-    if len(arguments) != 1:
+    if len(given) != 1:
         return ""
-    (of,) = arguments
-    if isinstance(of, Constant):
-        return f"{function}({of.value})"
-    return f"{function}({of})" if isinstance(of, str) else ""
+    (of,) = given
+    if _kind(of) == "UnresolvedAttribute":
+        return f"{function}({of.nameParts().mkString('.')})"
+    argument = _argument(of)
+    return f"{function}({argument.value})" if isinstance(argument, Constant) else ""
