@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from clonos.columns.batches import from_bytes, to_bytes
 from clonos.columns.formula import Column
 from clonos.dataframes.asking import Asker, asks, why_not
 from clonos.dataframes.functions import Step
@@ -193,6 +194,10 @@ def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
 def dataframe_of(spark: Any, rows: Any) -> Any:
     """A DataFrame of Arrow rows, with Arrow's types unchanged."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    # PySpark cannot read slices of some nested columns; in a file there are none.
+    table = pa.Table.from_batches(
+        [from_bytes(to_bytes(batch)) for batch in table.to_batches()], table.schema
+    )
     return spark.createDataFrame(table, spark_schema(table.schema))
 
 
