@@ -248,3 +248,12 @@ def _total(values: pd.Series) -> int:
 
 def _short(values: pa.Array) -> pa.Array:
     return values.slice(0, 1)
+
+
+def test_maps_are_no_keys():
+    source = clonos.sources.from_batches([], "id long, s struct<m: array<map<string, int>>>")
+    rows = clonos.Job().source(source)
+    for define in (lambda: rows.key_by("s"), rows.distinct, lambda: rows.dropDuplicates(["s"])):
+        with pytest.raises(WrongType, match="equal maps may be in different orders"):
+            define()
+    assert rows.dropDuplicates(["id"]).columns == ["id", "s"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types
 
 from clonos.columns.schema import parse_schema, parse_type, require_columns
 from clonos.errors import BadSchema, UnknownColumn
@@ -33,7 +34,6 @@ def test_not_null():
 
 
 def test_agrees_with_spark():
-    types = pytest.importorskip("pyspark.sql.types")
     schema = (
         types.StructType()
         .add("a", types.LongType(), nullable=False)
@@ -43,6 +43,20 @@ def test_agrees_with_spark():
     assert parse_schema(schema).types == parse_schema(
         "a long not null, t timestamp, m map<string, array<byte>>"
     ).types  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (types.StringType("UTF8_LCASE"), "'a' has a collation"),
+        (types.ArrayType(types.StringType("UNICODE_CI")), "'a' has a collation"),
+        (types.YearMonthIntervalType(), "Arrow has not all types"),
+        (types.CalendarIntervalType(), "Arrow has not all types"),
+    ],
+)
+def test_types_of_spark_that_streams_have_not(kind, what):
+    with pytest.raises(BadSchema, match=what):
+        parse_schema(types.StructType().add("b", types.LongType()).add("a", kind))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +76,10 @@ def test_suggestions():
         require_columns(parse_schema("word string"), ["wrod"], "key_by")
     with pytest.raises(BadSchema, match="dictionary"):
         parse_schema(pa.schema([("a", pa.dictionary(pa.int32(), pa.string()))]))
+    with pytest.raises(BadSchema, match=r"'a' is string_view.*declare it as string"):
+        parse_schema(pa.schema([("a", pa.string_view())]))
     with pytest.raises(BadSchema, match="int"):
         parse_schema(5)
+    with pytest.raises(BadSchema, match="StringType"):
+        parse_schema(types.StringType())
     assert parse_type("array<int>") == pa.list_(pa.int32())

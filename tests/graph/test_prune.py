@@ -66,7 +66,7 @@ def counted(rows):
     [
         (lambda rows: rows, "a b c at d"),
         (lambda rows: rows.select("c", "a").withColumnRenamed("a", "x"), "a c"),
-        (lambda rows: rows.withColumnsRenamed({"a": "b", "b": "a"}).select("b"), "a"),
+        (lambda rows: rows.toDF("b", "a", "c", "at", "d").select("b"), "a"),
         (lambda rows: rows.drop("b", "d").key_by("c").select("a"), "a c"),
         (lambda rows: watermarked(rows).select("c"), "c at"),
         (watermarked, "a b c at d"),

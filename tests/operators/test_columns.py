@@ -90,7 +90,8 @@ def test_names_need_no_session():
     assert stream().drop("a", "x").columns == ["b", "c"]
     assert stream().withColumnRenamed("a", "x").columns == ["x", "b", "c"]
     assert stream().withColumnRenamed("x", "y").columns == ["a", "b", "c"]
-    assert stream().withColumnsRenamed({"a": "b", "b": "a"}).columns == ["b", "a", "c"]
+    assert stream().withColumnsRenamed({"b": "x", "a": "b", "x": "y"}).columns == ["b", "y", "c"]
+    assert stream().toDF("b", "a", "c").columns == ["b", "a", "c"]
     assert stream().dtypes == [("a", "bigint"), ("b", "bigint"), ("c", "string")]
     odd = pa.schema([("n", pa.uint8())])
     assert clonos.Job().source(clonos.sources.from_batches([], odd)).dtypes == [("n", "uint8")]
@@ -112,6 +113,10 @@ def test_the_schema_is_printed_as_spark_prints_it(capsys):
         (lambda: stream().select("d"), UnknownColumn, "the columns are a, b, c"),
         (lambda: stream().select("a", "a"), BadSchema, "there twice"),
         (lambda: stream().withColumnRenamed("a", "b"), BadSchema, "there twice"),
+        (lambda: stream().withColumnsRenamed({"a": "b", "b": "a"}), BadSchema, "'a' is there"),
+        (lambda: stream().withColumnRenamed("A", "x"), UnknownColumn, "no column 'A'.*mean 'a'"),
+        (lambda: stream().withColumnsRenamed({"A": "x"}), UnknownColumn, "no column 'A'"),
+        (lambda: stream().drop("b", "C"), UnknownColumn, "no column 'C'.*mean 'c'"),
         (lambda: stream().drop("a", "b", "c"), WrongType, "no column is left"),
         (lambda: stream().filter(5), WrongType, "not a function"),
     ],
@@ -128,7 +133,7 @@ def test_keys_stay_only_as_they_are():
     assert isinstance(keyed.withColumnRenamed("b", "x"), clonos.KeyedStream)
     for changed in (keyed.select("b"), keyed.drop("a"), keyed.withColumnRenamed("a", "x")):
         assert not isinstance(changed, clonos.KeyedStream)
-    swapped = keyed.withColumnsRenamed({"a": "b", "b": "a"})
+    swapped = keyed.toDF("b", "a", "c")
     assert not isinstance(swapped, clonos.KeyedStream)
 
 

@@ -538,6 +538,10 @@ def test_a_task_that_never_gets_a_row_is_idle_too():
         (lambda s: s.key_by("k").window(clonos.tumbling("5 ms")).top(0, "x"), WrongType, "top"),
         (lambda s: s.key_by("k").window(clonos.tumbling("5 ms")).top(1), WrongType, "column"),
         (lambda s: s.window(clonos.tumbling("1 s")).top(1, "x", parallelism=2), BadGraph, "tasks"),
+        (lambda s: s.map(lambda _: ({"x": 1},), "a struct<x: int>").window(clonos.tumbling("1 s"))
+         .top(1, "a"), WrongType, "'a' is struct<x: int>, which is not sorted"),
+        (lambda s: s.with_column("a array<int>", lambda k: [k], "k").key_by("k")
+         .in_order("t", "a"), WrongType, "'a' is array<int>, which is not sorted"),
         (lambda s: s.window(clonos.between("t", "x")), WrongType, "not a time"),
         (lambda s: s.key_by("k").window(clonos.between("t", "u")).rows(), BadGraph, "overlap"),
         (lambda s: s.window(clonos.tumbling("1 s")).rows(), BadGraph, "needs a keyed stream"),

@@ -6,7 +6,7 @@ written, and computed in tasks (see :mod:`clonos.columns.formula`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -239,14 +239,14 @@ class ColumnOperations(Placed):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Rename several columns, old name to new name.
+        """Rename several columns, old name to new name, one after the other.
 
         Examples
         --------
         >>> import clonos
         >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long"))
-        >>> rows.withColumnsRenamed({"a": "b", "b": "a"}).columns
-        ['b', 'a']
+        >>> rows.withColumnsRenamed({"b": "c", "a": "b"}).columns
+        ['b', 'c']
         """
         return self._renamed("withColumnsRenamed", columns, name, parallelism)
 
@@ -264,6 +264,7 @@ class ColumnOperations(Placed):
         """
         if any(map(is_column, columns)):
             return self._analysed("drop", lambda frame: frame.drop(*columns), name, parallelism)
+        self._require_case(columns, name or "drop")
         kept = [column for column in self.schema.names if column not in columns]
         if not kept:
             raise WrongType(
@@ -277,10 +278,25 @@ class ColumnOperations(Placed):
         is_text = isinstance(column, str)
         return is_text and (column in self.schema.names or not {"*", ".", "`"} & set(column))
 
+    def _require_case(self, columns: Iterable[str], where: str) -> None:
+        """Refuse a name that a session which ignores case would find, and we do not."""
+        known = {column.lower() for column in self.schema.names}
+        wrong = [c for c in columns if c not in self.schema.names and c.lower() in known]
+        require_columns(self.schema, wrong, where)
+
     def _renamed(
         self, kind: str, names: Mapping[str, str], name: str | None, parallelism: int | None
     ) -> Stream:
-        new = [names.get(column, column) for column in self.schema.names]
+        new = self.schema.names
+        for old, other in names.items():
+            if old not in new:
+                self._require_case([old], name or kind)
+            new = [other if column == old else column for column in new]
+        return self._with_names(kind, new, name, parallelism)
+
+    def _with_names(
+        self, kind: str, new: Sequence[str], name: str | None, parallelism: int | None
+    ) -> Stream:
         parse_schema(pa.schema([pa.field(column, pa.null()) for column in new]))
         made = Projection.of(self.schema, dict(zip(new, self.schema.names, strict=True)))
         return self._projected(kind, Project(made), name, parallelism)

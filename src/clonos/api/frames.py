@@ -190,7 +190,7 @@ class FrameOperations(ColumnOperations):
                 where="toDF",
                 remedy=f"give a name for each of {', '.join(self.columns)}",
             )
-        return self.withColumnsRenamed(dict(zip(self.columns, cols, strict=True)))
+        return self._with_names("toDF", cols, None, None)
 
     def dropDuplicatesWithinWatermark(  # noqa: N802 - PySpark's
         self, subset: Sequence[str] | None = None

@@ -11,7 +11,7 @@ import pyarrow as pa
 from clonos.api.windowed import require_time
 from clonos.columns.batches import from_table
 from clonos.columns.durations import parse_duration
-from clonos.columns.schema import parse_schema, require_columns
+from clonos.columns.schema import parse_schema, require_columns, require_keys
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.by_key.join import Always, Between, Bound, Keep, SameWindow
 from clonos.operators.by_key.look_up import SideTable
@@ -130,7 +130,7 @@ def look_up_operation(
     if how not in ("inner", "left"):
         raise WrongType(f"how={how!r}", where=where, remedy="use 'inner' or 'left'")
     pairs = {on: on} if isinstance(on, str) else dict(on)
-    require_columns(schema, list(pairs), where)
+    require_keys(schema, list(pairs), where)
     require_columns(table.schema, list(pairs.values()), f"the table of {where}")
     for ours, theirs in pairs.items():
         types = schema.field(ours).type, table.schema.field(theirs).type

@@ -11,7 +11,7 @@ from clonos.api.stateful import transform_operation
 from clonos.api.streams import Stream
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.columns.durations import parse_duration
-from clonos.columns.schema import parse_schema, require_columns
+from clonos.columns.schema import parse_schema, require_columns, require_sortable
 from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.graph.logical import Edge, Vertex
 from clonos.operators import operations as op
@@ -171,7 +171,8 @@ class KeyedStream(Stream):
         ``bids.key_by("seller").in_order("time", "id")``
         """
         where = name or "in_order"
-        require_columns(self.schema, [time, *ties], where)
+        require_columns(self.schema, [time], where)
+        require_sortable(self.schema, ties, where)
         require_time(self.schema, time, where)
         if not has_watermark(self._vertex):
             raise BadGraph(

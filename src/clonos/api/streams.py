@@ -15,7 +15,7 @@ from clonos.api.joins import look_up_operation, side_table
 from clonos.api.udfs import typed, user_function
 from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
-from clonos.columns.schema import parse_schema, require_columns, wider
+from clonos.columns.schema import parse_schema, require_columns, require_keys, wider
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Edge, Vertex
 from clonos.operators import operations as op
@@ -435,7 +435,7 @@ class Stream(FrameOperations):
         """
         if not columns:
             raise WrongType("key_by without a column", remedy='write key_by("word")')
-        require_columns(self.schema, columns, "key_by")
+        require_keys(self.schema, columns, "key_by")
         from clonos.api.keyed import KeyedStream
 
         edge = replace(self._edge, routing=Routing.HASH, keys=columns)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from clonos.columns.schema import require_columns
+from clonos.columns.schema import require_columns, require_sortable
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Vertex
 from clonos.operators import operations as op
@@ -128,7 +128,7 @@ class WindowedStream:
         rankings = [r if isinstance(r, Ranking) else Ranking(r, is_descending=True) for r in by]
         if not rankings:
             raise WrongType("top without a column", where=where, remedy='top(1, "price")')
-        require_columns(self._stream.schema, [ranking.column for ranking in rankings], where)
+        require_sortable(self._stream.schema, [ranking.column for ranking in rankings], where)
         schema, keys, window = self._stream.schema, self._keys, self._window
         operation = op.TopOfWindows(schema, keys, window, number, tuple(rankings), ties)
         return self._add(operation, name, parallelism, kind="top")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.errors import BadSchema, UnknownColumn
+from clonos.errors import BadSchema, UnknownColumn, WrongType
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 
@@ -66,7 +66,7 @@ def parse_schema(schema: Any) -> pa.Schema:
         parsed = schema.remove_metadata()
     elif isinstance(schema, str):
         parsed = pa.schema(_Parser(schema).columns())
-    elif hasattr(schema, "simpleString"):
+    elif hasattr(schema, "simpleString") and hasattr(schema, "fields"):
         parsed = _from_spark(schema)
     else:
         raise BadSchema(
@@ -129,6 +129,44 @@ def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> No
             )
 
 
+def has_maps(data_type: pa.DataType) -> bool:
+    """Whether values of this type are maps or contain maps.
+
+    Examples
+    --------
+    >>> has_maps(pa.struct([("x", pa.map_(pa.string(), pa.int8()))])), has_maps(pa.string())
+    (True, False)
+    """
+    inner = (data_type.field(i).type for i in range(data_type.num_fields))
+    return pa.types.is_map(data_type) or any(map(has_maps, inner))
+
+
+def require_keys(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
+    """Raise unless all columns exist, and it can be told which of their values are equal."""
+    require_columns(schema, columns, where)
+    for column in columns:
+        if has_maps(schema.field(column).type):
+            raise WrongType(
+                f"column {column!r} is a map, or has one inside: equal maps may be in different "
+                "orders",
+                where=where,
+                remedy="make a text of it, or a sorted array of structs: with_column(...)",
+            )
+
+
+def require_sortable(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
+    """Raise unless all columns exist, and their values have an order: that of Spark."""
+    require_columns(schema, columns, where)
+    for column in columns:
+        data_type = schema.field(column).type
+        if pa.types.is_nested(data_type) or pa.types.is_float16(data_type):
+            raise WrongType(
+                f"column {column!r} is {type_name(data_type)}, which is not sorted",
+                where=where,
+                remedy="make columns of its parts, and sort by these",
+            )
+
+
 def columns_like(schema: pa.Schema, column: str) -> str:
     """What to do about a column that does not exist: similar names, and all names.
 
@@ -137,7 +175,8 @@ def columns_like(schema: pa.Schema, column: str) -> str:
     >>> columns_like(parse_schema("cents long, user string"), "cent")
     "did you mean 'cents'? the columns are cents, user"
     """
-    close = get_close_matches(column, schema.names, n=3)
+    same = [name for name in schema.names if name.lower() == column.lower()]
+    close = same or get_close_matches(column, schema.names, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{hint}the columns are {', '.join(schema.names)}"
 
@@ -231,7 +270,7 @@ def spark_type(data_type: pa.DataType) -> Any:
     try:
         known = from_arrow_type(data_type, prefer_timestamp_ntz=True)
         back = _from_spark(StructType([StructField("value", known)])).field("value").type
-    except (PySparkException, TypeError):
+    except (BadSchema, PySparkException, TypeError):
         return None
     return known if back == data_type else None
 
@@ -247,15 +286,32 @@ def _check(schema: pa.Schema) -> None:
                 f"column {field.name!r} is dictionary-encoded",
                 remedy=f"declare it as {field.type.value_type}",
             )
+        if str(field.type) in ("string_view", "binary_view"):
+            raise BadSchema(
+                f"column {field.name!r} is {field.type}, which many of Arrow's functions lack",
+                remedy=f"declare it as {str(field.type).removesuffix('_view')}",
+            )
 
 
 def _from_spark(schema: Any) -> pa.Schema:
+    from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
+    for field in schema.fields:
+        # The name of a type shows collations of nested types, too.
+        if " collate " in field.dataType.simpleString():
+            raise BadSchema(
+                f"column {field.name!r} has a collation, and strings are compared byte by byte",
+                remedy=f"select {field.name} collate UTF8_BINARY before",
+            )
     # Newer versions need the zone as an argument, older ones always take UTC.
     has_zone = "timezone" in signature(to_arrow_schema).parameters
     zone: dict[str, Any] = {"timezone": "UTC"} if has_zone else {}
-    return to_arrow_schema(schema, **zone).remove_metadata()
+    try:
+        return to_arrow_schema(schema, **zone).remove_metadata()
+    except PySparkException as error:
+        told = f"Arrow has not all types of {schema.simpleString()}: {error}"
+        raise BadSchema(told, remedy="cast the column, or leave it out") from error
 
 
 class _Parser:

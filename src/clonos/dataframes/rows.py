@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from clonos.columns.keys import has_floats
-from clonos.columns.schema import RENAME, alike, spark_type
+from clonos.columns.schema import RENAME, alike, has_maps, spark_type
 from clonos.dataframes.functions import Step, host
 from clonos.errors import NotInSpark
 from clonos.graph.logical import Vertex
@@ -201,16 +201,10 @@ class Site:
     def require_comparable(self, schema: pa.Schema, what: str) -> None:
         """Refuse columns by which Spark neither groups nor sorts."""
         for field in schema:
-            if _has_map(field.type):
+            if has_maps(field.type):
                 raise self.refusal(
                     f"column {field.name!r} is a map: Spark {what}", "select other columns"
                 )
-
-
-def _has_map(data_type: pa.DataType) -> bool:
-    if pa.types.is_struct(data_type) or pa.types.is_list(data_type):
-        return any(_has_map(data_type.field(i).type) for i in range(data_type.num_fields))
-    return bool(pa.types.is_map(data_type))
 
 
 def one_zero(column: Column, data_type: pa.DataType) -> Column:

@@ -104,12 +104,6 @@ def _table(source: SourceSpec, site: Site) -> Any:
 def _require_plain(frame: Any, site: Site) -> None:
     """Refuse properties of a DataFrame that tasks would not see."""
     for field in frame.schema:
-        # The name of a type shows collations of nested types, too.
-        if " collate " in field.dataType.simpleString():
-            raise site.refusal(
-                f"column {field.name!r} has a collation, and tasks compare strings byte by byte",
-                f"select {field.name} collate UTF8_BINARY before",
-            )
         if site.streams and _WATERMARK in field.metadata:
             raise site.refusal(
                 f"the DataFrame has a watermark on {field.name!r}: Spark would forget rows by it",
