@@ -82,6 +82,19 @@ def test_a_floor_in_use_becomes_hard_when_its_layers_are_in_the_store():
     job.coordinator.check()
 
 
+def test_a_copy_that_nobody_wants_when_it_is_reported_is_deleted():
+    """The report has crossed with the news that all layers are in the store."""
+    job = world(AUTO, 2)
+    ref = seals_at(job, LOCAL)
+    job.has(1, ref)
+    (command,) = job.told(0, MergeLayers)
+    merged = LayerRef(0, 1, ref.incarnation, 1, command.path, 100, 9, STORE)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    assert not job.told(2, Discard)
+    job.has(2, ref)
+    assert [command.layers for command in job.told(2, Discard)] == [(ref,)]
+
+
 def test_a_job_has_not_settled_before_its_floors_are_hard():
     """Who goes on from the journal would find log entries beyond them."""
     job = world(AUTO)

@@ -98,7 +98,7 @@ class World:
         return ref
 
     def has(self, slot: int, *refs: LayerRef) -> None:
-        self.hear(Reported(slot, Held(0, tuple(ref.path for ref in refs))))
+        self.hear(Reported(slot, Held(0, refs)))
         self.hear(Reported(slot, Followed(0, self.epoch)))
         self.tick()
 

@@ -124,7 +124,7 @@ def test_a_layer_comes_part_by_part(world):
     assert world.lines[0].is_closed
     assert world.said == []
     assert world.kept() == b"abcdefghij"
-    assert world.said == [Held(0, (one.path,))]
+    assert world.said == [Held(0, (one,))]
     assert world.keeping.wait_s is None
 
 
@@ -133,7 +133,7 @@ def test_what_is_here_already_is_told_and_not_fetched(world):
     ((_, ticket, _),) = world.asked
     world.keeping.looked(Looked(ticket, (ref(1).path,)))
     world.tick()
-    assert world.said == [Held(0, (ref(1).path,))]
+    assert world.said == [Held(0, (ref(1),))]
     assert len(world.lines) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_source_that_does_not_have_it_is_left_for_the_next(world, how):
     assert world.said == []
     world.says(LayersHere(), LayerPart(one.path, 0, 2, b"ab"))
     assert world.kept() == b"ab"
-    assert world.said == [Held(0, (one.path,))]
+    assert world.said == [Held(0, (one,))]
 
 
 def test_behind_the_last_source_comes_the_first_again_a_little_later(world):
@@ -259,10 +259,10 @@ def test_what_cannot_be_read_here_comes_from_others(world):
     assert world.asked == [("fetch", 40, [one, two])]
     assert world.keeping.fetch_failed(FetchFailed(40, UnreadableLayer("a bit is another one")))
     assert looked(world, one) == (one, two)
-    assert world.said == [Lacks(0, (two.path,)), Held(0, (one.path,))]
+    assert world.said == [Lacks(0, (two.path,)), Held(0, (one,))]
     world.says(LayersHere(), LayerPart(two.path, 0, 2, b"ab"))
     world.kept()
-    assert world.said[2:] == [Held(0, (two.path,))]
+    assert world.said[2:] == [Held(0, (two,))]
     assert world.asked[-1] == ("fetch", 40, [one, two])
     world.keeping.fetched(40)
     assert not world.in_vain
@@ -319,21 +319,21 @@ def test_what_is_written_when_nobody_wants_it_any_more_goes(world):
     assert world.asked == [("drop", [ref(1)])]
 
 
-def test_a_copy_that_is_named_no_more_goes(world):
-    """Its report may have come when its layer counted no more: nobody knows that it is here."""
-    copy, sealed, after = ref(1), ref(2), ref(4)
-    merged = replace(ref(3), path="0/merged")
-    world.hold(copy)
-    world.says(LayersHere(), LayerPart(copy.path, 0, 2, b"ab"))
-    world.kept()
-    world.keeping.stored(sealed, is_over=False)
-    world.keeping.merge(MergeLayers(0, (copy, sealed), True, MEMORY, merged.path))
-    world.keeping.merged(MergedHere(world.asked[-1][1], merged))
+def test_what_counts_no_more_when_a_copy_asks_for_it_is_given_up(world):
+    """It had to wait for its turn, and would wait for ever now."""
+    world.hold(ref(1))
     world.hold(sources=())
-    assert not world.asked, "what was called off may count"
-    world.hold(after)
-    drops = [asked for asked in world.asked if asked[0] == "drop"]
-    assert drops == [("drop", [copy])], "of what was made here it is about to hear"
+    world.keeping.fetch(7, (ref(1),), (ref(1),))
+    assert [event.ticket for event in world.in_vain] == [7]
+
+
+def test_what_a_life_has_sealed_goes_if_it_is_stored_after_its_end(world):
+    """It is never reported, so nobody would ask to delete it."""
+    world.hold(n=1)
+    world.keeping.stored(ref(1), is_over=False)
+    assert world.asked == [("drop", [ref(1)])]
+    world.keeping.stored(ref(2, Incarnation(1, 1)), is_over=False)
+    assert len(world.asked) == 1
 
 
 def test_nobody_is_asked_as_long_as_nobody_is_named(world):
@@ -357,4 +357,4 @@ def test_who_is_told_the_same_again_is_asked_what_is_here(world):
     assert not world.asked
     world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
     assert looked(world, one) == (one,)
-    assert world.said == [Held(0, (one.path,))]
+    assert world.said == [Held(0, (one,))]

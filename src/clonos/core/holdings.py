@@ -129,12 +129,9 @@ class Holdings:
             self._note(slot, ref)
 
     def held(self, slot: int, report: Held) -> None:
-        """A slot has layers that it was told to keep."""
-        known = {path: ref for path, (ref, _) in self._where[report.task].items()}
-        known |= {ref.path: ref for ref in self._told_of(slot, report.task)}
-        for path in report.paths:
-            if path in known:
-                self._note(slot, known[path])
+        """A slot has layers that it was told to keep. It deletes those that count no more."""
+        for ref in report.layers:
+            self._note(slot, ref)
 
     def lacks(self, slot: int, report: Lacks) -> None:
         """A slot should have layers that are damaged or gone. Another slot with the same disk may
@@ -162,9 +159,6 @@ class Holdings:
             self._void[task].add(merged.path)
             self._not_before[task] = self._roster.now_ms + AGAIN_MS
             self._discard(slot, task, [merged])  # what is left of it
-
-    def _told_of(self, slot: int, task: int) -> Sequence[LayerRef]:
-        return self._told[slot, task].layers if (slot, task) in self._told else ()
 
     def _note(self, slot: int, ref: LayerRef) -> None:
         self._where[ref.task].setdefault(ref.path, (ref, set()))[1].add(

@@ -139,10 +139,11 @@ LayerCommand = Hold | Discard | MergeLayers
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Layers of `task` that are here now, since a :class:`Hold` has named them."""
+    """Layers of `task` that are here now, since a :class:`Hold` has named them. They may count no
+    more when this comes."""
 
     task: int
-    paths: tuple[str, ...]
+    layers: tuple[LayerRef, ...]
 
 
 @dataclass(frozen=True, slots=True)

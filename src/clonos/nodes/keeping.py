@@ -90,7 +90,6 @@ class Keeping:
         self._holds: dict[int, Hold] = {}  # by task
         self._here: dict[str, LayerRef] = {}
         self._sealed: dict[str, LayerRef] = {}  # sealed by lives in this process
-        self._merged = set[str]()  # paths of what was merged here
         self._looking: dict[int, tuple[LayerRef, ...]] = {}  # by ticket
         self._transfers: dict[str, _Transfer] = {}
         self._keeping: dict[int, LayerRef] = {}  # by ticket
@@ -112,8 +111,6 @@ class Keeping:
         is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
         self._drop_sealed(command.task, command.life, named)
-        if command.sources:  # else it may be called off, and layers that are not named may count
-            self._drop_copies(command.task, named)
         for path, transfer in list(self._transfers.items()):
             if transfer.ref.task == command.task and path not in named:
                 self._end(transfer)
@@ -173,14 +170,15 @@ class Keeping:
 
     def _tell(self, refs: Sequence[LayerRef]) -> None:
         for task in dict.fromkeys(ref.task for ref in refs):
-            self._send(Held(task, tuple(ref.path for ref in refs if ref.task == task)))
+            self._send(Held(task, tuple(ref for ref in refs if ref.task == task)))
         self._fetch_waiting()
 
     def stored(self, ref: LayerRef, *, is_over: bool) -> None:
         """A task has sealed a layer here; ``is_over``: that life is over."""
         if ref.level == STORE:
             return
-        if is_over:
+        hold = self._holds.get(ref.task)
+        if is_over or (hold is not None and ref.incarnation < hold.life):
             self._ports.store.drop([ref])
         else:
             self._here[ref.path] = self._sealed[ref.path] = ref
@@ -190,20 +188,6 @@ class Keeping:
             ref
             for ref in self._sealed.values()
             if ref.task == task and ref.incarnation < life and ref.path not in named
-        ]
-        self._forget(void)
-
-    def _drop_copies(self, task: int, named: set[str]) -> None:
-        """Delete copies that are not named any more. If the report of one crosses with the end of
-        its layer, the coordinator never knows that it is here. What was made here it knows, or it
-        is about to be told."""
-        void = [
-            ref
-            for path, ref in self._here.items()
-            if ref.task == task
-            and path not in named
-            and path not in self._sealed
-            and path not in self._merged
         ]
         self._forget(void)
 
@@ -223,7 +207,6 @@ class Keeping:
         for ref in refs:
             self._here.pop(ref.path, None)
             self._sealed.pop(ref.path, None)
-            self._merged.discard(ref.path)
         if refs:
             self._ports.store.drop(refs)
 
@@ -233,6 +216,8 @@ class Keeping:
         """Read layers as soon as the whole chain is here. Answered like ``Store.fetch``."""
         self._waiting[ticket] = [r for r in chain if r.level != STORE], wanted
         self._fetch_waiting()
+        for task in {ref.task for ref in chain}:
+            self._give_up_in_vain(task)  # meanwhile, they may have ceased to count
 
     def _fetch_waiting(self) -> None:
         for ticket, (chain, wanted) in list(self._waiting.items()):
@@ -398,7 +383,6 @@ class Keeping:
         command, merged = self._merging.pop(event.ticket), event.merged
         if merged is not None and merged.level != STORE:
             self._here[merged.path] = merged
-            self._merged.add(merged.path)
         elif merged is None:
             self._doubt(command.layers)
         self._send(LayersMerged(command.task, command.layers, merged))

@@ -23,7 +23,7 @@ def before_it_came(original: Any) -> Any:
 
     def hold(self: Keeping, command: Hold) -> None:
         original(self, command)
-        self._send(Held(command.task, tuple(ref.path for ref in command.layers)))
+        self._send(Held(command.task, command.layers))
 
     return hold
 
