@@ -82,6 +82,17 @@ def test_a_floor_in_use_becomes_hard_when_its_layers_are_in_the_store():
     job.coordinator.check()
 
 
+def test_who_lives_again_merges_even_if_it_has_nothing_more_to_seal():
+    """Otherwise no floor of the whole job would become hard any more."""
+    job = world(AUTO, slots=2)
+    ref = seals_at(job, LOCAL)
+    job.has(1, ref)
+    job.dies(0)
+    job.lives(1)
+    job.tick()
+    assert [command.layers for command in job.told(1, MergeLayers)] == [(ref,)]
+
+
 def test_a_copy_that_nobody_wants_when_it_is_reported_is_deleted():
     """The report has crossed with the news that all layers are in the store."""
     job = world(AUTO, 2)

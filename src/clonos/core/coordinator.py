@@ -390,6 +390,7 @@ class Coordinator:
         task.machine.on(TaskEvent.REPLAYED)
         self.roster.do(Note("live", task.id, task.incarnation, report.position))
         self.checkpoints.live(task)
+        self.holdings.moved(task.id)
         self.standbys.fill()
 
     def _on_finished(self, slot: int, report: msg.Finished) -> None:

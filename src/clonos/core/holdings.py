@@ -185,7 +185,8 @@ class Holdings:
         self._changed.update(self.tasks)
 
     def moved(self, task: int) -> None:
-        """The task's floor has moved, a standby of it begins or ends, or it is in another slot."""
+        """The task's floor has moved, a standby of it begins or ends, or it is in another slot, or
+        lives again."""
         self.version += self._is_used
         self._changed.add(task)
 
