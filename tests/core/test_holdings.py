@@ -482,6 +482,22 @@ def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
     assert [command.layers for command in job.told(7, Discard)] == [(ref,)]
 
 
+def test_whoever_is_to_have_layers_deletes_those_that_count_no_more_from_its_disk(monkeypatch):
+    """Another slot with that disk may have died, and nobody has noticed yet."""
+    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    job = World(LOCAL)
+    job.joins(0)
+    job.joins(7, 1, disk="shared")
+    job.lives(0)
+    refs = [job.seals(0) for _ in range(3)]
+    job.has(1, *refs)
+    (command,) = job.told(0, MergeLayers)
+    merged = replace(refs[-1], path=command.path)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    job.has(1, merged)
+    assert [slot for slot in (7, 1) if job.told(slot, Discard)] == [1]
+
+
 # --- ends on purpose ------------------------------------------------------------------------------
 
 
