@@ -17,14 +17,16 @@ LEVELS = Kind(levels=True)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_seed_violates_an_invariant(part):
     ends: Counter[str] = Counter()
-    failures = []
+    failures, moved = [], 0
     for seed in range(part, SEEDS, PARTS):
         result = simulate(seed, LEVELS)
         ends[result.verdict] += 1
+        moved += result.coverage["moved", "running"]
         if result.verdict == "violation":
             failures.append(f"clonos sim --levels --seed {seed}: {result.failure}")
     assert not failures, "\n".join(failures)
     assert ends["ok"] > SEEDS / PARTS / 2, "most jobs come to their end"
+    assert moved, "slots keep the layers of tasks that move"
 
 
 def test_state_is_lost_in_some_seeds():

@@ -10,7 +10,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LOCAL, MEMORY, STORE, Discard, Hold, LayerRef
 from clonos.core.messages import Layer
 from clonos.core.placement import Slot
-from clonos.core.plan import Incarnation
+from clonos.core.plan import Cell, Incarnation
 from clonos.simulator.checks.violations import require
 
 Place = tuple[str, str]
@@ -41,6 +41,7 @@ class Kept:
         self._rotten: set[tuple[str, Place]] = set()  # by path; unnoticed until the file is read
         self._at: dict[str, set[Place]] = defaultdict(set)
         self._refs: dict[str, LayerRef] = {}
+        self._made: dict[str, dict[str, LayerRef]] = defaultdict(dict)  # by process and path
         self._lives: dict[tuple[int, int], Incarnation] = {}  # newest known, by slot and task
         self._going: dict[int, set[LayerRef]] = defaultdict(set)  # by slot: to delete from its disk
         self._due: dict[int, set[LayerRef]] = {}
@@ -50,10 +51,12 @@ class Kept:
         self.layers[ref.path], self._refs[ref.path] = layer, ref
         where = place(address, disk, ref)
         self._at[ref.path].add(where)
+        self._made[address][ref.path] = ref
         self._rotten.discard((ref.path, where))
 
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
         """... and does not have it any more."""
+        self._made[address].pop(ref.path, None)
         self._is_gone(ref.path, place(address, disk, ref))
 
     def deleted(self, disk: str, path: str) -> None:
@@ -82,6 +85,10 @@ class Kept:
         """Whether a slot has all of these."""
         return all(place(slot.address, slot.disk, ref) in self._at[ref.path] for ref in refs)
 
+    def made_by(self, slot: Slot) -> list[LayerRef]:
+        """What this process itself has put into its memory or on its disk, and is still there."""
+        return [ref for ref in self._made[slot.address].values() if self.can_read(slot, ref)]
+
     def can_read(self, slot: Slot, ref: LayerRef) -> bool:
         """Whether a slot has a layer undamaged."""
         where = place(slot.address, slot.disk, ref)
@@ -94,11 +101,29 @@ class Kept:
 
     # --- the driver's decisions -------------------------------------------------------------------
 
-    def advances(self, slots: Mapping[int, Slot], layers: Mapping[int, Sequence[LayerRef]]) -> None:
+    def advances(
+        self,
+        slots: Mapping[int, Slot],
+        homes: Mapping[int, int | None],
+        layers: Mapping[int, Sequence[LayerRef]],
+    ) -> None:
         """The driver decides that floors move to these layers, or stand on merged ones."""
         for task, chain in layers.items():
-            copies = 0 if task in self.chosen else self.copies
-            safe_enough(task, self._kept_by_slots(chain), slots.values(), self, copies)
+            copies, kept = 0 if task in self.chosen else self.copies, self._kept_by_slots(chain)
+            safe_enough(task, kept, slots.values(), self, copies)
+            home = homes[task]
+            if home is not None and self.copies and kept:
+                on_another_disk(task, kept, slots[home], slots.values(), self)
+
+    def ends(self, keeper: HouseKeeper, slots: Mapping[int, Slot], slot: int, fewer: int) -> None:
+        """The driver ends a slot on purpose. `fewer`: as many copies as this may be missing until
+        it is back."""
+        for task, chain in keeper.layers.items():
+            kept = self._kept_by_slots(chain)
+            if any(self.has(slots[slot], [ref]) for ref in kept):
+                copies = 0 if task in self.chosen else self.copies
+                others = [other for other in slots.values() if other.id != slot]
+                others_have_it(task, kept, others, self, max(1, _due(kept, copies) - fewer))
 
     def does(self, keeper: HouseKeeper, slots: Mapping[int, Slot], action: Action) -> None:
         """The driver decides to have layers given up."""
@@ -169,7 +194,11 @@ def _share(one: Slot, other: Slot, chain: Sequence[LayerRef]) -> bool:
 
 def _due(chain: Sequence[LayerRef], copies: int) -> int:
     """How many slots must have the whole chain."""
-    return 1 + (copies if any(ref.level == MEMORY for ref in chain) else min(copies, 1))
+    return 1 + (copies if _is_in_memory(chain) else min(copies, 1))
+
+
+def _is_in_memory(chain: Sequence[LayerRef]) -> bool:
+    return any(ref.level == MEMORY for ref in chain)
 
 
 def stored_before_it_counts(task: int, chain: Iterable[LayerRef]) -> None:
@@ -193,6 +222,62 @@ def safe_enough(
         not chain or len(holders) >= _due(chain, copies),
         "safe enough",
         f"the floor of task {task} moves or is merged: only {holders} have its {len(chain)} layers",
+    )
+
+
+def on_another_disk(
+    task: int, chain: Sequence[LayerRef], home: Slot, slots: Iterable[Slot], kept: Kept
+) -> None:
+    """If some standby is on another disk than its task, a copy on the task's own disk does not
+    count: a machine may be lost with all its processes."""
+    apart = [slot for slot in slots if task in slot.standbys and slot.disk != home.disk]
+    require(
+        not apart or _is_in_memory(chain) or any(kept.has(slot, chain) for slot in apart),
+        "safe enough",
+        f"the floor of task {task} moves or is merged: its layers are on {home.disk} only, "
+        f"and there are standbys in {[slot.address for slot in apart]}",
+    )
+
+
+def others_have_it(
+    task: int, chain: Sequence[LayerRef], others: Iterable[Slot], kept: Kept, due: int
+) -> None:
+    """No slot ends on purpose before enough others have what it keeps."""
+    holders = [slot.address for slot in others if kept.has(slot, chain)]
+    require(
+        len(holders) >= due,
+        "copies stay",
+        f"a slot ends that has the floor of task {task}, and only {holders} have it then",
+    )
+
+
+def kept_no_longer(slot: Slot, ref: LayerRef, unwanted_ms: float, limit_ms: float) -> None:
+    """No slot keeps a layer for long that nobody wants there."""
+    require(
+        unwanted_ms < limit_ms,
+        "kept no longer",
+        f"for {unwanted_ms:.0f} ms nobody has wanted {ref.path} ({ref.level}) in {slot.address}",
+    )
+
+
+def hard_again(hard: int, due: int) -> None:
+    """When faults are over, floors in use become hard."""
+    require(hard >= due, "hard again", f"floors {due} were in use for long, {hard} are hard")
+
+
+def few_in_store(task: int, layers: int, most: int) -> None:
+    """The layers of a task in the store are merged when there are too many of them."""
+    require(layers <= most, "few layers", f"task {task} has {layers} layers, and none are merged")
+
+
+def copies_apart(cell: Cell, home: Slot, slots: Sequence[Slot], spare: Sequence[Slot]) -> None:
+    """Not all copies of a cell share its disk if there is room on another one."""
+    copies = [slot for slot in slots if slot.keeps(cell) and slot.id != home.id]
+    room = [slot for slot in spare if slot.disk != home.disk and not slot.keeps(cell)]
+    require(
+        not home.disk or not copies or not room or any(s.disk != home.disk for s in copies),
+        "copies apart",
+        f"all copies of cell {cell} are on {home.disk}, and {[s.address for s in room]} are free",
     )
 
 

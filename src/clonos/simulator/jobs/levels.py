@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
-from clonos.core import layer as layer_module
 from clonos.core.levels import AUTO, LEVELS, LOCAL, STORE
 from clonos.simulator.jobs.programs import Job
 from clonos.simulator.processes.cluster import Options
@@ -35,6 +32,20 @@ def with_dials(job: Job, options: Options, random: Random) -> Job:
     return replace(job, plan=replace(job.plan, tasks=tasks))
 
 
+def keeping_layers(job: Job, options: Options, seed: int, random: Random, *, moves: bool) -> Job:
+    """The same job, whose slots keep layers. `moves`: some slots are free for cells that move."""
+    room_for_copies(options, len(job.plan.cells), random)
+    options.slots += 2 * moves
+    options.merges_overlap = False
+    drawn = Random(f"machines {seed}")
+    if drawn.random() < 0.4:
+        shared_machines(options, drawn)
+    job = with_levels(job, random, options.standbys)
+    if seed % 2 and job.plan.causal_log:
+        job = with_dials(job, options, Random(f"dials {seed}"))
+    return job
+
+
 def room_for_copies(options: Options, cells: int, random: Random) -> None:
     """Machines that stay, and enough slots for all copies; otherwise no floor could move."""
     options.has_machines = True
@@ -43,12 +54,9 @@ def room_for_copies(options: Options, cells: int, random: Random) -> None:
     options.bound = frozenset()
 
 
-@contextmanager
-def merged_early(chain_max: int) -> Iterator[None]:
-    """Merge layers at shorter chains than production does."""
-    before = layer_module.CHAIN_MAX
-    layer_module.CHAIN_MAX = chain_max  # type: ignore[misc]  # it is final for all others
-    try:
-        yield
-    finally:
-        layer_module.CHAIN_MAX = before  # type: ignore[misc]
+def shared_machines(options: Options, random: Random) -> None:
+    """Two executors on each machine, which share its disk. With some luck, the copies of a task
+    find room on another machine."""
+    options.executors_each = 2
+    options.groups = random.choice((2, 3, 4, 6))
+    options.slots += random.choice((0, 1, 2))

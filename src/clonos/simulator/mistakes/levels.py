@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from clonos.core import hardening, placement
 from clonos.core.hardening import Hardening
 from clonos.core.holdings import Holdings
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.levels import Held, Hold
+from clonos.core.levels import MEMORY, Held, Hold
+from clonos.nodes import layers
 from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
 from clonos.simulator.mistakes.protocol import constant
@@ -91,6 +93,25 @@ def without_copies(original: Any) -> Any:
     return merges
 
 
+def on_its_own_disk(original: Any) -> Any:
+    """A copy on the task's own disk counts, although a standby is on another one."""
+
+    def are_safe(self: Holdings, home: int | None, task: int, chain: Any) -> bool:
+        if original(self, home, task, chain):
+            return True
+        if home is None or any(ref.level == MEMORY for ref in chain):
+            return False
+        keepers = [slot.id for slot in self._keepers(task)]
+        return all(any(self._has(one, task, chain) for one in of) for of in ([home], keepers))
+
+    return are_safe
+
+
+def in_another_executor(original: Any) -> Any:
+    """A copy may be on the disk of its task, if it is in another executor."""
+    return lambda slot, others: (original(slot, others)[0], False)
+
+
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
@@ -118,6 +139,24 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     ),
     "nobody knows what a restored task has": mutation(
         "sound state", (Holdings, "held", where_it_lives), kind=LEVELS
+    ),
+    "no slot deletes what nobody wants": mutation(
+        "kept no longer", (Keeping, "_forget", constant(None)), kind=LEVELS
+    ),
+    "what is kept elsewhere never comes to the store": mutation(
+        "hard again", (hardening, "_kept_by_slots", constant(())), kind=LEVELS
+    ),
+    "layers in the store are never merged": mutation(
+        "few layers", (layers, "choose", constant(())), kind=LEVELS
+    ),
+    "slots that end on purpose take the last copies along": mutation(
+        "copies stay", (Holdings, "is_safe_without", constant(True)), kind=LEVELS
+    ),
+    "a copy on the disk of the task counts": mutation(
+        "safe enough", (Holdings, "_are_safe", on_its_own_disk), kind=LEVELS
+    ),
+    "a standby has the disk of its task": mutation(
+        "copies apart", (placement, "_near", in_another_executor), kind=LEVELS
     ),
     "disks are never tidied": mutation(
         "no litter", (Holdings, "_tidies", constant(False)), kind=LEVELS

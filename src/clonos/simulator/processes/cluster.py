@@ -37,10 +37,6 @@ from clonos.simulator.world.wired import Wired
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register, TaskStatistics
 
 KEEPER_ADDRESS = "house-keeper"
-QUIET_FLOORS = 2
-"""Floors after the last fault by which slots have heard of all lives."""
-QUIET_MS = 50.0
-"""... and this long, because the journal may have held up what they are told."""
 LOST_MS = 100.0
 """About half the time until Spark gives up an executor whose machine is gone."""
 STEPS_MAX = 400_000
@@ -112,7 +108,9 @@ class Options:
     wired: bool = False
     """Whether channels are bytes on simulated sockets."""
     has_machines: bool = False
-    """Whether a place is always on the same machine."""
+    """Whether a place is always on the same machine ..."""
+    executors_each: int = 1
+    """... and how many executors there are on each machine."""
     late_ms: float = 1000.0
     quiet_ms: float = 5000.0
     """A dial takes a level to be behind after `late_ms`, and no longer after `quiet_ms`."""
@@ -192,9 +190,13 @@ class Cluster:
         self.on_note: list[Callable[[co.Note], None]] = []
         self.on_job: list[Callable[[Slot, float], None]] = []
         self.on_steps: list[Callable[[Slot], None]] = []
+        self.before_end: list[Callable[[], bool]] = []
+        """Sources go on until all of these are true."""
         self.slow: dict[int, float] = {}
         self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
-        """By executor; each executor is a machine."""
+        """By machine."""
+        self.leaving: set[str] = set()
+        """Executors that start no process any more."""
         self.held_starts: list[Callable[[], None]] | None = None
         """Starts of processes that a script holds back: Spark has no room for them."""
         self.deaths = 0
@@ -208,7 +210,6 @@ class Cluster:
         """Damage to the journal that nobody has noticed yet."""
         self.heals_at = self.store_back_at = 0.0
         self.floors_since = 0
-        self._quiet_at = 0.0
         self.driver = self._new_driver()
 
     def trace(self, what: str) -> None:
@@ -267,6 +268,8 @@ class Cluster:
         Without markers they continue at most until the floors have reached the positions of all
         tasks, as they must when nothing happens any more.
         """
+        if not all(is_true() for is_true in self.before_end):
+            return False
         if self.floors_since >= self.options.floors_at_end or self.job.plan.leaves_gaps:
             return True
         keeper, plan = self.driver.keeper, self.job.plan
@@ -297,6 +300,8 @@ class Cluster:
         group = f"executor{self.random.randrange(self.options.groups)}"
         if self.options.has_machines:
             group = f"executor{place % self.options.groups}"
+            while group in self.leaving:
+                group += "'"  # another one on the same machine
         slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
@@ -353,6 +358,11 @@ class Cluster:
             2 * self.about(LOST_MS if is_silent else self.options.detect_ms),
             control.driver.spark.process_ended, slot, control.attempt, why,
         )  # fmt: skip
+
+    def machine_of(self, executor: str) -> str:
+        """The machine of an executor."""
+        number = int(executor.removeprefix("executor").rstrip("'"))
+        return f"machine{number // self.options.executors_each}"
 
     def lose_disk(self, machine: str) -> None:
         """A machine is gone for good, with its disk."""
@@ -526,20 +536,9 @@ class Cluster:
             self.litter.forget()
         if note.what == "floor" and self.scheduler.now > self.heals_at:
             self.floors_since += 1
-            self._look_at_disks()
         self.recorder.noted(note)
         for listener in self.on_note:
             listener(note)
-
-    def _look_at_disks(self) -> None:
-        """When nothing fails any more, slots have tidied their disks by the second floor."""
-        kept, slots = self.recorder.holders, self.driver.coordinator.slots.values()
-        if self.floors_since < QUIET_FLOORS:
-            self._quiet_at = self.scheduler.now
-            kept.heals()
-        elif self.scheduler.now - self._quiet_at > QUIET_MS:
-            living = {slot.address for slot in self.alive()}
-            kept.no_litter(self.driver.keeper, [s for s in slots if s.address in living])
 
     def fail(self, action: co.Fail) -> None:
         self.trace(f"failed: {action}")

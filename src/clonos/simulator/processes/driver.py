@@ -268,9 +268,33 @@ class Driver:
             kept.lacks(roster.slots[slot], report.paths)
             lacks(slot, report)
 
+        def advances(layers: Chains) -> None:
+            homes = {task.id: task.slot for task in roster.tasks.values()}
+            kept.advances(roster.slots, homes, layers)
+
         roster.do = watched
         holdings.lacks = heard  # type: ignore[method-assign]
-        self.keeper.on_advance = lambda layers: kept.advances(roster.slots, layers)
+        self.keeper.on_advance = advances
+        self._watch_ends()
+
+    def _watch_ends(self) -> None:
+        """The same when it ends slots on purpose."""
+        roster, moves = self.coordinator.roster, self.coordinator.moves
+        kept, emptied, may_renew = self.cluster.recorder.holders, moves.emptied, moves.may_renew
+
+        def ending() -> list[int]:
+            slots = emptied()
+            for slot in slots:
+                kept.ends(self.keeper, roster.slots, slot, 0)
+            return slots
+
+        def renewing(slot: int) -> bool:
+            if may := may_renew(slot):
+                kept.ends(self.keeper, roster.slots, slot, 1)
+            return may
+
+        moves.emptied = ending  # type: ignore[method-assign]
+        moves.may_renew = renewing  # type: ignore[method-assign]
 
     def _terms(self) -> Terms:
         return Terms(Folder(self.shared, TERMS, "fsync"))

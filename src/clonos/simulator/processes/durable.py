@@ -146,7 +146,7 @@ class SimulatedMerger:
         self._merging[task] = chosen[0]
         is_base = chosen[0] == chain[0]
         delay = 3 * cluster.store_delay()
-        if cluster.random.random() < 0.1:
+        if cluster.random.random() < 0.1 and not is_healed(cluster):
             error = ClonosError("the store is away")
             cluster.scheduler.after(delay, self._failed, task, error)
         else:
@@ -392,7 +392,7 @@ class SlotStore:
             self._later(lambda: self._merge(ticket, command))
 
     def _merge(self, ticket: int, command: MergeLayers) -> None:
-        if self._cluster.level_random.random() < 0.1:
+        if self._cluster.level_random.random() < 0.1 and not is_healed(self._cluster):
             self._slot.post(events.MergedHere(ticket, None))
             return
         try:
@@ -426,3 +426,8 @@ def half_done(cluster: Cluster, act: Any) -> None:
     files.dies_within(CALLS)
     with suppress(Died, StoreAway, UnreadableLayer):
         act(files)
+
+
+def is_healed(cluster: Cluster) -> bool:
+    """Whether somebody waits until nothing fails any more, and nothing does."""
+    return bool(cluster.before_end) and cluster.scheduler.now > cluster.heals_at

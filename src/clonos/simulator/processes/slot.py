@@ -112,7 +112,7 @@ class Slot:
         self.cluster = cluster
         self.number = number
         self.address = address
-        self.group = group
+        self.group, self.machine_name = group, cluster.machine_of(group)
         self.bound = bound
         self.alive = True
         self.slowness = 0.0
@@ -132,7 +132,7 @@ class Slot:
         longest_s = cluster.options.epoch_ms / 1000
         seals = SealSettings(longest_s, drawn.choice((inf, longest_s / 4)), work_s=0.0)
         keeps_locally = any(task.level in (LOCAL, AUTO) for task in cluster.job.plan.tasks)
-        machine = cluster.disks.of_machine(group) if keeps_locally else None
+        machine = cluster.disks.of_machine(self.machine_name) if keeps_locally else None
         self.store = SlotStore(self, layers, opened_bytes, machine)
         self.track = SlotTrack(self)
         self.node = WatchedNode(
@@ -268,7 +268,7 @@ class Slot:
             cluster.service,
             task,
             incarnation,
-            cluster.clocks[self.group],
+            cluster.clocks[self.machine_name],
             cluster.random.randint(-20, 20),
             cluster.decode_rows,
             cluster.trials,

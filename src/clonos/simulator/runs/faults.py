@@ -277,10 +277,10 @@ class Faults:
         """A machine disappears. Its connections stay half-open: no peer is told."""
         victim = self._any()
         for slot in self.cluster.alive():
-            if victim is not None and slot.group == victim.group:
+            if victim is not None and slot.machine_name == victim.machine_name:
                 self.cluster.kill(slot, "machine lost", is_silent=True)
         if victim is not None:
-            self.cluster.lose_disk(victim.group)
+            self.cluster.lose_disk(victim.machine_name)
 
     def _store_away(self) -> None:
         """The store of layers and of sinks' output does not answer."""
@@ -404,7 +404,7 @@ class Faults:
         random, slot = self.cluster.random, self._busy()
         if slot is None:
             return
-        clock, jump_ms = self.cluster.clocks[slot.group], random.choice((HOUR_MS, -HOUR_MS))
+        clock, jump_ms = self.cluster.clocks[slot.machine_name], random.choice((HOUR_MS, -HOUR_MS))
         clock.set_by(jump_ms)
         if random.random() < 0.7:
             self.cluster.scheduler.after(random.random() * 60, clock.set_by, -jump_ms)

@@ -55,7 +55,8 @@ class Kind(NamedTuple):
     large
         All simulations are large; otherwise most are small.
     levels
-        Slots keep layers, in memory and on their disks; each task has a level of its own.
+        Slots keep layers, in memory and on their disks; each task has a level of its own. In half
+        of these seeds cells move and executors leave; in some, two executors share a machine.
     calls
         Every job has calls, about half of the jobs effects; unless they are to be large, all
         simulations are small.

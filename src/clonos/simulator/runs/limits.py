@@ -7,9 +7,13 @@ from contextlib import contextmanager
 
 from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
+from clonos.core import holdings as holdings_module
 from clonos.core import inbounds as inbounds_module
+from clonos.core import layer as layer_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
+from clonos.core import standbys as standbys_module
+from clonos.nodes import layers as care_module
 
 
 @contextmanager
@@ -40,7 +44,20 @@ def soon_blamed() -> Iterator[None]:
 
 
 @contextmanager
-def _changed(*owners: tuple[object, str, int]) -> Iterator[None]:
+def merged_early(chain_max: int) -> Iterator[None]:
+    """Merge layers at shorter chains than production does, and try again sooner."""
+    owners = (
+        (layer_module, "CHAIN_MAX", chain_max),
+        (holdings_module, "AGAIN_MS", 100),
+        (standbys_module, "AGAIN_MS", 100),
+        (care_module, "AGAIN_S", 0.1),
+    )
+    with _changed(*owners):
+        yield
+
+
+@contextmanager
+def _changed(*owners: tuple[object, str, float]) -> Iterator[None]:
     before = [getattr(owner, name) for owner, name, _ in owners]
     for owner, name, value in owners:
         setattr(owner, name, value)

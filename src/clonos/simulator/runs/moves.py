@@ -94,6 +94,16 @@ class Movers:
             self.cluster.trace(f"{group} is about to leave")
             ends = self.random.random() < 0.5
             self.cluster.driver.post(co.Leaving(group, ends=ends))
+            if self.cluster.options.has_machines:
+                self.cluster.leaving.add(group)
+                if not ends:
+                    self.cluster.scheduler.after(100 * self.random.random(), self._left, group)
+
+    def _left(self, group: str) -> None:
+        """An executor ends, whether its slots are empty or not."""
+        for slot in self.cluster.alive():
+            if slot.group == group:
+                self.cluster.kill(slot, "its executor has left")
 
     def _renew(self, random: Random) -> None:
         seats = list(self.cluster.driver.node.places.seats.values()) if self._is_running() else []

@@ -19,7 +19,7 @@ from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
 from clonos.simulator.jobs.lethal import kills_executor, lethal_row, with_lethal_call
-from clonos.simulator.jobs.levels import merged_early, room_for_copies, with_dials, with_levels
+from clonos.simulator.jobs.levels import keeping_layers
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
@@ -46,9 +46,10 @@ from clonos.simulator.runs.faults import (
     Faults,
 )
 from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
-from clonos.simulator.runs.limits import few_steps_watched, limits, soon_blamed
+from clonos.simulator.runs.limits import few_steps_watched, limits, merged_early, soon_blamed
 from clonos.simulator.runs.moves import Movers
 from clonos.simulator.runs.past_reader import Reader, keep_of
+from clonos.simulator.runs.quiet import Quiet
 from clonos.simulator.runs.rewinds import Rewinds
 from clonos.simulator.runs.sizes import LARGE, Size
 from clonos.simulator.runs.upgrades import Upgrades
@@ -365,17 +366,26 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     job, is_poisoned = _toy_job(random, seed, LARGE, loops=seed % 6 == 4)
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
     options = random_options(random, job)
-    room_for_copies(options, len(job.plan.cells), random)
     options.availability = options.availability and not is_poisoned
     options.long_jobs, options.wired = _long_jobs(seed), seed % 10 == 9
-    options.merges_overlap = False
-    job = with_levels(job, random, options.standbys)
-    kinds = (*KINDS, *LOSSES) if seed % 3 else KINDS
-    if seed % 2 and job.plan.causal_log:
-        job = with_dials(job, options, Random(f"dials {seed}"))
-        kinds = (*kinds, ("store away", 10))
+    drawn = Random(f"movers {seed}"), Random(f"renewals {seed}")
+    moves = drawn[0].random() < 0.5
+    job = keeping_layers(job, options, seed, random, moves=moves)
+    kinds = (*KINDS, *LOSSES * (seed % 3 > 0), *(("store away", 10),) * job.plan.chooses_levels)
+
+    movers: list[Movers] = []
+
+    def prepare(cluster: Cluster) -> None:
+        Quiet(cluster)
+        if moves:
+            movers.append(Movers(cluster, *drawn, deadly=True))
+
     with merged_early(random.choice((2, 4, 32))):
-        return simulate_job(seed, job, options, random, kinds=kinds, size=LARGE, **judged)[0]
+        result, _ = simulate_job(
+            seed, job, options, random, prepare, kinds=kinds, size=LARGE, **judged
+        )
+    result.coverage["moved", "running"] = sum(one.moved for one in movers)
+    return result
 
 
 def _simulate_logs(seed: int, **judged: bool) -> Result:

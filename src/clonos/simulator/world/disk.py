@@ -184,6 +184,11 @@ class Disk:
         """It works again, and has room."""
         self.faults, self.capacity = _none, ROOM
 
+    @property
+    def is_well(self) -> bool:
+        """Whether it works, and has room."""
+        return self.faults is _none and self.capacity == ROOM
+
     def flip(self, path: str, bit: int) -> None:
         """Flip a bit of a file, on the disk and in memory."""
         file = self.file(path)
