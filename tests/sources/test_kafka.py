@@ -301,8 +301,21 @@ def test_a_standby_goes_on_behind_any_cut(kafka, topic):
     standby.close()
 
 
-def test_a_replay_with_one_partition_far_ahead_waits_for_the_others(kafka, topic, monkeypatch):
-    monkeypatch.setattr("clonos.sources.kafka_reader.AHEAD_ROWS", 10)
+@pytest.mark.parametrize(("bound", "most"), [("AHEAD_ROWS", 10), ("AHEAD_BYTES", 2000)])
+def test_a_replay_with_one_partition_far_ahead_waits_for_the_others(
+    kafka, topic, monkeypatch, bound, most
+):
+    monkeypatch.setattr(f"clonos.sources.kafka_ahead.{bound}", most)
+    monkeypatch.setattr("clonos.sources.kafka_reader.FETCH_ROWS", 5)
+    most_ahead = 0
+    fetch = KafkaReader._fetch
+
+    def watched(self: Any, wanted: Any) -> None:
+        nonlocal most_ahead
+        fetch(self, wanted)
+        most_ahead = max(most_ahead, self._ahead.nbytes)
+
+    monkeypatch.setattr(KafkaReader, "_fetch", watched)
     made = fill(kafka, topic, 200)
     reader = opened(kafka, topic)
     cuts = [
@@ -311,6 +324,8 @@ def test_a_replay_with_one_partition_far_ahead_waits_for_the_others(kafka, topic
     ]
     found = [reader.read_cut(cut) for cut in cuts]
     assert sorted(values(*found)) == sorted(made)
+    # The partition that is wanted never waits, and it has 20 messages to go, of 133 bytes or less.
+    assert most_ahead < (4 * 10 + 2 * 20) * 133
     kafka.produce(topic, b"next", partition=3)
     assert values(read(reader)) == [b"next"]
     reader.close()

@@ -7,7 +7,6 @@ partition together, in the order of their offsets, and its cut records which the
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +27,7 @@ from clonos.kafka import (
     is_away,
     shown,
 )
+from clonos.sources.kafka_ahead import Ahead
 from clonos.sources.kafka_cut import Cut, Span, task_of
 from clonos.sources.messages import METADATA, message_schema
 from clonos.sources.readers import CutReader
@@ -36,8 +36,8 @@ Start = str | datetime | Mapping[Partition, int]
 
 REFRESH_S: Final = 10.0
 """How often the reader looks for new partitions."""
-AHEAD_ROWS: Final = 65_536
-"""On replay, a partition that is this far ahead of the others waits."""
+FETCH_ROWS: Final = 4096
+"""So many messages are taken at a time, at most, before it is looked how many are ahead."""
 END_S: Final = 30.0
 """A partition that ends before the position already read may have a new leader that must catch up.
 After this time the messages count as lost."""
@@ -150,7 +150,7 @@ class KafkaReader(CutReader):
         self._consumer: Any = None
         self._ends: dict[Partition, int] = {}  # next offsets to deliver
         self._has_begun = self._is_assigned = False
-        self._ahead: dict[Partition, deque[Any]] = {}  # fetched, not yet asked for
+        self._ahead = Ahead()
         self._paused: set[Partition] = set()
         self._known_ends: dict[Partition, int] = {}  # ends as last reported
         self._refresh_at = 0.0
@@ -169,7 +169,7 @@ class KafkaReader(CutReader):
         elif self._is_assigned:
             self._consumer.unassign()
         self._is_assigned = False
-        self._ahead = {}
+        self._ahead = Ahead()
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
@@ -307,7 +307,7 @@ class KafkaReader(CutReader):
         """Begin to fetch, from the next offsets."""
         if self._is_assigned:
             return
-        self._ahead, self._known_ends, self._paused = {}, {}, set()
+        self._ahead, self._known_ends, self._paused = Ahead(), {}, set()
         at = [driver().TopicPartition(*p, end) for p, end in self._ends.items()]
         self._consumer.assign(at)
         self._is_assigned = True
@@ -345,12 +345,7 @@ class KafkaReader(CutReader):
 
     def _take_ahead(self, max_rows: int) -> dict[Partition, list[Any]]:
         """Messages that a replay has fetched but not used."""
-        taken: dict[Partition, list[Any]] = {}
-        for partition, waiting in self._ahead.items():
-            if waiting and max_rows:
-                rows = [waiting.popleft() for _ in range(min(len(waiting), max_rows))]
-                taken[partition] = rows
-                max_rows -= len(rows)
+        taken = self._ahead.take(max_rows)
         if not taken and self._paused:
             self._go_on(self._paused)
         return taken
@@ -360,13 +355,13 @@ class KafkaReader(CutReader):
         taken: list[Any] = []
         until = time.monotonic() + END_S
         while len(taken) < span.rows:
-            waiting = self._ahead.setdefault(partition, deque())
-            if waiting and waiting[0].offset() < span.end:
-                taken.append(waiting.popleft())
+            first = self._ahead.first(partition)
+            if first is not None and first.offset() < span.end:
+                taken.append(self._ahead.pop(partition))
                 continue
             end = self._known_ends.get(partition)
             is_short = end is not None and (end >= span.end or time.monotonic() > until)
-            if waiting or is_short:
+            if first is not None or is_short:
                 raise self._lost(partition, f"{len(taken)} of {span.rows} messages are there")
             self._go_on({partition} & self._paused)
             self._fetch(partition)
@@ -379,17 +374,16 @@ class KafkaReader(CutReader):
         message = self._consumer.poll(_POLL_S)
         if message is None:
             return
-        for one in (message, *self._consumer.consume(AHEAD_ROWS, 0)):
+        for one in (message, *self._consumer.consume(FETCH_ROWS, 0)):
             partition = (one.topic(), one.partition())
             error = one.error()
             if error is None:
-                self._ahead.setdefault(partition, deque()).append(one)
+                self._ahead.add(partition, one)
             elif error.name() == "_PARTITION_EOF":
                 self._known_ends[partition] = one.offset()
             else:
                 self._judge(error, one)
-        full = {p for p, waiting in self._ahead.items() if len(waiting) >= AHEAD_ROWS}
-        if new := full - self._paused - {wanted}:
+        if new := self._ahead.full(wanted) - self._paused:
             self._consumer.pause([driver().TopicPartition(*p) for p in new])
             self._paused |= new
 
