@@ -37,11 +37,17 @@ class BrokenKafka:
         self.producer = kafka.Producer(settings)
         handle = ctypes.c_void_p.from_address(id(self.producer) + _AFTER_THE_HEAD)
         self._mock = ctypes.c_void_p(self._library.rd_kafka_handle_mock_cluster(handle))
+        self._library.rd_kafka_mock_set_controller_id(self._mock, 1)  # it knows the topics' ids
         self.servers = self._library.rd_kafka_mock_cluster_bootstraps(self._mock).decode()
 
     def topic(self, name: str, partitions: int = 1) -> None:
         """Make a topic."""
         self._library.rd_kafka_mock_topic_create(self._mock, name.encode(), partitions, 1)
+
+    def again(self, name: str, partitions: int = 1) -> None:
+        """Delete a topic, and make it again."""
+        self._library.rd_kafka_mock_topic_delete(self._mock, name.encode())
+        self.topic(name, partitions)
 
     def fail(self, request: int, *errors: str) -> None:
         """The next requests of this kind are answered with these errors."""

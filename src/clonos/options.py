@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, Final
 
 from clonos.errors import WrongType
@@ -75,3 +76,30 @@ operators to those that they have now; for a state, from (operator, former name)
         "(operator, former name)"
     )
     raise WrongType(f"renamed={renamed!r}", where=where, remedy=remedy)
+
+
+def drops_of(dropped: Any, where: str) -> Collection[Any]:
+    """What goes without its state. Raise `WrongType` if `dropped` says something else.
+
+    Examples
+    --------
+    >>> drops_of(["totals", ("clicks", "old_clicks")], "start")
+    ['totals', ('clicks', 'old_clicks')]
+    >>> drops_of("totals", "start")
+    Traceback (most recent call last):
+    ...
+    clonos.errors.WrongType: start: drop_state='totals'. To do: give a list of operators' names; \
+of what a source no longer reads, (source, its name)
+    """
+    if isinstance(dropped, Collection) and not isinstance(dropped, (str, bytes, Mapping)):
+        pairs = [one for one in dropped if type(one) is tuple]
+        names = [*(one for one in dropped if type(one) is not tuple), *chain(*pairs)]
+        if all(len(pair) == 2 for pair in pairs) and all(isinstance(name, str) for name in names):
+            return dropped
+    remedy = "give a list of operators' names; of what a source no longer reads, (source, its name)"
+    raise WrongType(f"drop_state={dropped!r}", where=where, remedy=remedy)
+
+
+def state_options(drop_state: Any, renamed: Any, where: str) -> dict[str, Any]:
+    """What becomes of state in an upgrade; see :func:`drops_of` and :func:`renames_of`."""
+    return {"drop_state": drops_of(drop_state, where), "renamed": renames_of(renamed, where)}

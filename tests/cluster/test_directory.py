@@ -85,6 +85,68 @@ def test_another_graph_is_refused(tmp_path, other, told):
     assert caught.value.remedy
 
 
+def reading(source: Any) -> CompiledJob:
+    job = clonos.Job("words", parallelism=1)
+    job.source(source, name="clicks").sink(clonos.sinks.collect(), name="out")
+    return job.compile()
+
+
+def kafka(*topics: str) -> CompiledJob:
+    return reading(clonos.sources.kafka("kafka:9092", topics, value="text"))
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "read", "reads"),
+    [
+        (kafka("a", "b"), kafka("a", "c"), "a, b", "a, c"),
+        (kafka("a"), kafka("a", "b"), "a", "a, b"),
+    ],
+)
+def test_other_topics_are_refused_and_both_are_named(tmp_path, was, becomes, read, reads):
+    directory(tmp_path).claim(was)
+    directory(tmp_path).check(was)
+    for version in (None, 0):
+        with pytest.raises(OtherJob) as caught:
+            directory(tmp_path).check(becomes, version)
+        assert f"source clicks read {read}, and is to read {reads}:" in caught.value.what
+        assert "upgrade=True lets you add to the list" in caught.value.remedy
+        assert "a source of another name" in caught.value.remedy
+    directory(tmp_path).check(becomes, is_upgrade=True)
+
+
+def test_another_query_stream_or_subscription_is_refused(tmp_path):
+    sources = clonos.sources
+    pairs = [
+        [sources.redis("redis://cache", name, schema="n long") for name in "ab"],
+        [sources.mqtt("broker", name, client_id="job", value="text") for name in "ab"],
+        [
+            sources.postgres("dbname=x", f"select * from {name}", column="id", schema="n long")
+            for name in "ab"
+        ],
+    ]
+    for number, (was, becomes) in enumerate(pairs):
+        place = tmp_path / str(number)
+        directory(place).claim(reading(was))
+        directory(place).check(reading(was))
+        with pytest.raises(OtherJob, match=r"source clicks read .+, and is to read"):
+            directory(place).check(reading(becomes))
+
+
+def test_a_description_that_does_not_say_what_is_read_is_completed(tmp_path):
+    directory(tmp_path).claim(kafka("a"))
+    about = json.loads((tmp_path / "job.json").read_text())
+    for task in about["graph"]["tasks"].values():
+        task["source"] = task["source"] and ["kafka"]  # as earlier versions wrote it
+    (tmp_path / "job.json").write_text(json.dumps(about))
+    first = directory(tmp_path)
+    for version in (None, 0):
+        first.check(kafka("b"), version)
+    assert first.is_same(kafka("b"), 0)
+    first.claim(kafka("b"))
+    with pytest.raises(OtherJob, match="read b, and is to read a"):
+        directory(tmp_path).check(kafka("a"))
+
+
 def test_other_files_are_refused(tmp_path):
     text = tmp_path / "text"
     text.write_text("to be\n")

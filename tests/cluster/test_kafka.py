@@ -16,7 +16,7 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
-from clonos.errors import RowRefused
+from clonos.errors import CannotUpgrade, OtherJob, RowRefused
 from clonos.sinks.kafka_transactions import MARKS
 from clonos.sources.kafka_reader import KafkaReader
 from clonos.sources.readers import EndOfInput
@@ -164,6 +164,37 @@ def test_a_job_that_is_started_again_goes_on_where_it_was(kit, spark, bench, tmp
     assert again.term == 2
     bench.tap.touch()
     assert kit.rows_of(again.wait(kit.WAIT_S).table()) == bench.expected()
+
+
+def test_a_job_reads_another_topic_too_and_then_only_that(kit, spark, kafka, tmp_path):
+    first, second = kafka.topic(), kafka.topic()
+    came: list[str] = []
+
+    def job(*topics: str) -> clonos.Job:
+        source = clonos.sources.kafka(kafka.servers, topics, value="text")
+        made = clonos.Job("words", parallelism=2, checkpoint_dir=str(tmp_path / "checkpoint"))
+        sink = clonos.sinks.callback(lambda rows: came.extend(rows.column("value").to_pylist()))
+        made.source(source, name="events").sink(sink, name="out")
+        return made
+
+    def settled(running: Any, *words: str) -> None:
+        kit.wait_for(lambda: len(came) >= len(words))
+        assert running.stop(settle="60 seconds")
+        assert sorted(came) == sorted(words)
+
+    kafka.produce(first, "a0", "a1", partition=1)
+    settled(job(first).start(spark), "a0", "a1")
+    kafka.produce(first, "a2", partition=2)
+    kafka.produce(second, "b0", partition=0)
+    with pytest.raises(OtherJob, match=f"read {first}, and is to read {first}, {second}"):
+        job(first, second).start(spark)
+    settled(job(first, second).start(spark, upgrade=True), "a0", "a1", "a2", "b0")
+    kafka.produce(first, "a3", partition=1)
+    kafka.produce(second, "b1", partition=0)
+    with pytest.raises(CannotUpgrade, match=f"its position in '{first}' would be lost"):
+        job(second).start(spark, upgrade=True)
+    only = job(second).start(spark, upgrade=True, drop_state=[("events", first)])
+    settled(only, "a0", "a1", "a2", "b0", "b1")
 
 
 def test_from_topic_to_topic(kit, spark, bench):

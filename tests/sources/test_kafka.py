@@ -19,7 +19,7 @@ from clonos.kafka import Cluster, NotAgain
 from clonos.sinks import kafka as kafka_sink
 from clonos.sources import kafka as kafka_source
 from clonos.sources import prefetch
-from clonos.sources.kafka_cut import Cut, Span, task_of
+from clonos.sources.kafka_cut import Cut, Span, forget, task_of
 from clonos.sources.kafka_reader import KafkaReader
 from clonos.sources.prefetch import PrefetchThread
 from clonos.testing.harness import Source, StepHarness
@@ -136,7 +136,7 @@ def test_a_task_that_takes_nothing_still_hears_how_far_behind_it_is(kafka, topic
         rows = thread.take()
         taken += rows.batch.rows if isinstance(rows, SourceRows) else 0
     kafka.produce(topic, *[b"more"] * 1000)
-    while (thread.lag or 0) < 1000:
+    while thread.counters.get("lag", 0) < 1000:
         assert time.monotonic() < until
         time.sleep(0.01)
     thread.close()
@@ -251,7 +251,9 @@ def test_partitions_that_appear_are_read_from_their_first_message_on(kafka, topi
     fill(kafka, topic, 5)
     there = [2]
     every = KafkaReader._partitions
-    monkeypatch.setattr(KafkaReader, "_partitions", lambda self, s: every(self, s)[: there[0]])
+    monkeypatch.setattr(
+        KafkaReader, "_partitions", lambda self, topics, s: every(self, topics, s)[: there[0]]
+    )
     monkeypatch.setattr("clonos.sources.kafka_reader.REFRESH_S", 0.0)
     reader = opened(kafka, topic, start="latest")
     assert reader.read(10, 0.1).num_rows == 0  # type: ignore[union-attr]
@@ -268,6 +270,60 @@ def test_partitions_that_appear_are_read_from_their_first_message_on(kafka, topi
     again.read_cut(Cut({**idle, (topic, 3): Span(0, 5, 5)}).encode())
     assert b"later" in values(*read_rows(again, 6))
     again.close()
+
+
+def noted(reader: KafkaReader) -> bytes:
+    """The cut of the batch without rows that says where it begins."""
+    batch = reader.read(1000, 0.1)
+    assert batch is not None
+    assert batch.num_rows == 0
+    return reader.cut
+
+
+def test_a_topic_that_is_added_begins_where_the_source_says_and_stays_there(kafka, topic):
+    added = kafka.topic()
+    first = opened(kafka, topic, start="latest")
+    noted(first)
+    first.close()
+    fill(kafka, topic, 1)
+    fill(kafka, added, 1)
+    both = opened(kafka, [topic, added], cut=first.cut, start="latest")
+    begun = noted(both)
+    both.close()
+    new = fill(kafka, added, 1, first=1)
+    again = opened(kafka, [topic, added], cut=first.cut, start="latest")
+    assert again.read_cut(begun).num_rows == 0
+    found = values(*read_rows(again, 8))
+    assert sorted(found) == sorted([*new, *(b"%d/0" % p for p in range(4))])
+    again.close()
+
+
+def test_a_topic_of_which_a_task_had_no_partition_is_read_from_its_first_message(kafka, topic):
+    fill(kafka, topic, 2)
+    known = Cut({}, {topic: None}).encode()
+    earlier = Cut({}).encode()  # of a version that did not say with which topics it had begun
+    for cut in (known, earlier):
+        reader = opened(kafka, topic, cut=cut, start="latest")
+        assert len(values(*read_rows(reader, 8))) == 8
+        reader.close()
+
+
+def test_a_topic_that_is_not_named_any_more_is_neither_read_nor_forgotten(kafka, topic):
+    gone = kafka.topic()
+    first = opened(kafka, [topic, gone])
+    cut = noted(first)
+    first.close()
+    fill(kafka, topic, 1)
+    fill(kafka, gone, 1)
+    reader = opened(kafka, topic, cut=cut)
+    with pytest.raises(SourceError, match=f"has read {gone}, too") as caught:
+        read(reader)
+    assert "drop_state=" in caught.value.remedy
+    reader.close()
+    reader = opened(kafka, topic, cut=forget(cut, [gone]))
+    assert set(read_rows(reader, 4)[0].column("topic").to_pylist()) == {topic}
+    assert {t for t, _ in Cut.decode(reader.cut).spans} == {topic}
+    reader.close()
 
 
 # --- what is read again --------------------------------------------------------------------------

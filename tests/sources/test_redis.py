@@ -14,7 +14,7 @@ from clonos.blame import users_traceback
 from clonos.errors import BadSchema, OperatorError, SourceError, WrongType
 from clonos.sources import outage, redis_reader
 from clonos.sources import redis as redis_source
-from clonos.sources.redis_reader import RedisReader, Span, decode, encode
+from clonos.sources.redis_reader import RedisReader, Span, decode, encode, forget
 from clonos.testing.harness import Source, StepHarness
 
 redis = pytest.importorskip("redis")
@@ -96,6 +96,46 @@ def test_streams_are_shared_out(server):
             found += numbers(batch)
         reader.close()
     assert sorted(found) == list(range(30))
+
+
+def test_a_stream_that_is_added_begins_where_the_source_says_and_stays_there(server):
+    names, server.names = server.names, server.names[:1]
+    first = server.opened(start="latest")
+    assert first.read(10, 0.01).num_rows == 0
+    first.close()
+    server.names = names
+    server.add(names[0], 1)
+    server.add(names[1], 2)
+    both = server.opened(cut=first.cut, start="latest")
+    assert both.read(10, 0.01).num_rows == 0
+    both.close()
+    server.add(names[1], 3)
+    again = server.opened(cut=first.cut, start="latest")
+    assert again.read_cut(both.cut).num_rows == 0
+    found: list[int] = []
+    while len(found) < 2:
+        found += numbers(read(again))
+    assert sorted(found) == [1, 3]
+    again.close()
+
+
+def test_a_stream_that_is_not_named_any_more_is_neither_read_nor_forgotten(server):
+    first = server.opened()
+    assert first.read(10, 0.01).num_rows == 0
+    first.close()
+    names, server.names = server.names, server.names[:1]
+    for n, name in enumerate(names):
+        server.add(name, n)
+    reader = server.opened(cut=first.cut)
+    with pytest.raises(SourceError, match=f"has read {names[1]}, {names[2]}, too") as caught:
+        read(reader)
+    assert "drop_state=" in caught.value.remedy
+    reader.close()
+    reader = server.opened(cut=forget(first.cut, names[1:]))
+    assert numbers(read(reader)) == [0]
+    assert decode(reader.cut).keys() == {names[0]}
+    reader.close()
+    server.names = names
 
 
 def test_a_task_begins_at_a_time(server):
@@ -197,6 +237,7 @@ def test_entries_that_were_trimmed_before_they_were_read_are_mentioned(server, c
     (said,) = caplog.messages
     assert name in said
     assert "(5 so far)" in said
+    assert again.missed == 5, "which the job is told"
     assert decode(again.cut)[name].passed == 10, "and what is missing is not missing again"
     again.close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 from clonos.api.settings import flag_of, folder_of, number_of, one_of
 from clonos.errors import WrongType
 from clonos.operators.calls.budget import is_number
-from clonos.options import renames_of, require_known
+from clonos.options import drops_of, renames_of, require_known
 
 if TYPE_CHECKING:
     from clonos.cluster.listener import Listener
@@ -41,7 +41,7 @@ class StartOptions(TypedDict, total=False):
     sole_driver: bool
     ui_port: int | None
     upgrade: bool
-    drop_state: Collection[str]
+    drop_state: Collection[Any]
     renamed: Mapping[Any, str] | None
     profile: Any
 
@@ -120,8 +120,7 @@ def _require_value(name: str, value: Any) -> None:
     elif name == "journal":
         folder_of(name, value)
     elif name == "drop_state":
-        is_list = isinstance(value, Collection) and not isinstance(value, str)
-        _require_that(is_list, name, value, "give a list of operators' names")
+        drops_of(value, "start")
     elif name == "renamed":
         renames_of(value, "start")
     elif name == "listeners":

@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from clonos.errors import BadDirectory, OtherExecution, OtherJob, UnreadableCheckpoint, masked
 from clonos.graph.compile import CompiledJob
-from clonos.graph.description import describe, names_of, require_same
+from clonos.graph.description import describe, names_of, require_same, with_reads
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
@@ -289,9 +289,9 @@ class JobDirectory:
         if not self._graphs:
             return
         now = json.loads(json.dumps(describe(compiled)))
-        if version is None and now in self._graphs.values():
+        if version is None and now in (with_reads(graph, now) for graph in self._graphs.values()):
             return
-        before = self.graph(min(self._graphs) if version is None else version)
+        before = with_reads(self.graph(min(self._graphs) if version is None else version), now)
         remedy = "; or let it settle with that graph, and start this one with upgrade=True"
         require_same(before, now, self._folder.path(OF_TASKS), remedy)
 
@@ -363,7 +363,7 @@ class JobDirectory:
     def is_same(self, compiled: CompiledJob, version: int) -> bool:
         """Whether a job has the graph of this version, or there is none yet."""
         now = json.loads(json.dumps(describe(compiled)))
-        return not self._graphs or self.graph(version) == now
+        return not self._graphs or with_reads(self.graph(version), now) == now
 
     def rewound(self, version: int) -> list[dict[str, Any]]:
         """The job's rewinds, up to this version of its plan: for each the point and its time, the

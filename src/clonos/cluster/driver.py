@@ -29,7 +29,7 @@ from clonos.graph.replaced import replaced
 from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
-from clonos.options import renames_of
+from clonos.options import state_options
 from clonos.storage.files import Durability
 from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
@@ -122,7 +122,7 @@ class RunningJob(RunningPast):
         sole_driver: bool = False,
         ui_port: int | None = None,
         upgrade: bool = False,
-        drop_state: Collection[str] = (),
+        drop_state: Collection[Any] = (),
         renamed: Mapping[Any, str] | None = None,
         profile: Any = None,
         graph: LogicalGraph | None = None,
@@ -257,7 +257,7 @@ class RunningJob(RunningPast):
         self,
         job: Any,
         *,
-        drop_state: Collection[str] = (),
+        drop_state: Collection[Any] = (),
         renamed: Mapping[Any, str] | None = None,
         within: str | timedelta = "30 seconds",
     ) -> None:
@@ -273,7 +273,7 @@ class RunningJob(RunningPast):
             A :class:`clonos.Job` of the same name, with the same ``checkpoint_dir``;
             ``docs/upgrade.md`` says what else must be the same.
         drop_state
-            Names of operators whose state may be lost.
+            Operators whose state may be lost; ``("clicks", "old_topic")``: a source's position.
         renamed
             Present names, by former name of an operator (``{"score": "scoring"}``), or by operator
             and former name of a state of its process (``{("score", "total"): "sum"}``).
@@ -292,8 +292,8 @@ class RunningJob(RunningPast):
         --------
         >>> running.upgrade(define(prompt="Be brief."))  # doctest: +SKIP
         """
-        of_state = {"drop_state": drop_state, "renamed": renames_of(renamed, "running.upgrade")}
-        self._replace(lambda: job.graph, parse_duration(within) / 1000, of_state)
+        changes = state_options(drop_state, renamed, "running.upgrade")
+        self._replace(lambda: job.graph, parse_duration(within) / 1000, changes)
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
         """Go on with the functions that a branch has tried; see :meth:`upgrade`.

@@ -23,7 +23,7 @@ def share_out(
     uri: str,
     durability: Durability,
     maker: Incarnation,
-    drop_state: tuple[str, ...],
+    drop_state: tuple[Any, ...],
     renamed: Renamed,
 ) -> Iterator[Prepared | None]:
     """Do one round for each floor that the driver sends; see :mod:`clonos.upgrade.prepare`.

@@ -89,7 +89,7 @@ class Succession:
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
 
-    def prepare(self, compiled: CompiledJob, drop_state: Collection[str], renamed: Renamed) -> None:
+    def prepare(self, compiled: CompiledJob, drop_state: Collection[Any], renamed: Renamed) -> None:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
@@ -198,7 +198,7 @@ class Succession:
         """The values that were shared out."""
         return self._so_far if self._is_prepared.is_set() else NOTHING
 
-    def require(self, compiled: CompiledJob, drop_state: Collection[str], renamed: Renamed) -> None:
+    def require(self, compiled: CompiledJob, drop_state: Collection[Any], renamed: Renamed) -> None:
         """Check that the job can go on with another graph, as far as that does not depend on its
         state.
 

@@ -6,7 +6,7 @@ User functions are not included, so that a bug can be fixed between two runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clonos.errors import OtherJob, masked
@@ -14,6 +14,9 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.files_reader import FileList
+from clonos.sources.spec import SourceSpec
+
+READS = "reads"
 
 _FILES_SHOWN = 10
 
@@ -63,7 +66,7 @@ def _task(code: TaskCode) -> dict[str, Any]:
             name: [str(schema) for schema in operation.keeps] for name, operation in code.operators
         },
         "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
-        "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
+        "source": None if code.source is None else _source(code.source),
         "sink": _sink(code.sink),
     }
 
@@ -73,6 +76,29 @@ def _sink(sink: SinkSpec | None) -> list[str | None] | None:
     if sink is None:
         return None
     return [sink.kind, None if sink.path is None else masked(sink.path)]
+
+
+def _source(source: SourceSpec) -> list[Any]:
+    named = [{READS: list(source.reads)}] if source.reads else []
+    return [source.kind, *_files(source.factory), *named]
+
+
+def reads_of(source: Sequence[Any] | None) -> list[str] | None:
+    """What a source reads, from its description; None: it does not say."""
+    found: dict[str, list[str]] = next((x for x in source or () if isinstance(x, dict)), {})
+    return found.get(READS)
+
+
+def with_reads(before: Any, now: Any) -> Any:
+    """A description, with what sources read now where it does not say what they read, as it
+    is of a job that an earlier clonos began."""
+    tasks = dict(before["tasks"])
+    for name, task in tasks.items():
+        source, present = task["source"], now["tasks"].get(name, {}).get("source")
+        names = reads_of(present)
+        if source and present and names and source[0] == present[0] and reads_of(source) is None:
+            tasks[name] = {**task, "source": [*source, {READS: names}]}
+    return {**before, "tasks": tasks}
 
 
 def _files(factory: Any) -> list[Any]:
@@ -136,6 +162,7 @@ def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
                 remedy=f"say checkpoints={kind!r}" + remedy,
             )
         _require_same_files(place, before, now, where)
+        _require_same_reads(place, before, now, where)
         raise OtherJob(
             f"the checkpoint was written by another graph: {place} was {was}, is {became}",
             where=where,
@@ -173,6 +200,24 @@ def _require_same_files(place: str, before: Any, now: Any, where: str) -> None:
             where=where,
             remedy=f"{kept}, then start it again; or read the files of now in a new job, with "
             "another checkpoint_dir",
+        )
+
+
+def _require_same_reads(place: str, before: Any, now: Any, where: str) -> None:
+    """Raise `OtherJob` if the difference at this place is in what a source reads."""
+    for name in before.get("tasks", ()) if place.startswith("tasks.") else ():
+        sources = (graph["tasks"].get(name, {}).get("source") for graph in (before, now))
+        was, became = map(reads_of, sources)
+        if was is None or became is None or not place.startswith(f"tasks.{name}.source."):
+            continue
+        source = name.rpartition("[")[0]
+        raise OtherJob(
+            f"source {source} read {_listed(was)}, and is to read {_listed(became)}: its positions "
+            "mean nothing there",
+            where=where,
+            remedy="start the job with what it read. Once it has settled with that, upgrade=True "
+            "lets you add to the list or, with drop_state=, take from it; a source of another name "
+            "may read anything",
         )
 
 

@@ -22,7 +22,6 @@ from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
-from clonos.operators.operations import Operation, PassOn
 from clonos.sources.files_reader import (
     FileList,
     FindLine,
@@ -38,10 +37,10 @@ from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema, require_
 from clonos.sources.messages import (
     METADATA,
     ParseFields,
-    ParseMessages,
     Value,
-    columns_of,
+    message_rows,
     message_schema,
+    with_metadata,
 )
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
@@ -207,7 +206,7 @@ def kafka(
     if group is not None and not group:
         raise WrongType("group= is empty", where="kafka", remedy="name a group, or leave it out")
     found = Topics(cluster, tuple(sorted(set(names))), start, metadata, group=group)
-    head, rows = _message(value, schema, METADATA if metadata else ())
+    head, rows = message_rows(value, schema, METADATA if metadata else ())
     return SourceSpec(
         kind="kafka",
         schema=message_schema(metadata=metadata),
@@ -217,6 +216,8 @@ def kafka(
         head=head,
         ends=False,
         begins_now=start == "latest",
+        reads=found.names,
+        forget=found.forget,
     )
 
 
@@ -377,7 +378,7 @@ def redis(
         say = 'say "earliest", "latest" or a datetime'
         raise WrongType(f"start={start!r}", where="redis", remedy=say)
     fields = parse_schema(schema)
-    rows = _with_metadata(fields, BESIDE if metadata else ())
+    rows = with_metadata(fields, BESIDE if metadata else ())
     if wrong := [f.name for f in fields if pa.types.is_nested(f.type)]:
         raise BadSchema(f"{', '.join(wrong)}: a field is bytes, text or a number", remedy="cast it")
     found = Streams(url, names, tuple(fields.names), start, metadata)
@@ -390,6 +391,8 @@ def redis(
         head=ParseFields(fields),
         ends=False,
         begins_now=start == "latest",
+        reads=found.names,
+        forget=found.forget,
     )
 
 
@@ -482,25 +485,9 @@ def postgres(
         parallelism_max=1,
         ends=False,
         begins_now=start == "latest",
+        reads=(f"{' '.join(query.split())} by {column}",),
         narrow=narrow,
     )
-
-
-def _message(value: Value, schema: Any, beside: Sequence[pa.Field]) -> tuple[Operation, pa.Schema]:
-    """The operation that parses messages, and the schema of its rows."""
-    rows = columns_of(value, schema)
-    if value == "bytes":
-        return PassOn(), pa.schema([*rows, *beside])
-    return ParseMessages(value, rows), _with_metadata(rows, beside)
-
-
-def _with_metadata(rows: pa.Schema, beside: Sequence[pa.Field]) -> pa.Schema:
-    if both := {field.name for field in beside} & set(rows.names):
-        raise BadSchema(
-            f"{', '.join(sorted(both))}: a column of the value and of the metadata",
-            remedy="leave metadata out, or rename the field where it is produced",
-        )
-    return pa.schema([*rows, *beside])
 
 
 def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:

@@ -161,7 +161,9 @@ def mqtt(
         )
     where = port if port is not None else (8883 if tls else 1883)
     inlet = Mqtt(host, where, names, client_id, username, password, tls)
-    return _offered("mqtt", inlet, value, schema, "1 day", metadata=metadata)
+    # The broker's session goes on with what was subscribed to, and another one has other messages.
+    reads = tuple(f"{name} for {client_id}" for name in sorted(set(names)))
+    return _offered("mqtt", inlet, value, schema, "1 day", metadata=metadata, reads=reads)
 
 
 def websocket(
@@ -250,6 +252,7 @@ def _offered(
     within: str | timedelta,
     *,
     metadata: bool,
+    reads: tuple[str, ...] = (),
 ) -> SourceSpec:
     columns = columns_of(value, schema)
     beside = METADATA if metadata else ()
@@ -270,6 +273,7 @@ def _offered(
         parallelism_max=1,
         inlet=inlet,
         ends=False,
+        reads=reads,
     )
 
 

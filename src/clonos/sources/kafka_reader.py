@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from zlib import crc32
 
 import pyarrow as pa
 
 from clonos.columns.instants import to_ms
 from clonos.errors import ProtocolError, SourceError, WrongType
+from clonos.extras import imported
 from clonos.kafka import (
     LOG,
     METADATA_S,
@@ -28,8 +31,9 @@ from clonos.kafka import (
     shown,
 )
 from clonos.sources.kafka_ahead import Ahead
-from clonos.sources.kafka_cut import Cut, Span, task_of
+from clonos.sources.kafka_cut import Cut, Span, forget, task_of
 from clonos.sources.messages import METADATA, message_schema
+from clonos.sources.outage import Outage
 from clonos.sources.readers import CutReader
 
 Start = str | datetime | Mapping[Partition, int]
@@ -104,6 +108,13 @@ class Topics:
         settings = {**USUAL, **self.cluster.settings(OURS), **named}
         return self.cluster.client(driver().Consumer, {**settings, "error_cb": tell})
 
+    forget = staticmethod(forget)
+
+    def admin(self) -> Any:
+        """A new client that can ask for the ids of topics; a consumer cannot."""
+        kind = imported("confluent_kafka.admin", extra="kafka", where="kafka").AdminClient
+        return self.cluster.client(kind, self.cluster.settings({}))
+
 
 def require_start(start: object, names: Sequence[str]) -> None:
     """Raise `WrongType` if a job that reads these topics cannot begin there."""
@@ -148,8 +159,11 @@ class KafkaReader(CutReader):
         self._index, self._parallelism = task_index, parallelism
         self.schema = message_schema(metadata=topics.has_metadata)
         self._consumer: Any = None
+        self._admin: Any = None
         self._ends: dict[Partition, int] = {}  # next offsets to deliver
-        self._has_begun = self._is_assigned = False
+        self._ids: dict[str, int | None] = {}  # of the topics with which it has begun
+        self._is_assigned = self._is_checked = False
+        self.outage = Outage(repr(topics.cluster), sleep=lambda _: None)
         self._ahead = Ahead()
         self._paused: set[Partition] = set()
         self._known_ends: dict[Partition, int] = {}  # ends as last reported
@@ -162,34 +176,41 @@ class KafkaReader(CutReader):
         """See :meth:`CutReader.open`; nothing is fetched before the first read."""
         del rows_consumed
         self.cut = cut
-        self._ends = Cut.decode(cut).ends if cut else {}
-        self._has_begun = bool(cut)
+        at = Cut.decode(cut) if cut else Cut()
+        # Earlier versions did not say with which topics they had begun: with all of them.
+        self._ends, self._ids = at.ends, at.ids or dict.fromkeys(self._topics.names if cut else ())
         if self._consumer is None:
             self._consumer = self._topics.consumer(self._hear)
         elif self._is_assigned:
             self._consumer.unassign()
-        self._is_assigned = False
-        self._ahead = Ahead()
+        self._is_assigned = self._is_checked = False
+        self._ahead, self._refresh_at = Ahead(), 0.0
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
-        if not self._has_begun:
-            return self._begin()
-        self._refresh()
+        if new := [topic for topic in self._topics.names if topic not in self._ids]:
+            return self._begin(new)
+        if not self._refresh():
+            time.sleep(max_wait_s)
+            return None
         self._assign()
         taken = self._take_ahead(max_rows) or self._poll(max_rows, max_wait_s)
         return self._batch(taken) if taken else None
 
     def read_cut(self, cut: bytes) -> pa.RecordBatch:
         """See :meth:`CutReader.read_cut`."""
-        spans = Cut.decode(cut).spans
+        to = Cut.decode(cut)
+        spans = to.spans
         if any(self._ends.get(p, span.start) != span.start for p, span in spans.items()):
             raise ProtocolError("cuts are read out of order", remedy="report this as a bug")
         self._place({p: span.start for p, span in spans.items() if p not in self._ends})
-        self._has_begun = True
+        self._ids = {**(self._ids or dict.fromkeys(self._topics.names)), **to.ids}
+        self._check()
         self._assign()
         taken = {p: self._exactly(p, span) for p, span in spans.items() if span.rows}
-        return self._batch(taken)
+        batch = self._batch(taken)
+        self.cut = cut  # it may not know an id that is known now
+        return batch
 
     def look(self, *, is_idle: bool) -> int | None:
         """See :meth:`CutReader.look`; also commits offsets for the group."""
@@ -220,18 +241,19 @@ class KafkaReader(CutReader):
 
     def close(self) -> None:
         """See :meth:`Reader.close`."""
-        consumer, self._consumer = self._consumer, None
+        consumer, self._consumer, self._admin = self._consumer, None, None
         if consumer is not None:
             consumer.close()
 
     # --- partitions ------------------------------------------------------------------------------
 
-    def _begin(self) -> pa.RecordBatch | None:
-        """Choose where to begin; the cut of an empty batch logs it before anything is read."""
+    def _begin(self, topics: Sequence[str]) -> pa.RecordBatch | None:
+        """Choose where to begin with these; the cut of an empty batch logs it before anything is
+        read."""
         until = time.monotonic() + METADATA_S
         while True:
             try:
-                self._ends = self._starts(self._partitions(METADATA_S))
+                starts = self._starts(self._partitions(topics, METADATA_S))
                 break
             except driver().KafkaException as exception:
                 error = error_of(exception)
@@ -240,14 +262,17 @@ class KafkaReader(CutReader):
                     continue
                 told = [error.str(), self._complaint]
                 raise self._failed("; ".join(["it does not answer", *filter(None, told)])) from None
-        self._has_begun = True
-        self._refresh_at = time.monotonic() + self._topics.refresh_s
+        self._ids = {**self._ids, **self._ids_of(topics)}
+        self._place(starts)
+        if not self.cut:
+            self._is_checked = True
+            self._refresh_at = time.monotonic() + self._topics.refresh_s
         return self._batch({})
 
-    def _partitions(self, timeout_s: float) -> list[Partition]:
+    def _partitions(self, topics: Sequence[str], timeout_s: float) -> list[Partition]:
         """The partitions of this task, sorted."""
         found = []
-        for topic in self._topics.names:
+        for topic in topics:
             metadata = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
             if metadata.error is not None:
                 if is_away(metadata.error) and metadata.error.name() != "UNKNOWN_TOPIC_OR_PART":
@@ -258,6 +283,47 @@ class KafkaReader(CutReader):
                 )
             found += [(topic, number) for number in metadata.partitions]
         return sorted(p for p in found if task_of(p, self._parallelism) == self._index)
+
+    def _ids_of(self, topics: Sequence[str]) -> dict[str, int | None]:
+        """The ids of topics, as cuts have them; None where the cluster does not say."""
+        found: dict[str, int | None] = dict.fromkeys(topics)
+        kafka = driver()
+        try:
+            cluster = self._consumer.list_topics(topics[0], timeout=_REFRESH_WAIT_S)
+            if cluster.controller_id not in cluster.brokers:  # who would have to be asked
+                return found
+            self._admin = self._admin or self._topics.admin()
+            asked = self._admin.describe_topics(
+                kafka.TopicCollection(list(topics)), request_timeout=_REFRESH_WAIT_S
+            )
+        except kafka.KafkaException:
+            return found
+        for topic, answer in asked.items():
+            with suppress(kafka.KafkaException):
+                named = answer.result().topic_id
+                if named is not None and (
+                    named.get_most_significant_bits() or named.get_least_significant_bits()
+                ):  # brokers before 2.8 have no ids
+                    found[topic] = crc32(str(named).encode())
+        return found
+
+    def _check(self) -> None:
+        """Raise if the topics are not those in which it has positions; once after each opening."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        for topic, found in self._ids_of(self._topics.names).items():
+            known = self._ids.get(topic)
+            if known is not None and found not in {None, known}:
+                raise self._failed(
+                    f"the topic {topic!r} was deleted and created again, or this is another "
+                    "cluster: the job's offsets mean nothing there, and what it had not read is "
+                    "gone",
+                    "start the job afresh, with another checkpoint_dir; or read the new topic in a "
+                    "source of another name (upgrade=True, drop_state=)",
+                )
+            if topic in self._ids:
+                self._ids[topic] = known if found is None else found
 
     def _starts(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         start = self._topics.start
@@ -285,18 +351,40 @@ class KafkaReader(CutReader):
     def _edges(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         return edges(self._consumer, partitions, METADATA_S)
 
-    def _refresh(self) -> None:
-        """Look for new partitions now and then; they are read from their first message."""
+    def _refresh(self) -> bool:
+        """Look for new partitions now and then; they are read from their first message. False:
+        nothing may be read yet, because brokers are away and topics may be others by now."""
         now = time.monotonic()
         if now < self._refresh_at:
-            return
+            return self._is_checked
+        self._require_named()
         self._refresh_at = now + self._topics.refresh_s
         try:
-            found = self._partitions(_REFRESH_WAIT_S)
+            found = self._partitions(self._topics.names, _REFRESH_WAIT_S)
             new = self._edges([p for p in found if p not in self._ends])
-        except (driver().KafkaException, SourceError):
-            return  # brokers are away: ask later, and go on with the known partitions
+        except driver().KafkaException as exception:
+            self.outage.wait(error_of(exception).str())
+            self._refresh_at = now + (self._topics.refresh_s / 2 if self._is_checked else _POLL_S)
+            return self._is_checked
+        except SourceError as error:  # it was deleted, and may be created again
+            self.outage.wait(error.what)
+            self._check()
+            return True
+        self.outage.over()
+        self._is_checked = False
+        self._check()
         self._place({p: first for p, (first, _) in new.items()})
+        return True
+
+    def _require_named(self) -> None:
+        """Raise if it has positions in a topic that it is not to read."""
+        topics = {topic for topic, _ in self._ends} | self._ids.keys()
+        if others := sorted(topics - set(self._topics.names)):
+            raise self._failed(
+                f"the job has read {', '.join(others)}, too, and the source does not name that",
+                "name it again; or let the job settle with it, and start it with upgrade=True and "
+                "drop_state=",
+            )
 
     def _place(self, new: Mapping[Partition, int]) -> None:
         if new:
@@ -340,6 +428,8 @@ class KafkaReader(CutReader):
             return
         partition = (message.topic() or ", ".join(self._topics.names), message.partition() or 0)
         if error.name() in {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"}:
+            self._is_checked = False
+            self._check()  # it may be another topic
             raise self._lost(partition, error.str())
         raise self._failed(f"partition {shown(partition)} cannot be read: {error.str()}")
 
@@ -402,7 +492,7 @@ class KafkaReader(CutReader):
             end = rows[-1].offset() + 1 if rows else start
             spans[partition] = Span(start, end, len(rows))
             messages += rows
-        cut = Cut(spans)
+        cut = Cut(spans, self._ids)
         self._ends, self.cut = cut.ends, cut.encode()
         return pa.RecordBatch.from_arrays(self._columns(messages), schema=self.schema)
 

@@ -6,6 +6,7 @@ replay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -17,7 +18,7 @@ from clonos.columns.schema import TIMESTAMP, parse_schema
 from clonos.errors import BadSchema, BrokenLine, WrongType
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
-from clonos.operators.operations import Operation
+from clonos.operators.operations import Operation, PassOn
 from clonos.sources.json_lines import require_readable
 from clonos.sources.lines import PARSERS, TEXT, require_infinite, short_reason
 
@@ -72,6 +73,26 @@ class ParseFields(Operation):
     """Parses fields of bytes into columns."""
 
     schema: pa.Schema
+
+
+def message_rows(
+    value: Value, schema: Any, beside: Sequence[pa.Field]
+) -> tuple[Operation, pa.Schema]:
+    """The operation that parses messages, and the schema of its rows."""
+    rows = columns_of(value, schema)
+    if value == "bytes":
+        return PassOn(), pa.schema([*rows, *beside])
+    return ParseMessages(value, rows), with_metadata(rows, beside)
+
+
+def with_metadata(rows: pa.Schema, beside: Sequence[pa.Field]) -> pa.Schema:
+    """Columns of values, and metadata columns beside them; raises `BadSchema` if names clash."""
+    if both := {field.name for field in beside} & set(rows.names):
+        raise BadSchema(
+            f"{', '.join(sorted(both))}: a column of the value and of the metadata",
+            remedy="leave metadata out, or rename the field where it is produced",
+        )
+    return pa.schema([*rows, *beside])
 
 
 class _OneByOne(Operator):

@@ -62,6 +62,12 @@ class Outage:
             )
         self._sleep(PAUSE_S)
 
+    @property
+    def away_s(self) -> float:
+        """For how long nothing has been answered. Other threads may ask, too."""
+        since = self._since
+        return 0.0 if since is None else self._now() - since
+
     def over(self) -> None:
         """Call this when the server has answered."""
         if self._is_said:

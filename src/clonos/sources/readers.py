@@ -17,6 +17,7 @@ import pyarrow as pa
 from clonos.columns.batches import concat, conform
 from clonos.columns.schema import TIMESTAMP
 from clonos.errors import SourceError
+from clonos.sources.outage import Outage
 
 _READ_AGAIN_WAIT_S = 1.0
 _US_PER_S = 1_000_000
@@ -103,9 +104,15 @@ class CutReader(BaseReader):
     ----------
     cut
         The cut of the rows read last; empty before the first.
+    outage
+        What it says while it waits for a server.
+    missed
+        The number of rows that are known to have been gone before it could read them.
     """
 
     cut = b""
+    outage = Outage("")  # without one of its own it never waits
+    missed = 0
 
     def look(self, *, is_idle: bool) -> int | None:
         """The number of unread rows; None: unknown.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -88,6 +88,12 @@ def decode(cut: bytes) -> dict[str, Span]:
         ) from error
 
 
+def forget(cut: bytes, streams: Collection[str]) -> bytes:
+    """A cut without these streams; empty if nothing is left."""
+    left = {stream: span for stream, span in decode(cut).items() if stream not in streams}
+    return encode(left) if left else b""
+
+
 @dataclass(frozen=True)
 class Streams:
     """The streams to read from a server.
@@ -117,6 +123,8 @@ class Streams:
                 remedy='write "redis://host:6379/0"; in a password, / as %2F and @ as %40',
             )
 
+    forget = staticmethod(forget)
+
     @property
     def place(self) -> str:
         """The server for messages, without the password."""
@@ -145,7 +153,7 @@ class RedisReader(CutReader):
         mine = (n for n in streams.names if crc32(n.encode()) % parallelism == task_index)
         self._names = tuple(sorted(mine))
         self._client: Any = None
-        self._outage = Outage(streams.place)
+        self.outage = Outage(streams.place)
         self._last: dict[str, str] = {}  # the last delivered id
         self._passed: dict[str, int] = {}  # how many entries each stream had up to that id
         self._told: set[str] = set()  # streams of which entries are known to be missing
@@ -166,10 +174,10 @@ class RedisReader(CutReader):
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
-        if not self.cut:
-            return self._begin()
-        for stream in self._names:  # streams without a position yet
-            self._last.setdefault(stream, _FIRST)
+        new = [stream for stream in self._names if stream not in self._last]
+        if new or not self.cut:
+            return self._begin(new)
+        self._require_named()
         if not self._names:
             time.sleep(max_wait_s)
             return None
@@ -185,7 +193,7 @@ class RedisReader(CutReader):
         except driver().RedisError as error:
             self._wait(error)
             return None
-        self._outage.over()
+        self.outage.over()
         self._full = sum(len(entries) >= count for _, entries in found)
         taken = self._share(((stream.decode(), entries) for stream, entries in found), max_rows)
         return self._batch(taken) if taken else None
@@ -220,15 +228,26 @@ class RedisReader(CutReader):
         if client is not None:
             client.close()
 
-    def _begin(self) -> pa.RecordBatch:
-        """Choose where to begin; the cut of an empty batch logs it before anything is read."""
+    def _begin(self, streams: Sequence[str]) -> pa.RecordBatch:
+        """Choose where to begin with these; the cut of an empty batch logs it before anything is
+        read."""
         try:
             self._client.ping()
-            self._last = {stream: self._start(stream) for stream in self._names}
+            self._last = {**self._last, **{stream: self._start(stream) for stream in streams}}
             self._check()
         except driver().RedisError as error:
             raise self._failed("it does not answer", error) from error
         return self._batch({})
+
+    def _require_named(self) -> None:
+        """Raise if it has a position in a stream that it is not to read."""
+        if others := sorted(self._last.keys() - set(self._names)):
+            raise SourceError(
+                f"the job has read {', '.join(others)}, too, and the source does not name that",
+                where=self._streams.place,
+                remedy="name it again; or let the job settle with it, and start it with "
+                "upgrade=True and drop_state=",
+            )
 
     def _start(self, stream: str) -> str:
         """The id after which a new task begins."""
@@ -274,6 +293,7 @@ class RedisReader(CutReader):
                 continue
             missing = passed - self._passed.get(stream, passed)
             self._passed[stream] = passed  # fewer than before if the stream was created again
+            self.missed += max(missing, 0)
             if missing > 0 and stream not in self._told:
                 self._told.add(stream)
                 _LOG.warning(
@@ -292,14 +312,14 @@ class RedisReader(CutReader):
             except driver().RedisError as error:
                 self._wait(error)
             else:
-                self._outage.over()
+                self.outage.over()
                 return found
 
     def _wait(self, error: Exception) -> None:
         """Wait a little, if it may help to ask again."""
         if _is_refusal(error) or not isinstance(error, _away()):
             raise self._failed("cannot be read", error) from error
-        self._outage.wait(str(error))
+        self.outage.wait(str(error))
 
     def _batch(self, taken: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
         spans: dict[str, Span] = {}

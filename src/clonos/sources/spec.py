@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -109,6 +109,12 @@ class SourceSpec:
     begins_now
         Whether a new task begins with what comes next, whenever that is. Only a log knows later
         when it was.
+    reads
+        What it reads, by name: topics, streams, a query. Positions in one of them mean nothing in
+        another. Empty if the reader itself notices that it reads something else.
+    forget
+        Makes a cut without the positions in some of these, which are read from their starting point
+        then, if at all; None if a cut has one position in all of them.
     narrow
         Makes the same source with only the given columns, in their order; None if that saves
         nothing.
@@ -128,6 +134,8 @@ class SourceSpec:
     inlet: Inlet | None = field(default=None, compare=False)
     ends: bool = True
     begins_now: bool = False
+    reads: tuple[str, ...] = ()
+    forget: Callable[[bytes, Collection[str]], bytes] | None = field(default=None, compare=False)
     narrow: Callable[[Sequence[str]], SourceSpec] | None = field(default=None, compare=False)
 
     @property

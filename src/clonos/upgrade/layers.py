@@ -30,6 +30,7 @@ from clonos.state.runs import Run
 from clonos.storage.opened import ScratchFile
 from clonos.upgrade.flow import Flow, slowest
 from clonos.upgrade.owners import owned, share_out
+from clonos.upgrade.reads import parts_in, require_readable
 from clonos.upgrade.renamed import has_a_trace, is_spooled
 from clonos.upgrade.sealed import NUMBERS_APART, Sealed
 from clonos.upgrade.section import gone_back
@@ -72,9 +73,12 @@ def require_continuable(
             raise _old_rows(code.source_name)
 
 
-def require_droppable(before: Shape, compiled: CompiledJob, names: Collection[str]) -> None:
-    """Raise `CannotUpgrade` unless the state of these operators can be lost."""
-    for name in sorted(set(names) - before.homes.keys()):
+def require_droppable(before: Shape, compiled: CompiledJob, names: Collection[Any]) -> None:
+    """Raise `CannotUpgrade` unless the state of these operators, and the positions of sources in
+    some of what they read, can be lost, and nothing else is."""
+    sources = {code.source_name: code for code in compiled.codes if code.source is not None}
+    require_readable(before, sources, names)
+    for name in sorted({name for name in names if isinstance(name, str)} - before.homes.keys()):
         raise CannotUpgrade(
             f"drop_state names {name!r}, and the job had no operator of this name",
             remedy=f"it had {', '.join(before.had)}",
@@ -106,7 +110,7 @@ class Redistribution:
     sealed
         The names of the new layers.
     drop_state
-        Operators whose state may be lost.
+        Operators whose state may be lost, and positions of sources: (source, what it read).
     numbers
         By name, how many calls an operator of this name had made in an earlier graph.
     elsewhere
@@ -119,7 +123,7 @@ class Redistribution:
         layers: Mapping[int, Layer],
         compiled: CompiledJob,
         sealed: Sealed,
-        drop_state: Collection[str] = (),
+        drop_state: Collection[Any] = (),
         numbers: Mapping[str, int] | None = None,
         elsewhere: Collection[str] = (),
     ) -> None:
@@ -333,7 +337,7 @@ class Redistribution:
         predecessor = self._predecessor(name, index)
         if predecessor is not None:
             mine = self._layers[predecessor]
-            return mine.source_rows, mine.source_cut, mine.source_ended
+            return mine.source_rows, self._cut(code, mine.source_cut), mine.source_ended
         former = [self._layers[task] for task in self._former(name, index)]
         if not former or all(layer.source_ended for layer in former):
             return 0, b"", bool(former)
@@ -344,6 +348,13 @@ class Redistribution:
             remedy=f"leave it as it was, job.source(..., parallelism={len(former)}), and give what "
             "follows the parallelism that you want; rebalance() shares its rows out",
         )
+
+    def _cut(self, code: TaskCode, cut: bytes) -> bytes:
+        """A cut of a source, without what it is to forget."""
+        gone = parts_in(self._dropped).get(code.source_name)
+        if not (cut and gone and code.source is not None and code.source.forget is not None):
+            return cut
+        return code.source.forget(cut, gone)
 
     # --- state ------------------------------------------------------------------------------------
 

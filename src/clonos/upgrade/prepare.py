@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from clonos.core.content import Content
 from clonos.core.layer import merge_layers
@@ -109,7 +109,7 @@ def prepare(
     chains: Chains,
     store: LayerStore,
     maker: Incarnation,
-    drop_state: Collection[str] = (),
+    drop_state: Collection[Any] = (),
     so_far: Prepared = NOTHING,
 ) -> Prepared | None:
     """Redistribute the values of a floor, or those that have changed since an earlier one. None:

@@ -24,7 +24,7 @@ def shape_before(
     description: Mapping[str, Any],
     compiled: CompiledJob,
     renamed: Renamed,
-    drop_state: Collection[str] = (),
+    drop_state: Collection[Any] = (),
 ) -> Shape:
     """The shape of the job that `compiled` continues, with the operators' next names.
 
@@ -75,7 +75,7 @@ def _require_one_each(names: Mapping[str, str], what: str) -> None:
 
 
 def _require_states(
-    name: str, states: Mapping[str, str], before: Shape, drop_state: Collection[str]
+    name: str, states: Mapping[str, str], before: Shape, drop_state: Collection[Any]
 ) -> None:
     """Raise `CannotUpgrade` if an operator has no states that could have other names."""
     if name not in before.homes:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.graph.compile import CompiledJob
-from clonos.graph.description import describe, names_of
+from clonos.graph.description import describe, names_of, reads_of
 from clonos.upgrade.names import NOTHING_RENAMED, Renamed, operators_in, states_in
 
 _HOUSE_KEEPER: Final = "house-keeper"
@@ -35,7 +35,9 @@ class Shape:
     keeps
         By name, the schemas of the rows that the operator keeps.
     sources, sinks
-        By operator, their descriptions.
+        By operator, their descriptions; of sources without what they read.
+    reads
+        By source, what it reads; None: that is not known.
     had
         The names of its operators in the description.
     states
@@ -65,6 +67,7 @@ class Shape:
         self.operators: dict[str, list[Any]] = {}
         self.keeps: dict[str, list[str]] = {}
         self.sources: dict[str, Any] = {}
+        self.reads: dict[str, list[str] | None] = {}
         self.sinks: dict[str, Any] = {}
         for spec, about in zip(self.plan.tasks, tasks.values(), strict=True):
             chain = tuple(names.get(name, name) for name, *_ in about["operators"])
@@ -74,7 +77,8 @@ class Shape:
                 self.homes.setdefault(name, []).append(spec.id)
                 self.operators[name] = operation
             if about["source"] is not None:
-                self.sources[chain[0]] = about["source"]
+                self.reads[chain[0]] = reads_of(about["source"])
+                self.sources[chain[0]] = [x for x in about["source"] if not isinstance(x, dict)]
             if about["sink"] is not None:
                 self.sinks[chain[-1]] = about["sink"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow.acero  # noqa: F401 - else Arrow imports it when layers are merged, in the pause
 
@@ -72,7 +72,7 @@ class Switch:
         waiting: Sequence[Deliver],
         compiled: CompiledJob,
         successor: HouseKeeper,
-        drop_state: Collection[str] = (),
+        drop_state: Collection[Any] = (),
         numbers: Mapping[str, int] | None = None,
         prepared: Prepared = NOTHING,
         each: Callable[[Callable[[Layer], LayerRef], Iterable[Layer]], Iterable[LayerRef]] = map,
