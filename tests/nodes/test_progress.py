@@ -234,6 +234,23 @@ def test_a_store_that_takes_nothing_is_told_once_for_each_time(job):
     assert "for 12 s" in heard(store_away_s=12), "... and away once more"
 
 
+def test_a_source_that_cannot_be_read_is_told_once_for_each_time(job):
+    heard = partial(told, job)
+    assert heard(source_away_s=9) is None
+    warning = heard(source_away_s=10)
+    assert warning.startswith(f"{job.plan.tasks[1].name}: its source, or a part of it, could not ")
+    assert heard(source_away_s=60) is None
+    assert heard() is None  # it is back ...
+    assert "for 12 s" in heard(source_away_s=12), "... and away once more"
+
+
+def test_rows_that_a_source_has_missed_are_told_once(job):
+    heard = partial(told, job)
+    warning = heard(missed_rows=1_200)
+    assert "gone before they could be read (1,200 so far)" in warning
+    assert heard(missed_rows=9_000) is None
+
+
 def test_a_conversation_without_end_is_told_once(job):
     heard = partial(told, job)
     assert heard(**{"agent: most_answers": 999, "agent: calls": 5_000}) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from queue import Empty, SimpleQueue
@@ -12,6 +13,7 @@ import pytest
 
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
+from clonos.sources.outage import Outage
 from clonos.sources.prefetch import (
     AHEAD_BATCHES,
     AHEAD_BYTES,
@@ -257,4 +259,42 @@ def test_a_standby_goes_where_its_task_is_though_it_has_read_no_row(rows):
     fed.prefetch.advance(rows, b"9")
     assert fed.rows(fed.prefetch.take) == [8]
     assert reader.opened[-1] == b"9"
+    fed.prefetch.close()
+
+
+class Away(CutReader):
+    """Its server is away."""
+
+    schema = SCHEMA
+
+    def __init__(self) -> None:
+        self.has_failed = threading.Event()
+        self.now_s = 5.0
+        self.outage = Outage("a server", sleep=lambda _: None, now=lambda: self.now_s)
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        del rows_consumed, cut
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        del max_rows
+        self.outage.wait("it does not answer")
+        self.has_failed.set()
+        time.sleep(max_wait_s)
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def test_it_says_for_how_long_the_source_is_away_and_what_it_has_missed():
+    source = Away()
+    fed = Fed(source, linger_s=0.01)
+    assert fed.prefetch.counters == {}
+    fed.prefetch.advance(0)
+    fed.prefetch.take()
+    assert source.has_failed.wait(30)
+    source.now_s += 12.5
+    assert fed.prefetch.counters == {"source_away_s": 12}
+    source.missed = 7
+    assert fed.prefetch.counters == {"source_away_s": 12, "missed_rows": 7}
     fed.prefetch.close()

@@ -210,6 +210,28 @@ def test_what_is_there_now(written):
         made.read(10, 0.0)
 
 
+def test_how_long_its_file_system_is_away_is_known(written, monkeypatch):
+    written.create()
+    written.put(2)
+    made, known = reader(written), []
+
+    def away(_: float) -> bool:
+        known.append(made.outage.away_s)
+        monkeypatch.undo()
+        return False
+
+    made._retry._wait = away
+    monkeypatch.setattr(Table, "exists", property(lambda _: _raise(OSError("timed out"))))
+    assert all_of(made)
+    assert known
+    assert known[0] > 0
+    assert made.outage.away_s == 0
+
+
+def _raise(error: Exception) -> bool:
+    raise error
+
+
 def test_mistakes(written, tmp_path):
     with pytest.raises(NoTable, match="its columns are not known"):
         clonos.sources.table(written.table.path)

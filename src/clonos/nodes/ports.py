@@ -12,7 +12,7 @@ keep this contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,8 +135,10 @@ class Prefetch(Protocol):
         """Whether the reader has been given a position."""
 
     @property
-    def lag(self) -> int | None:
-        """How many rows were not read yet, as of some seconds ago; None: unknown."""
+    def counters(self) -> Mapping[str, int]:
+        """What is known of the source, as of some seconds ago: ``lag``, how many rows were not read
+        yet; ``source_away_s``, for how long it could not be read; ``missed_rows``, how many rows
+        were gone before they could be read."""
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Seek past the first `rows_consumed` rows, which end with `cut`; never goes back."""

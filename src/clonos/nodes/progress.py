@@ -45,13 +45,17 @@ TIGHT: Final = 4
 ANSWERS: Final = 1_000
 """A warning is given if one conversation has had so many answers and asks again."""
 AWAY_S: Final = 10
-"""A warning is given if a sink's store has refused everything for so long, or if a layer has waited
-for so long to be stored."""
+"""A warning is given if a sink's store has refused everything for so long, if a source could not be
+read for so long, or if a layer has waited for so long to be stored."""
 OUTAGES: Final = {
     "store_away_s": (
         "the store that it writes to has taken nothing for {s} s. It is tried again until it does, "
         "and no row is lost; checkpoints wait meanwhile, then sources. The log of its process has "
         "the store's words"
+    ),
+    "source_away_s": (
+        "its source, or a part of it, could not be read for {s} s. It is tried again until it can "
+        "be, and no row is lost; the rest of the job goes on. The log of its process says why"
     ),
     "layer_waits_s": (
         "{disk} has not taken its state for {s} s: is it full, slow or away? It is tried again "
@@ -132,6 +136,7 @@ class Chronicle:
         self._levels: dict[int, tuple[Note, float]] = {}  # by task: the last change, and when
         self._weaker = set[int]()  # tasks about which a warning was given ...
         self._refused = set[int]()
+        self._poorer = set[int]()
         self._away = set[tuple[str, int]]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
         self._talkative = set[str]()  # operators
@@ -157,7 +162,19 @@ class Chronicle:
                 "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
                 "full? SPARK_LOCAL_DIRS says where it is"
             )
-        return self._outage(sample) or self._tightness(sample) or self._endless(sample)
+        missed = self._missing(sample)
+        return missed or self._outage(sample) or self._tightness(sample) or self._endless(sample)
+
+    def _missing(self, sample: Sample) -> str | None:
+        rows = sample.counters.get("missed_rows", 0)
+        if not rows or sample.task in self._poorer:
+            return None
+        self._poorer.add(sample.task)
+        return (
+            f"{self._names[sample.task]}: rows of its source were gone before they could be read "
+            f"({rows:,} so far), and the job goes on without them. Keep rows for longer than it "
+            "may be behind or stand still. The log of its process says where they were"
+        )
 
     def _outage(self, sample: Sample) -> str | None:
         for counter, warning in OUTAGES.items():

@@ -458,8 +458,8 @@ class Resident:
             **self._counters,
             "latency_ms": self._latency_ms,
         }
-        if self._source is not None and (lag := self._source.lag) is not None:
-            counters["lag"] = lag
+        if self._source is not None:
+            counters |= self._source.counters
         if self._writer is not None and (away_s := self._writer.away_s):
             counters["store_away_s"] = round(away_s)
         if waits_s := self._layer_waits_s():

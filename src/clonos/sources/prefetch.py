@@ -136,9 +136,16 @@ class PrefetchThread:
         return self._wanted >= 0
 
     @property
-    def lag(self) -> int | None:
-        """The lag that the reader last measured."""
-        return self._lag
+    def counters(self) -> dict[str, int]:
+        """See :class:`~clonos.nodes.ports.Prefetch`."""
+        found = {} if self._lag is None else {"lag": self._lag}
+        if isinstance(self._reader, CutReader):
+            said = {
+                "source_away_s": int(self._reader.outage.away_s),
+                "missed_rows": self._reader.missed,
+            }
+            found |= {name: count for name, count in said.items() if count}
+        return found
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Move past the first `rows_consumed` rows, which end with `cut`; never moves back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from random import Random
@@ -502,8 +502,9 @@ class SlotPrefetch:
         return self._stand >= 0
 
     @property
-    def lag(self) -> None:
-        """The lag is unknown."""
+    def counters(self) -> Mapping[str, int]:
+        """Nothing is known."""
+        return {}
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         self._stand = max(self._stand, rows_consumed)
