@@ -47,28 +47,25 @@ STEP_S: Final = 0.01
 """A step takes about as many rows as its task has handled in this time: what it makes of a backlog
 comes out bit by bit, and fences wait no longer ..."""
 STEP_ROWS: Final = 64
-"""... but at least this many, because a step costs time itself; unless it calls services, which
-takes longer, and whose answers are lost with the process until the step has ended."""
+"""... but at least this many, because a step costs time itself."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
 LAYERS_MAX: Final = 16
 """Of how many layers a task knows how much work they save: the newest."""
 
 
-def rows_of_a_step(rows: int, busy_s: float, least: int = STEP_ROWS) -> int:
+def rows_of_a_step(rows: int, busy_s: float) -> int:
     """How many rows a step should take, if so many have taken so long.
 
     Examples
     --------
     >>> [rows_of_a_step(rows, busy_s=1.0) for rows in (30_000, 10_000_000, 100)]
     [300, 4096, 64]
-    >>> rows_of_a_step(10, busy_s=1.0, least=1)
-    1
     >>> rows_of_a_step(0, busy_s=0.0)
     4096
     """
     in_time = STEP_S * rows / busy_s if busy_s else COALESCE_ROWS
-    return int(min(max(in_time, least), COALESCE_ROWS))
+    return int(min(max(in_time, STEP_ROWS), COALESCE_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,6 @@ class Resident:
         self.machine: TaskMachine | None = None
         self.is_busy = self.is_over = False
         self._busy_s, self._rested_at, self._has_called = 0.0, 0.0, False
-        self._paced = 0, 0.0  # rows of live steps, and how long they took
         self._began_at: float | None = None  # None: not its turn
         self._home, self._ports = home, home.ports
         self._command, self._standby, self._source = command, standby, warm
@@ -221,7 +217,6 @@ class Resident:
             floor=self._standby.floor,
             announce=self._announce,
         )
-        machine.inbounds.rows_max = STEP_ROWS  # until it is known how long they take
         self._writer = ports.writers(self.task, command.incarnation)
         if machine.spec.is_source and not machine.intake.ended:
             self._source = warm or ports.sources.open(self.task)
@@ -342,13 +337,11 @@ class Resident:
                 error = raised
             if self.is_over:  # other turns have passed meanwhile
                 return
-            step = machine.under_way
             self.ran(error)
             now = clock.ticks_s()
-            took_s, self._began_at = now - self._began_at, now
-            self._busy_s += took_s
-            if step is not None and step.is_live:
-                self._pace(machine, step, took_s)
+            self._busy_s += now - self._began_at
+            self._began_at = now
+            machine.inbounds.rows_max = rows_of_a_step(machine.rows, self._busy_s)
             if machine.is_urgent or now >= self._flush_at:
                 self._share(machine)
                 network.flush()
@@ -360,16 +353,6 @@ class Resident:
             if now >= until:
                 break
         self.is_busy = True
-
-    def _pace(self, machine: TaskMachine, step: RunningStep, took_s: float) -> None:
-        """Choose how many rows the next step takes. A replay says nothing of that: it asks
-        nobody."""
-        rows, busy_s = self._paced
-        self._paced = rows + step.rows, busy_s + took_s
-        least = 1 if self._has_called else STEP_ROWS
-        machine.inbounds.rows_max = rows_of_a_step(*self._paced, least)
-        if step.has_called and took_s >= FLUSH_S:  # answers that took long do not wait for a batch
-            machine.outbounds.share_soon()
 
     def ran(self, error: Exception | None) -> None:
         """The job of the step under way is done; `error`: what it raised."""
