@@ -40,7 +40,7 @@ Start = str | datetime | Mapping[Partition, int]
 
 REFRESH_S: Final = 10.0
 """How often the reader looks for new partitions."""
-FETCH_ROWS: Final = 4096
+FETCH_ROWS: Final = 100
 """So many messages are taken at a time, at most, before it is looked how many are ahead."""
 END_S: Final = 30.0
 """A partition that ends before the position already read may have a new leader that must catch up.
