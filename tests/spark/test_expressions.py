@@ -255,7 +255,15 @@ def test_what_can_raise_wants_ansi_mode(spark):
     spark.conf.set("spark.sql.ansi.enabled", "false")
     try:
         assert stream().selectExpr("d + 1.5D", "n > 1").columns
-        for expression in ("n + 1", "n / l", "cast(s as int)", "-n", "abs(n)"):
+        for expression in (
+            "n + 1",
+            "n / l",
+            "cast(s as int)",
+            "-n",
+            "abs(n)",
+            "floor(d)",
+            "ceil(d)",
+        ):
             with pytest.raises(NotInTasks, match="ANSI"):
                 stream().selectExpr(expression)
     finally:

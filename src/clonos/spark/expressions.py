@@ -304,6 +304,8 @@ class _Walker:
             return apply(name, arguments, result)
         if name in _MODES:
             self._require_ansi(part, getattr(part, _MODES[name])())
+        if name in ("Floor", "Ceil"):  # which ask the session when they are computed
+            self._require_ansi(part, self._is_ansi)
         return apply(name, arguments, result, part.sql())
 
     def _folded(self, part: Any) -> Constant | None:
