@@ -17,8 +17,8 @@ class Content(Protocol):
         """The bytes from `start` to `end`. Raises `OSError` if they cannot be read."""
 
     def expect(self, start: int, end: int) -> None:
-        """Say that these bytes will be read soon: a disk fetches many places at once in a quarter
-        of the time that it takes for one after the other."""
+        """Say that these bytes will be read soon: a disk fetches many places together much sooner
+        than one after the other."""
 
 
 class Writable(Content, Protocol):
