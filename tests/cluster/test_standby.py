@@ -20,6 +20,7 @@ from clonos.cluster import setup
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.driver import ALL_STAYS
 from clonos.cluster.durable import JournalFile
+from clonos.cluster.former import NOBODY
 from clonos.cluster.patience import Patience
 from clonos.core.version import VERSION
 from clonos.errors import (
@@ -34,7 +35,6 @@ from clonos.graph.compile import CompiledJob
 from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
-from clonos.upgrade.prepare import NOTHING
 
 
 def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def opened(
         _pause=lambda *_: pytest.fail("it waits") if wait is None else wait(),
         _look_back=lambda _: None,
         _begin_term=lambda *_: 1,
-        _prepared=lambda: NOTHING,
+        _former=NOBODY,
         _store=None,
     )
     how: Any = {"is_upgrade": job is not None, "of_state": ALL_STAYS}

@@ -103,8 +103,8 @@ class InSimulation(Simulated):
 
     def process(self) -> SimulatedProcess:
         self.made += 1
-        name = f"process {self.made}"
-        made = SimulatedProcess(self.cluster, self.made, name, name, self.cluster.driver.layers)
+        name, executor = f"process {self.made}", f"executor{self.made}"
+        made = SimulatedProcess(self.cluster, self.made, name, executor, self.cluster.driver.layers)
         made.heard = []
         self.cluster.network.hosts[name] = made
         return made

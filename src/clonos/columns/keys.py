@@ -177,6 +177,8 @@ def _hash_column(column: pa.Array) -> UInt64:
 
 def _as_long(column: pa.Array) -> pa.Array:
     """Integers, booleans and times as longs; those that are too large, as negative ones."""
+    if column.type == pa.int64():
+        return column
     return column.view(pa.int64()) if column.type == pa.uint64() else column.cast(pa.int64())
 
 
