@@ -330,6 +330,18 @@ def test_layers_are_merged_where_the_task_is_and_count_when_copies_have_them(mon
     assert not job.failure
 
 
+def test_a_merged_layer_counts_though_newer_layers_are_not_everywhere_yet(monkeypatch):
+    """In a busy job some always are on their way, and nothing would ever be merged."""
+    job, refs, command = with_layers_to_merge(MEMORY, monkeypatch)
+    newer = job.seals(0)
+    merged = replace(refs[-1], path=command.path)
+    job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
+    job.has(1, merged)
+    assert list(job.keeper.layers[0]) == [merged]
+    job.has(1, newer)
+    assert list(job.keeper.layers[0]) == [merged, newer]
+
+
 def test_a_merged_layer_that_is_lost_before_it_counts_is_made_again_under_another_path(monkeypatch):
     job, refs, first = with_layers_to_merge(LOCAL, monkeypatch)
     lost = replace(refs[-1], path=first.path)

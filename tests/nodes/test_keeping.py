@@ -319,6 +319,20 @@ def test_what_is_written_when_nobody_wants_it_any_more_goes(world):
     assert world.asked == [("drop", [ref(1)])]
 
 
+def test_a_copy_that_is_wanted_no_more_when_it_is_written_is_for_the_coordinator_to_delete(world):
+    """Another slot may have it on the same disk."""
+    layer = replace(ref(1), level=LOCAL)
+    world.hold(layer)
+    world.says(LayersHere(), LayerPart(layer.path, 0, 2, b"ab"))
+    (_, ticket, _, _) = world.asked[-1]
+    world.keeping.discard(Discard(0, LIFE, (layer,)))
+    world.asked.clear()
+    world.said.clear()
+    world.keeping.kept(Kept(ticket))
+    assert world.asked == []
+    assert world.said == [Held(0, (layer,))]
+
+
 def test_what_counts_no_more_when_a_copy_asks_for_it_is_given_up(world):
     """It had to wait for its turn, and would wait for ever now."""
     world.hold(ref(1))

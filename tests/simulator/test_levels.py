@@ -25,13 +25,21 @@ def test_no_seed_violates_an_invariant(part):
         if result.verdict == "violation":
             failures.append(f"clonos sim --levels --seed {seed}: {result.failure}")
     assert not failures, "\n".join(failures)
-    assert ends["ok"] > SEEDS / PARTS / 3, "many jobs come to their end"
+    assert ends["ok"] > SEEDS / PARTS / 2, "many jobs come to their end"
     assert moved, "slots keep the layers of tasks that move"
 
 
 def test_state_is_lost_in_some_seeds():
     """Else nobody would look whether that has a reason."""
     assert any(simulate(seed, LEVELS).verdict == "StateLost" for seed in range(20, SEEDS))
+
+
+@pytest.mark.parametrize("seed", [20008, 20144, 20195])
+def test_what_long_runs_have_found(seed):
+    """A merged layer that did not count because a newer one was not everywhere yet; a late copy
+    that deleted what another slot had on the same disk; a store that was away three times over."""
+    result = simulate(seed, LEVELS)
+    assert result.verdict != "violation", result.failure
 
 
 def test_what_is_sent_while_nothing_comes_through_overtakes_nothing():

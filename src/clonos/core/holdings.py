@@ -485,13 +485,15 @@ class Holdings:
             self._changed.add(task)
 
     def _safe_merges(self, task: int) -> Iterator[Compacted]:
-        """A merged layer counts as soon as every slot that keeps the task's chain has it."""
+        """A merged layer counts as soon as every slot that keeps the task's floor has it. Newer
+        layers, of which there are always some on their way, do not matter."""
         home, phase = self._roster.tasks[task].slot, self._roster.tasks[task].phase
         for key in (task, True), (task, False):
             if key not in self._merged or phase not in RUNNING:
                 continue
             merged, replaced = self._merged[key]
-            if merged.level == STORE or self._are_safe(home, task, self._wanted(task)):
+            floor = [r for r in self._roster.keeper.layers[task] if r.level != STORE]
+            if merged.level == STORE or self._are_safe(home, task, [*floor, merged]):
                 del self._merged[key]
                 yield Compacted(merged, replaced)
 

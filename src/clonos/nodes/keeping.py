@@ -319,7 +319,7 @@ class Keeping:
         path, transfer = ref.path, self._transfers.get(ref.path)
         if transfer is None or not transfer.is_kept:
             if event.error is None and not self._is_named(ref):
-                self._ports.store.drop([ref])  # nobody waits for it any more
+                self._is_late(ref)
             return
         transfer.is_kept = False
         if event.error is not None:
@@ -328,6 +328,15 @@ class Keeping:
         del self._transfers[path]
         self._here[path] = transfer.ref
         self._tell([transfer.ref])
+
+    def _is_late(self, ref: LayerRef) -> None:
+        """Nobody waits any more for what was written. But another slot may have it on the same
+        disk, so only the coordinator knows whether it is to be deleted."""
+        if ref.level == LOCAL:
+            self._here[ref.path] = ref
+            self._tell([ref])
+        else:
+            self._ports.store.drop([ref])
 
     # --- connections ----------------------------------------------------------------------------
 

@@ -221,10 +221,11 @@ class Cluster:
     def about(self, mean: float) -> float:
         return mean * 2 * self.random.random()
 
-    def store_delay(self) -> float:
-        """Duration of a store operation, including the time that adapters wait while it is away."""
+    def store_delay(self, times: int = 1) -> float:
+        """Duration of a store operation that takes that many times as long as others, including
+        the time that adapters wait while the store is away."""
         away = max(0.0, self.store_back_at - self.scheduler.now)
-        return away + self.about(self.options.store_ms)
+        return away + times * self.about(self.options.store_ms)
 
     def past_delay(self) -> float:
         """The same for files of the history."""

@@ -145,7 +145,7 @@ class SimulatedMerger:
             return
         self._merging[task] = chosen[0]
         is_base = chosen[0] == chain[0]
-        delay = 3 * cluster.store_delay()
+        delay = cluster.store_delay(3)
         if cluster.random.random() < 0.1 and not is_healed(cluster):
             error = ClonosError("the store is away")
             cluster.scheduler.after(delay, self._failed, task, error)

@@ -17,7 +17,8 @@ from clonos.simulator.world.disk import Disk
 from clonos.simulator.world.disks import Rot
 
 if TYPE_CHECKING:
-    from clonos.simulator.processes.cluster import Cluster
+    from clonos.core.plan import Plan
+    from clonos.simulator.processes.cluster import Cluster, Options
     from clonos.simulator.processes.slot import Slot
     from clonos.simulator.world.network import Host, Stream
 
@@ -67,6 +68,14 @@ LOSSES = (
     ("driver sleeps", 4), ("stall", 4),
 )  # fmt: skip
 """Faults of processes and machines that keep layers themselves."""
+
+
+def faults_of_levels(seed: int, options: Options, plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Faults of a job whose slots keep layers. The last machine stays: nothing outlives it."""
+    kinds = (*KINDS, *LOSSES * (seed % 3 > 0), *(("store away", 10),) * plan.chooses_levels)
+    has_others = options.groups > options.executors_each
+    return tuple(kind for kind in kinds if has_others or kind[0] != "lose machine")
+
 
 TAKEOVER = (("takeover", 20),)
 """Of jobs with effects, too: a driver that is frozen or cut off does not know that another one has

@@ -96,7 +96,7 @@ class Movers:
             self.cluster.driver.post(co.Leaving(group, ends=ends))
             if self.cluster.options.has_machines:
                 self.cluster.leaving.add(group)
-                if not ends:
+                if not ends and self.cluster.options.groups > 1:  # else all would end
                     self.cluster.scheduler.after(100 * self.random.random(), self._left, group)
 
     def _left(self, group: str) -> None:

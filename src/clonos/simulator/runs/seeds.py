@@ -40,10 +40,10 @@ from clonos.simulator.runs.faults import (
     EDGE,
     HARSH,
     KINDS,
-    LOSSES,
     OVERLAP,
     TAKEOVER,
     Faults,
+    faults_of_levels,
 )
 from clonos.simulator.runs.kinds import AS_THE_SEED_SAYS, Kind
 from clonos.simulator.runs.limits import few_steps_watched, limits, merged_early, soon_blamed
@@ -371,7 +371,7 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     drawn = Random(f"movers {seed}"), Random(f"renewals {seed}")
     moves = drawn[0].random() < 0.5
     job = keeping_layers(job, options, seed, random, moves=moves)
-    kinds = (*KINDS, *LOSSES * (seed % 3 > 0), *(("store away", 10),) * job.plan.chooses_levels)
+    kinds = faults_of_levels(seed, options, job.plan)
 
     movers: list[Movers] = []
 
