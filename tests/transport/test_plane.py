@@ -21,6 +21,7 @@ from clonos.errors import (
     PeerUnreachable,
     PlaintextRefused,
 )
+from clonos.transport import frames
 from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import WIRE, ChannelClosed, ChannelOpened, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
@@ -212,6 +213,21 @@ def test_what_comes_with_the_proof_may_be_large(plain: Callable[..., Node]) -> N
             large = frame(WIRE.encode(Refused("x", "y" * 100_000)))
             connection.sendall(frame(SECRET.answer(sealed)) + large)
             assert "y" * 1000 in str(sender.next(ChannelClosed).error)
+
+
+def test_nothing_large_is_accepted_before_the_proof_is_judged(
+    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(frames, "_Apart", lambda *announced: made.append(announced))
+    sender = plain()
+    with socket.create_server((LOOPBACK, 0)) as impostor:
+        sender.connect_to(f"tcp://{LOOPBACK}:{impostor.getsockname()[1]}")
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(frame(b"no proof") + HEAD.pack(200 << 20, 0))
+            assert isinstance(sender.next(ChannelClosed).error, AuthenticationFailed)
+    assert not made
 
 
 def frame(message: bytes, body: bytes = b"") -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -47,22 +48,28 @@ class FrameReader:
     Attributes
     ----------
     limit
-        A longer message is a mistake or an attack. The limit is low until the peer is
-        authenticated.
+        A longer message is a mistake or an attack.
     body_limit
         The same for batches.
 
     Parameters
     ----------
-    first
-        Both limits for the first frame, if its sender is to prove with it who it is.
+    untrusted
+        Both limits for the first frame, if its sender is to prove with it who it is. Until
+        :meth:`trust`, there is no other frame.
     """
 
-    def __init__(self, first: int | None = None) -> None:
-        self._is_first = first is not None
-        self.limit, self.body_limit = (first, first) if first is not None else _LIMITS
+    def __init__(self, untrusted: int | None = None) -> None:
+        self._may_come: float = inf if untrusted is None else 1
+        self.limit, self.body_limit = _LIMITS if untrusted is None else (untrusted, untrusted)
         self._rest = b""
         self._apart: _Apart | None = None
+
+    def trust(self) -> list[Frame]:
+        """The peer has proved who it is. Return the frames that came behind its proof."""
+        self._may_come = inf
+        self.limit, self.body_limit = _LIMITS
+        return self._cut(self._rest)
 
     def receive(self, connection: Any) -> list[Frame] | None:
         """Read once from a socket; the frames that are complete, or None at the stream's end.
@@ -89,7 +96,7 @@ class FrameReader:
     def _cut(self, came: bytes) -> list[Frame]:
         frames: list[Frame] = []
         at, end = 0, len(came)
-        while end - at >= HEAD.size:
+        while end - at >= HEAD.size and self._may_come:
             message_size, body_size = HEAD.unpack_from(came, at)
             if message_size > self.limit or body_size > self.body_limit:
                 raise MalformedMessage(
@@ -107,9 +114,7 @@ class FrameReader:
             # A copy: a slice would keep all bytes of this read alive.
             body = pa.py_buffer(came[middle:at]) if body_size else None
             frames.append((came[start:middle], body))
-            if self._is_first:
-                self._is_first = False
-                self.limit, self.body_limit = _LIMITS
+            self._may_come -= 1
         self._rest = came[at:]
         return frames
 

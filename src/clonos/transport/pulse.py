@@ -143,7 +143,7 @@ def _framed(message: bytes) -> bytes:
 
 
 def _first_frame(connection: socket.socket) -> bytes:
-    reader = FrameReader(first=GREETING_BYTES_MAX)
+    reader = FrameReader(untrusted=GREETING_BYTES_MAX)
     frames = reader.receive(connection)
     while frames == []:
         frames = reader.receive(connection)

@@ -16,12 +16,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from clonos.core import messages as m
-from clonos.core.codec import MESSAGE_BYTES_MAX, Codec
+from clonos.core.codec import Codec
 from clonos.errors import AuthenticationFailed, ClonosError, MalformedMessage, PeerUnreachable
 from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import WIRE, Event, Refused
 from clonos.transport.frames import (
-    BODY_BYTES_MAX,
     HEAD,
     RECEIVE_BYTES,
     Bodies,
@@ -78,7 +77,7 @@ class Stream:
         self._host = host
         self._codec = WIRE
         self._bodies: Bodies | None = None
-        self._reader = FrameReader()
+        self._reader = FrameReader(untrusted=GREETING_BYTES_MAX)
         self._out: deque[Any] = deque()
         self._unsent_bytes = 0
         self._said_so = False  # the closing event was emitted
@@ -159,8 +158,11 @@ class Stream:
 
     def read(self) -> list[Thing]:
         """Take what has arrived."""
+        frames: list[Frame] | None
         try:
-            if self.tls is None:
+            if self.state in DEAF:
+                frames = [] if self.connection.recv(RECEIVE_BYTES) else None
+            elif self.tls is None:
                 frames = self._reader.receive(self.connection)
             else:
                 frames = self._receive_sealed(self.tls)
@@ -174,6 +176,9 @@ class Stream:
             return self._wrong(error)
         if frames is None:
             return self.end(PeerUnreachable(f"{self.peer} ended the stream"))
+        return self._hear(frames)
+
+    def _hear(self, frames: Sequence[Frame]) -> list[Thing]:
         things: list[Thing] = []
         try:
             for encoded, body in frames:
@@ -184,12 +189,20 @@ class Stream:
             things += self._wrong(error)
         return things
 
+    def _hear_rest(self) -> list[Thing]:
+        """The peer has proved who it is: hear what came behind its proof."""
+        try:
+            frames = self._reader.trust()
+        except ClonosError as error:
+            return self._wrong(error)
+        return self._hear(frames)
+
     def _receive_sealed(self, tls: Tls) -> list[Frame] | None:
         """Read once, and return all frames: data that stays in OpenSSL's buffer would not wake the
         loop."""
         came = self.connection.recv(RECEIVE_BYTES)
-        if not came or self.state in DEAF:
-            return [] if came else None
+        if not came:
+            return None
         was_open, frames = tls.is_open, []
         tls.arrived(came)
         said = tls.said()  # output of a handshake
@@ -308,7 +321,6 @@ class Outgoing(Stream):
     ) -> None:
         super().__init__(host, conn_id, connection, peer, tls)
         self._codec = codec
-        self._reader = FrameReader(first=GREETING_BYTES_MAX)
         self._secret = secret
         self._sealed = secret.seal(greeting)
         self._bodies = Bodies(schema) if schema is not None else None
@@ -359,7 +371,7 @@ class Outgoing(Stream):
         for frame in self._held:
             self._put_frame(*frame)
         self._held.clear()
-        return []
+        return self._hear_rest()
 
     def _turned_away(self, refusal: Refused | None) -> list[Thing]:
         if refusal is not None:
@@ -401,7 +413,6 @@ class Incoming(Stream):
     ) -> None:
         super().__init__(host, conn_id, connection, peer, tls)
         self._admit = admit
-        self._reader.limit = self._reader.body_limit = GREETING_BYTES_MAX
         self._deliver: Callable[[Any], list[Thing]] | None = None
         self._refused = refused
         self._on_over: Callable[[ClonosError | None], list[Thing]] = self._not_admitted
@@ -419,7 +430,6 @@ class Incoming(Stream):
         self._codec = codec
         self._deliver = deliver
         self._on_over = over
-        self._reader.limit, self._reader.body_limit = MESSAGE_BYTES_MAX, BODY_BYTES_MAX
         self._on(Change.PROVE)
         self._put_frame(proof)
 
@@ -430,7 +440,8 @@ class Incoming(Stream):
 
     def _heard(self, encoded: bytes, body: pa.Buffer | None) -> list[Thing]:
         if self._deliver is None:
-            return self._admit(self, encoded)
+            things = self._admit(self, encoded)
+            return things + self._hear_rest() if self.state is State.OPEN else things
         return self._deliver(self._message(encoded, body))
 
     def _not_admitted(self, error: ClonosError | None) -> list[Thing]:
