@@ -10,7 +10,7 @@ import pyarrow as pa
 from clonos.api import windows
 from clonos.api.columns import is_column
 from clonos.columns.formula import Column, Constant, Expression, apply
-from clonos.columns.schema import TIMESTAMP, require_columns
+from clonos.columns.schema import TIMESTAMP, quoted, require_columns
 from clonos.errors import BadGraph, NotInTasks, WrongType
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.operations import Project
@@ -239,7 +239,7 @@ class GroupedStream:
                 raise NotInTasks(f"{one.name} of a constant", where="agg", remedy=_AGGREGATES)
             return one.name, Aggregate("count", None)
         if isinstance(of, str) and not self._has(of):  # a session may ignore case
-            of = _field(_quoted(of))
+            of = _field(quoted(of))
         if not isinstance(of, str):
             hidden = f"~of {one.name}"
             self._stream = self._stream.withColumn(hidden, of)
@@ -300,15 +300,11 @@ class GroupedStream:
                 start, end = start.cast("timestamp_ntz"), end.cast("timestamp_ntz")
             window = sf.struct(start.alias("start"), end.alias("end"))
             return frame.select(
-                *((sf.col(_quoted(of[n])) if n in of else window).alias(n) for n in names)
+                *((sf.col(quoted(of[n])) if n in of else window).alias(n) for n in names)
             )
 
         operation = Project(Projection(columns), choose, read_by())
         return rows._projected("select", operation, None, None)  # noqa: SLF001 - our own
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _field(name: str) -> Any:

@@ -157,6 +157,24 @@ def unreadable(batch: pa.RecordBatch) -> list[int]:
     return [i for i in rows if any(_has_far(column.slice(i, 1)) for column in columns)]
 
 
+def has_times(data_type: pa.DataType) -> bool:
+    """Whether values of a type are days or times, or have some inside.
+
+    Examples
+    --------
+    >>> has_times(pa.list_(pa.date32())), has_times(pa.struct({"n": pa.int64()}))
+    (True, False)
+    """
+    if pa.types.is_nested(data_type):
+        return any(has_times(data_type.field(i).type) for i in range(data_type.num_fields))
+    return _us_of(data_type) is not None
+
+
+def _us_of(data_type: pa.DataType) -> int | None:
+    """How many microseconds the unit of a day or time has."""
+    return _US.get(data_type.unit if pa.types.is_timestamp(data_type) else data_type)
+
+
 def _has_far(column: pa.Array) -> bool:
     """Whether there is such a time in a column, or inside of it."""
     data_type = column.type
@@ -167,7 +185,7 @@ def _has_far(column: pa.Array) -> bool:
         start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
         parts = (column.keys, column.items)
         return any(_has_far(part.slice(start, end - start)) for part in parts)
-    per_us = _US.get(data_type.unit if pa.types.is_timestamp(data_type) else data_type)
+    per_us = _us_of(data_type)
     if per_us is None or column.null_count == len(column):
         return False
     numbers = column.view(pa.int32() if data_type.bit_width == 32 else pa.int64())

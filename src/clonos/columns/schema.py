@@ -91,7 +91,7 @@ def to_ddl(schema: pa.Schema) -> str:
     'n long not null, `the day` date, d decimal(4,2), a array<int>'
     """
     return ", ".join(
-        f"{_quoted(f.name)} {type_name(f.type)}{'' if f.nullable else ' not null'}" for f in schema
+        f"{_named(f.name)} {type_name(f.type)}{'' if f.nullable else ' not null'}" for f in schema
     )
 
 
@@ -111,13 +111,24 @@ def type_name(data_type: pa.DataType) -> str:
     if types.is_map(data_type):
         return f"map<{type_name(data_type.key_type)}, {type_name(data_type.item_type)}>"
     if types.is_struct(data_type):
-        parts = ", ".join(f"{_quoted(f.name)}: {type_name(f.type)}" for f in data_type)
+        parts = ", ".join(f"{_named(f.name)}: {type_name(f.type)}" for f in data_type)
         return f"struct<{parts}>"
     return _NAMES.get(data_type, str(data_type))
 
 
-def _quoted(name: str) -> str:
-    return name if _WORD.fullmatch(name) else f"`{name.replace('`', '``')}`"
+def quoted(name: str) -> str:
+    """A name quoted for SQL.
+
+    Examples
+    --------
+    >>> quoted("a`b")
+    '`a``b`'
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
+def _named(name: str) -> str:
+    return name if _WORD.fullmatch(name) else quoted(name)
 
 
 def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:

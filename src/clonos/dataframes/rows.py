@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from clonos.columns.keys import has_floats
-from clonos.columns.schema import RENAME, alike, has_maps, spark_type
+from clonos.columns.schema import RENAME, alike, has_maps, quoted, spark_type
 from clonos.dataframes.functions import Step, host
 from clonos.errors import NotInSpark
 from clonos.graph.logical import Vertex
@@ -238,11 +238,6 @@ def select(frame: Any, names: Iterable[str | tuple[str, str]]) -> Any:
     return frame.selectExpr(
         *(quoted(old) if old == new else f"{quoted(old)} AS {quoted(new)}" for old, new in pairs)
     )
-
-
-def quoted(name: str) -> str:
-    """A name quoted for SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

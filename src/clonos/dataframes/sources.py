@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.columns.batches import conform
+from clonos.columns.schema import quoted
 from clonos.dataframes.functions import Step, apply
 from clonos.dataframes.rows import Rows, Site, spark_schema
 from clonos.dataframes.stateless import dataframe_of
@@ -98,7 +99,7 @@ def _table(source: SourceSpec, site: Site) -> Any:
     if site.streams and not followed.fail_on_data_loss:
         reader = reader.option("failOnDataLoss", "false")
     frame = reader.format(FORMAT).load(followed.path)
-    return frame.select(*(f"`{name.replace('`', '``')}`" for name in source.rows_schema.names))
+    return frame.select(*map(quoted, source.rows_schema.names))
 
 
 def _require_plain(frame: Any, site: Site) -> None:

@@ -194,10 +194,11 @@ def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
 def dataframe_of(spark: Any, rows: Any) -> Any:
     """A DataFrame of Arrow rows, with Arrow's types unchanged."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    # PySpark cannot read slices of some nested columns; in a file there are none.
-    table = pa.Table.from_batches(
-        [from_bytes(to_bytes(batch)) for batch in table.to_batches()], table.schema
-    )
+    if any(pa.types.is_nested(field.type) for field in table.schema):
+        # PySpark cannot read slices of some nested columns; in a file there are none.
+        table = pa.Table.from_batches(
+            [from_bytes(to_bytes(batch)) for batch in table.to_batches()], table.schema
+        )
     return spark.createDataFrame(table, spark_schema(table.schema))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from clonos.columns.rows import describe, row_type, short, unreadable
+from clonos.columns.rows import describe, has_times, row_type, short, unreadable
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import (
     BudgetSpent,
@@ -127,6 +127,7 @@ class Operator:
 
     def __init__(self) -> None:
         self.facts = Facts()
+        self._has_times: bool | None = None  # whether rows that become Python's have some
         self.info: OperatorInfo
         self.services: Services
 
@@ -268,6 +269,11 @@ class Operator:
 
         `columns`: those that become Python's values; by default all.
         """
+        if self._has_times is None:
+            fields = [batch.schema.field(name) for name in columns] or batch.schema
+            self._has_times = any(has_times(field.type) for field in fields)
+        if not self._has_times:
+            return batch
         found = unreadable(batch.select(list(columns)) if columns else batch)
         for row in found:
             error = ValueError("a time that Python lacks: it has only the years 1 to 9999")

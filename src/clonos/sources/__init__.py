@@ -20,7 +20,7 @@ from clonos.columns.batches import empty, from_table
 from clonos.columns.durations import parse_duration
 from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
-from clonos.columns.schema import parse_schema
+from clonos.columns.schema import parse_schema, quoted
 from clonos.errors import BadGraph, BadSchema, WrongType
 from clonos.sources.files_reader import (
     FileList,
@@ -275,7 +275,7 @@ def dataframe(df: Any) -> SourceSpec:
     schema = parse_schema(df.schema)
 
     def narrow(columns: Sequence[str]) -> SourceSpec:
-        return dataframe(df.select(*(f"`{name.replace('`', '``')}`" for name in columns)))
+        return dataframe(df.select(*map(quoted, columns)))
 
     return SourceSpec("dataframe", schema, None, True, schema, dataframe=df, narrow=narrow)
 
