@@ -494,8 +494,8 @@ def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
     assert [command.layers for command in job.told(7, Discard)] == [(ref,)]
 
 
-def test_whoever_is_to_have_layers_deletes_those_that_count_no_more_from_its_disk(monkeypatch):
-    """Another slot with that disk may have died, and nobody has noticed yet."""
+def test_all_slots_with_a_disk_delete_from_it_what_counts_no_more(monkeypatch):
+    """Each of them may have died, and nobody has noticed yet."""
     monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
     job = World(LOCAL)
     job.joins(0)
@@ -507,7 +507,7 @@ def test_whoever_is_to_have_layers_deletes_those_that_count_no_more_from_its_dis
     merged = replace(refs[-1], path=command.path)
     job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
     job.has(1, merged)
-    assert [slot for slot in (7, 1) if job.told(slot, Discard)] == [1]
+    assert [slot for slot in (7, 1) if job.told(slot, Discard)] == [7, 1]
 
 
 # --- ends on purpose ------------------------------------------------------------------------------

@@ -408,16 +408,13 @@ class Holdings:
         is_safe = self._are_safe(home, task, self._named(task))
         stay = {slot.id for slot in self._keepers(task)} | {home}
         places: set[Place] = {("slot", slot) for slot in stay if slot is not None}
-        # Of the slots with a disk, the first one deletes from it: whoever is to have the layers.
-        slots = sorted(roster.slots.values(), key=lambda slot: slot.id not in stay)
         going: dict[int, list[LayerRef]] = defaultdict(list)
         for path, (ref, kept_at) in list(self._where[task].items()):
             if path in wanted and not (is_safe and ref.level == MEMORY):
                 continue
             leave = kept_at - places if path in wanted else set(kept_at)
-            for slot in slots:
+            for slot in roster.slots.values():  # all with a disk: one of them may be dead
                 if (place := _place(slot, ref)) in leave:
-                    leave.discard(place)
                     kept_at.discard(place)
                     going[slot.id].append(ref)
             if path not in wanted and not kept_at:  # else a disk is away, and may come back

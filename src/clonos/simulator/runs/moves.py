@@ -11,6 +11,7 @@ from clonos.simulator.checks.violations import require
 
 if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster
+    from clonos.simulator.runs.coverage import Coverage
 
 STAGES: Final = frozenset({"moving", "fenced", "fetched", "activated", "restored"})
 """Stages of a move at which a participant dies."""
@@ -129,6 +130,12 @@ class Movers:
         elif note.what in ("moved", "stayed") and self._overtaking is not None:
             rival, self._overtaking = self._overtaking, None
             rival_wins(rival, note, coordinator)
+
+    def add_to(self, coverage: Coverage) -> None:
+        """Count what has moved, and what began to be overtaken."""
+        coverage["moved", "running"] = self.moved
+        if self._rivals is not None:
+            coverage["overtaken", "running"] = self.overtaken
 
     def _kill(self, task: int) -> None:
         """Kill the slot that a task moves from, the one it moves to, any other, or the driver."""

@@ -370,21 +370,21 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     options.long_jobs, options.wired = _long_jobs(seed), seed % 10 == 9
     drawn = Random(f"movers {seed}"), Random(f"renewals {seed}")
     moves = drawn[0].random() < 0.5
+    rivals = Random(f"rivals {seed}") if seed % 7 == 3 else None
     job = keeping_layers(job, options, seed, random, moves=moves)
-    kinds = faults_of_levels(seed, options, job.plan)
-
-    movers: list[Movers] = []
+    kinds, movers = faults_of_levels(seed, options, job.plan), list[Movers]()
 
     def prepare(cluster: Cluster) -> None:
         Quiet(cluster)
         if moves:
-            movers.append(Movers(cluster, *drawn, deadly=True))
+            movers.append(Movers(cluster, *drawn, deadly=True, rivals=rivals))
 
     with merged_early(random.choice((2, 4, 32))):
         result, _ = simulate_job(
             seed, job, options, random, prepare, kinds=kinds, size=LARGE, **judged
         )
-    result.coverage["moved", "running"] = sum(one.moved for one in movers)
+    for one in movers:
+        one.add_to(result.coverage)
     return result
 
 
@@ -426,9 +426,7 @@ def _simulate_moves(seed: int, size: Size, *, rivals: bool, **judged: bool) -> R
     result, cluster = simulate_job(
         seed, job, options, random, prepare, kinds=kinds, size=size, **judged
     )
-    result.coverage["moved", "running"] = movers[0].moved
-    if rivals:
-        result.coverage["overtaken", "running"] = movers[0].overtaken
+    movers[0].add_to(result.coverage)
     has_failures = movers[0].has_failures or cluster.driver.term > 1
     if result.verdict == "ok" and not has_failures:
         with judging(result, trace=judged["trace"]):
