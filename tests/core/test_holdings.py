@@ -413,6 +413,30 @@ def test_who_has_the_same_disk_is_asked_again_when_another_slot_does_not_find_it
     assert job.floor == 2
 
 
+def test_a_slot_that_was_too_early_to_find_what_another_has_written_is_asked_again():
+    """That one has died since, and its disk has the only copy."""
+    job = world(LOCAL, slots=1)
+    job.joins(1, 2, disk="shared")
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.dies(0)
+    job.dies(1)
+    asked = len(job.told(2, Hold))
+    job.hear(Reported(2, Lacks(0, (ref.path,))))
+    assert len(job.told(2, Hold)) == asked + 1
+    job.hear(Reported(2, Lacks(0, (ref.path,))))
+    assert len(job.told(2, Hold)) == asked + 1, "once is enough"
+
+
+def test_a_slot_without_the_task_is_asked_again_for_what_its_disk_should_have():
+    job = world(LOCAL, standbys=0, slots=1)
+    ref = job.seals(0)
+    job.joins(1, disk="disk0")
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    (hold,) = job.told(1, Hold)
+    assert (hold.layers, hold.sources) == ((ref,), ())
+
+
 def test_a_slot_that_gets_the_last_copy_is_heard_though_all_others_have_died():
     job = world(MEMORY)
     ref = job.seals(0)

@@ -309,6 +309,20 @@ def test_who_is_asked_for_what_its_disk_should_have_says_that_it_lacks_it(world)
     assert world.said == [Lacks(0, (one.path,))]
 
 
+def test_who_is_named_no_source_looks_at_its_own_disk_again(world):
+    """Another slot has put the layer there meanwhile, and is gone."""
+    layer = replace(ref(1), level=LOCAL)
+    world.hold(layer)
+    world.asked.clear()
+    world.said.clear()
+    world.keeping.hold(Hold(0, Incarnation(1, 0), (layer,), ()))
+    ((_, ticket, _),) = world.asked
+    world.keeping.looked(Looked(ticket, (layer.path,)))
+    assert world.said == [Held(0, (layer,))]
+    world.tick(2 * ANSWER_S)
+    assert world.keeping.wait_s is None, "nothing is fetched"
+
+
 def test_what_is_written_when_nobody_wants_it_any_more_goes(world):
     world.hold(ref(1))
     world.says(LayersHere(), LayerPart(ref(1).path, 0, 2, b"ab"))

@@ -134,21 +134,29 @@ class Holdings:
             self._note(slot, ref)
 
     def lacks(self, slot: int, report: Lacks) -> None:
-        """A slot should have layers that are damaged or gone. Another slot with the same disk may
-        have put them there meanwhile, so it is asked again."""
+        """A slot should have layers that are damaged or gone. A slot with the same disk may have
+        put them there meanwhile, so all slots with it are asked again."""
         of_task, here = self._where[report.task], self._roster.slots[slot]
         gone = [path for path in report.paths if path in of_task]
         gone = [path for path in gone if _place(here, of_task[path][0]) in of_task[path][1]]
         for path in gone:
             ref, places = of_task[path]
             places.discard(_place(here, ref))
-            for other in self._roster.slots.values():
-                if other is not here and _place(other, ref) == _place(here, ref):
-                    self._told.pop((other.id, report.task), None)
+        if any(of_task[path][0].level != MEMORY for path in gone):
+            self._ask_again(here.disk, report.task)
         if gone:
             self._unread.add(report.task)
             self._changed.add(report.task)
             self._call_off_merge(slot, report.task)
+
+    def _ask_again(self, disk: str, task: int) -> None:
+        stay = self._stay(task)
+        for slot in self._roster.slots.values():
+            if slot.disk == disk:
+                if (told := self._told.get((slot.id, task))) is not None:
+                    self._told[slot.id, task] = replace(told, layers=())
+                if slot.id not in stay:  # the others are told when the event is over
+                    self._tell(slot.id, task, asks=False)
 
     def _call_off_merge(self, slot: int, task: int) -> None:
         """A merged layer that does not count yet is lost with its only copy; those that it was to
@@ -233,6 +241,10 @@ class Holdings:
     def _keepers(self, task: int) -> list[Slot]:
         home = self._roster.tasks[task].slot
         return [s for s in self._roster.slots.values() if task in s.standbys and s.id != home]
+
+    def _stay(self, task: int) -> set[int | None]:
+        """The slots that are to have a task's layers."""
+        return {self._roster.tasks[task].slot, *(slot.id for slot in self._keepers(task))}
 
     def _has(self, slot: int, task: int, chain: Sequence[LayerRef]) -> bool:
         of_task, there = self._where[task], self._roster.slots[slot]
@@ -388,7 +400,7 @@ class Holdings:
     def _call_off(self, task: int) -> None:
         """A slot without the task or a standby keeps the layers that it has, and fetches no
         others."""
-        stay = {self._roster.tasks[task].slot, *(slot.id for slot in self._keepers(task))}
+        stay = self._stay(task)
         for (slot, of), told in list(self._told.items()):
             if of == task and slot not in stay and told.sources:
                 layers = tuple(ref for ref in told.layers if self._has(slot, task, [ref]))
@@ -406,7 +418,7 @@ class Holdings:
         roster, wanted = self._roster, {ref.path for ref in self._wanted(task)}
         home = roster.tasks[task].slot
         is_safe = self._are_safe(home, task, self._named(task))
-        stay = {slot.id for slot in self._keepers(task)} | {home}
+        stay = self._stay(task)
         places: set[Place] = {("slot", slot) for slot in stay if slot is not None}
         going: dict[int, list[LayerRef]] = defaultdict(list)
         for path, (ref, kept_at) in list(self._where[task].items()):
@@ -424,9 +436,7 @@ class Holdings:
 
     def _discard(self, slot: int, task: int, refs: Sequence[LayerRef]) -> None:
         life = self._roster.tasks[task].incarnation
-        if slot != self._roster.tasks[task].slot and not any(
-            keeper.id == slot for keeper in self._keepers(task)
-        ):
+        if slot not in self._stay(task):
             self._told.pop((slot, task), None)
         self._roster.do(Command(slot, Discard(task, life, tuple(refs))))
 

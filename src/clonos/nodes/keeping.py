@@ -119,7 +119,7 @@ class Keeping:
             ref
             for ref in command.layers
             if (ref.path not in self._here or is_asked_again)
-            and ref.path not in self._transfers
+            and (ref.path not in self._transfers or not command.sources)
             and ref.path not in looked_for
         )
         if unknown:
@@ -143,6 +143,8 @@ class Keeping:
                 if self._is_named(ref):
                     found.append(ref)
                     self._here[ref.path] = ref
+                    if (transfer := self._transfers.get(ref.path)) is not None:
+                        self._end(transfer)
                 continue
             if self._here.pop(ref.path, None) is not None or ref.level == LOCAL:
                 self._send(Lacks(ref.task, (ref.path,)))
