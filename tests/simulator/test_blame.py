@@ -22,7 +22,9 @@ from .play import Play, sink, source, stage
 
 SEEDS = range(4)
 FEW = [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))]
-"""The same, for a test that takes ten seconds for each."""
+"""The same, for a test that takes seconds for each."""
+SELDOM_MS = 60.0
+"""A checkpoint every so often, where a job takes seconds: nothing merges its layers."""
 POISON = 20
 WORK = 1
 """The task that may meet poison, and is killed."""
@@ -157,7 +159,7 @@ def test_a_call_that_kills_is_found_and_gets_an_error(seed, has_effects, cells):
     behaviour = Behaviour(in_flight=4, has_effects=has_effects, lethal_id=POISON)
     stages = (source(), stage("first", 0, behaviour=behaviour),
               stage("ask", 1, behaviour=behaviour), sink(2))  # fmt: skip
-    play = Play(stages, seed, rows=60, cells=cells, slots=12)
+    play = Play(stages, seed, rows=60, cells=cells, slots=12, epoch_ms=SELDOM_MS)
     logged = []
     play.cluster.heals_at = play.cluster.scheduler.now
     outcome = play.cluster.run(play.cluster.scheduler.now + 60_000)
@@ -181,7 +183,7 @@ def test_a_call_that_ends_its_executor_is_found_and_no_other(monkeypatch, seed, 
     others = Behaviour(in_flight=4, has_effects=has_effects)
     stages = (source(), stage("first", 0, behaviour=others),
               stage("ask", 1, behaviour=lethal), sink(2))  # fmt: skip
-    play = Play(stages, seed, rows=60, slots=12, groups=2)
+    play = Play(stages, seed, rows=60, slots=12, groups=2, epoch_ms=SELDOM_MS)
     play.cluster.heals_at = play.cluster.scheduler.now
     outcome = play.cluster.run(play.cluster.scheduler.now + 600_000)
     assert outcome.state == "done", outcome
