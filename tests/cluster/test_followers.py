@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import clonos
+from clonos.cluster import followers
 from clonos.errors import SinkFailed, WrongType
 from tests.cluster.test_upgrade import all_the_rest, more, staged
 
@@ -28,7 +29,9 @@ class Count(clonos.Process):
 
 
 @pytest.fixture
-def made(kit, tmp_path):
+def made(kit, tmp_path, monkeypatch):
+    # However slow the machine is: what is left for another start is not tried here.
+    monkeypatch.setattr(followers, "TAKE_S", 600.0)
     source = staged(kit, tmp_path, ROWS)
 
     def make(rate: float = 600.0, **how: Any) -> clonos.Job:

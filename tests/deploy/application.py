@@ -21,6 +21,8 @@ import clonos
 from clonos.sources.readers import BaseReader, EndOfInput
 
 ROWS = 3_000
+WAIT_S = 300.0
+"""Nothing depends on it but how long it hangs when it has failed."""
 HELD = 600
 """So many of them, the last ones, come after the executor was killed."""
 
@@ -92,7 +94,7 @@ def main(folder: Path) -> None:
     counted.start_new_chain().slot_group("out").sink(clonos.sinks.collect(), name="out")
     running = job.start(spark, tls=True)
     address = running._plane.address
-    until = time.monotonic() + 100
+    until = time.monotonic() + WAIT_S
     while running.is_running and time.monotonic() < until:
         if running.observer.floors and len({slot.executor for slot in running.slots()}) == 2:
             break
@@ -101,7 +103,7 @@ def main(folder: Path) -> None:
     victim = next(slot.executor_pid for slot in slots if "count[0]" in slot.runs)
     os.kill(victim, signal.SIGKILL)
     (folder / "tap").touch()
-    result = running.wait(90)
+    result = running.wait(WAIT_S)
     said = {
         "rows": sorted(tuple(row.values()) for row in result.table().to_pylist()),
         "executors": len({slot.executor_pid for slot in slots}),

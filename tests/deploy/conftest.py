@@ -22,6 +22,8 @@ from pyspark.sql import SparkSession
 
 WAIT_S = 300.0
 """Nothing depends on it but how long a test hangs that has failed."""
+SUBMITTED_S = 900.0
+"""The same, for an application with its JVMs; beside much other work it took over 180."""
 NEW_NETWORK = 0x40000000
 """What Linux calls CLONE_NEWNET."""
 
@@ -68,7 +70,6 @@ def submit(
     environment: dict[str, str],
     *sent: str,
     home: str,
-    timeout_s: float,
 ) -> None:
     """Have spark-submit run ``application.py``, with packages that are `sent`, and check what it
     leaves in the folder: each row is there once, with clonos out of `home`."""
@@ -81,7 +82,7 @@ def submit(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=SUBMITTED_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-9000:]

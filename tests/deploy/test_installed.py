@@ -82,4 +82,4 @@ def test_executors_get_the_environment(installed, two_workers, tmp_path):
     )
     program, master = installed / "spark-submit", two_workers.address
     sent, home = ("--archives", f"{archive}#environment"), "environment"
-    submit(program, master, tmp_path, there, *sent, home=home, timeout_s=900)
+    submit(program, master, tmp_path, there, *sent, home=home)

@@ -63,7 +63,7 @@ def test_a_submitted_application(master, request, tmp_path):
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     program = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"
     sent, home = ("--py-files", archive), "clonos.zip"
-    submit(program, master, tmp_path, environment, *sent, home=home, timeout_s=180)
+    submit(program, master, tmp_path, environment, *sent, home=home)
 
 
 @pytest.mark.soak
