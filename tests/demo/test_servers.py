@@ -238,15 +238,15 @@ def test_parts_are_dealt_out_in_order(text):
 
 
 def test_the_rate_goes_on_while_nobody_reads(text):
-    with ServerProcess("examples.demo.lines", [text, "--repeat", "0", "--rate", "200"]) as server:
+    with ServerProcess("examples.demo.lines", [text, "--repeat", "0", "--rate", "50"]) as server:
         begin = time.monotonic()
         receive(server.port, lines=40)
         taken = time.monotonic() - begin
-        assert 0.15 < taken < 1.0
-        time.sleep(0.3)
+        assert 0.6 < taken < 4.0
+        time.sleep(1.2)
         begin = time.monotonic()
         receive(server.port, b"RESUME 40\n", lines=40)
-        assert time.monotonic() - begin < 0.1
+        assert time.monotonic() - begin < 0.4
 
 
 def test_the_text_is_real_and_large():
