@@ -249,6 +249,9 @@ def test_rows_that_a_source_has_missed_are_told_once(job):
     warning = heard(missed_rows=1_200)
     assert "gone before they could be read (1,200 so far)" in warning
     assert heard(missed_rows=9_000) is None
+    warning = heard(missed_rows=9_000, shrunk_parts=1)
+    assert "ends before what was read of it" in warning
+    assert heard(shrunk_parts=2) is None
 
 
 def test_a_conversation_without_end_is_told_once(job):

@@ -242,6 +242,25 @@ def test_entries_that_were_trimmed_before_they_were_read_are_mentioned(server, c
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "reads"),
+    [
+        ("redis://cache", "s"),
+        ("redis://cache/0", "s"),
+        ("redis://cache/2", "s in database 2"),
+        ("rediss://cache/1?db=3", "s in database 3"),
+        ("unix:///tmp/7?db=4", "s in database 4"),
+        ("unix:///tmp/7", "s"),
+        ("redis://cache/x", "s"),
+    ],
+)
+def test_the_number_of_the_database_is_found_as_the_client_finds_it(url, reads):
+    source = redis_source(url, "s", schema="n long")
+    assert source.reads == (reads,)
+    connection = redis.Redis.from_url(url).connection_pool.connection_kwargs
+    assert connection.get("db", 0) == int(reads.rpartition(" ")[2]) if " " in reads else True
+
+
 @pytest.mark.parametrize("start", ["earliest", "latest", datetime(2001, 1, 1, tzinfo=timezone.utc)])
 def test_what_is_trimmed_or_deleted_after_it_was_read_is_not_mentioned(
     server, monkeypatch, caplog, start
@@ -272,6 +291,89 @@ def test_what_is_trimmed_or_deleted_after_it_was_read_is_not_mentioned(
     later.read(10, 0.02)
     later.close()
     assert not caplog.messages
+
+
+def test_a_stream_that_ends_before_what_was_read_is_mentioned_and_may_go_on(
+    server, monkeypatch, caplog
+):
+    """As after a failover to a replica that lacked the last entries."""
+    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
+    name = server.names[0]
+    reader = server.opened()
+    reader.read(10, 0.1)
+    for n in (1, 2):
+        server.client.xadd(name, {"n": n}, id=f"100-{n}")
+    assert numbers(read(reader)) == [1, 2]
+    server.client.delete(name)
+    server.client.xadd(name, {"n": 1}, id="100-1")
+    assert [reader.read(10, 0.02) for _ in range(3)] == [None] * 3
+    (said,) = caplog.messages
+    assert f"stream {name!r} ends at 100-1, before 100-2" in said
+    assert reader.shrunk == 1, "which the job is told"
+    server.add(name, 3)
+    assert numbers(read(reader)) == [3]
+    reader.read(10, 0.02)
+    assert len(caplog.messages) == 1
+    reader.close()
+
+
+@pytest.mark.parametrize("is_seen_away", [True, False])
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_stream_that_is_made_again_with_lower_ids_is_an_error(
+    server, monkeypatch, is_seen_away, protocol
+):
+    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
+    server.url += f"?protocol={protocol}"
+    name = server.names[0]
+    server.add(name, 1, 2)
+    reader = server.opened()
+    reader.read(10, 0.1)
+    assert numbers(read(reader)) == [1, 2]
+    server.client.delete(name)
+    if is_seen_away:
+        reader.read(10, 0.02)
+    server.client.xadd(name, {"n": 3}, id="1-1")
+    if not is_seen_away:
+        assert reader.read(10, 0.02) is None
+        server.client.xadd(name, {"n": 4}, id="1-2")
+    with pytest.raises(SourceError, match="was made again with lower ids") as caught:
+        reader.read(10, 0.02)
+    assert name in caught.value.what
+    assert "drop_state=" in caught.value.remedy
+    reader.close()
+
+
+def test_a_replica_that_lags_is_no_stream_that_was_made_again(server, monkeypatch, caplog):
+    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
+    name = server.names[0]
+    reader = server.opened()
+    reader.read(10, 0.1)
+    for n in range(1, 6):
+        server.client.xadd(name, {"n": n}, id=f"100-{n}")
+    assert numbers(read(reader)) == [1, 2, 3, 4, 5]
+    server.client.delete(name)  # the next server that answers at the same address
+    monkeypatch.setattr(redis_reader, "_is_primary", lambda hello: False)
+    for n in range(1, 7):
+        server.client.xadd(name, {"n": n}, id=f"100-{n}")
+        if n < 6:
+            assert reader.read(10, 0.02) is None
+    assert numbers(read(reader)) == [6]
+    assert len(caplog.messages) == 1
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("hello", "is_primary"),
+    [
+        ([b"server", b"redis", b"role", b"master"], True),
+        ({b"role": b"master"}, True),
+        ({b"role": b"replica"}, False),
+        ([b"role", b"slave"], False),
+        (ValueError("unknown command"), False),
+    ],
+)
+def test_who_says_that_it_takes_writes(hello, is_primary):
+    assert redis_reader._is_primary(hello) is is_primary
 
 
 def test_what_is_said_of_a_server_that_is_away(server):

@@ -27,8 +27,8 @@ def kafka(*topics: str) -> Any:
     return sources.kafka("kafka:9092", topics, value="text")
 
 
-def redis(*streams: str) -> Any:
-    return sources.redis("redis://cache", streams, schema="n long")
+def redis(*streams: str, url: str = "redis://cache") -> Any:
+    return sources.redis(url, streams, schema="n long")
 
 
 def postgres(query: str, column: str = "id") -> Any:
@@ -81,6 +81,7 @@ def test_a_source_may_read_more_and_goes_on_in_what_it_has_read(was, becomes, cu
         (kafka("a", "b"), kafka("a"), "read 'a', 'b', and is to read 'a': its position in 'b'"),
         (kafka("a"), kafka("b"), "read 'a', and is to read 'b': its position in 'a'"),
         (redis("a", "b"), redis("b", "c"), "its position in 'a'"),
+        (redis("a"), redis("a", url="redis://cache/1"), "is to read 'a in database 1'"),
         (mqtt("a"), mqtt("b"), "read 'a for job-7', and is to read 'b for job-7': its position"),
         (mqtt("a"), mqtt("a", client_id="other"), "and is to read 'a for other'"),
         (postgres("select * from t"), postgres("select * from u"), "select . from u by id'"),
@@ -101,6 +102,8 @@ def test_it_forgets_what_the_user_names():
     assert cut == b"", "it begins as a new source does"
     cut = upgraded(redis("a", "b"), redis("b"), cut=REDIS, drop_state=[("rows", "a")])
     assert cut == b""
+    was, gone = redis("a", url="redis://cache/1"), [("rows", "a in database 1")]
+    assert upgraded(was, redis("a"), cut=REDIS, drop_state=gone) == b""
 
 
 @pytest.mark.parametrize(

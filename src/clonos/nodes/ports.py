@@ -138,7 +138,8 @@ class Prefetch(Protocol):
     def counters(self) -> Mapping[str, int]:
         """What is known of the source, as of some seconds ago: ``lag``, how many rows were not read
         yet; ``source_away_s``, for how long it could not be read; ``missed_rows``, how many rows
-        were gone before they could be read."""
+        were gone before they could be read; ``shrunk_parts``, how many parts of it were found to
+        end before what was read of them."""
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Seek past the first `rows_consumed` rows, which end with `cut`; never goes back."""

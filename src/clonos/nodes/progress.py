@@ -64,6 +64,19 @@ OUTAGES: Final = {
     ),
 }
 """By counter, what is told of it."""
+MISSING: Final = {
+    "missed_rows": (
+        "rows of its source were gone before they could be read ({n:,} so far), and the job goes "
+        "on without them. Keep rows for longer than it may be behind or stand still. The log of "
+        "its process says where they were"
+    ),
+    "shrunk_parts": (
+        "its source, or a part of it, ends before what was read of it: its server has lost rows, "
+        "or it was deleted and made again. Rows that come before what was read are not in the job. "
+        "The log of its process says where that is"
+    ),
+}
+"""By counter, what is told of it, once for each task."""
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 _MOST_ANSWERS: Final = ": most_answers"
@@ -136,7 +149,7 @@ class Chronicle:
         self._levels: dict[int, tuple[Note, float]] = {}  # by task: the last change, and when
         self._weaker = set[int]()  # tasks about which a warning was given ...
         self._refused = set[int]()
-        self._poorer = set[int]()
+        self._poorer = set[tuple[str, int]]()
         self._away = set[tuple[str, int]]()
         self._tight = set[Cell]()  # ... and cells: each is in one process
         self._talkative = set[str]()  # operators
@@ -166,15 +179,12 @@ class Chronicle:
         return missed or self._outage(sample) or self._tightness(sample) or self._endless(sample)
 
     def _missing(self, sample: Sample) -> str | None:
-        rows = sample.counters.get("missed_rows", 0)
-        if not rows or sample.task in self._poorer:
-            return None
-        self._poorer.add(sample.task)
-        return (
-            f"{self._names[sample.task]}: rows of its source were gone before they could be read "
-            f"({rows:,} so far), and the job goes on without them. Keep rows for longer than it "
-            "may be behind or stand still. The log of its process says where they were"
-        )
+        for counter, warning in MISSING.items():
+            count, key = sample.counters.get(counter, 0), (counter, sample.task)
+            if count and key not in self._poorer:
+                self._poorer.add(key)
+                return f"{self._names[sample.task]}: {warning.format(n=count)}"
+        return None
 
     def _outage(self, sample: Sample) -> str | None:
         for counter, warning in OUTAGES.items():

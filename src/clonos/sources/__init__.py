@@ -391,7 +391,7 @@ def redis(
         head=ParseFields(fields),
         ends=False,
         begins_now=start == "latest",
-        reads=found.names,
+        reads=found.reads,
         forget=found.forget,
     )
 

@@ -143,6 +143,7 @@ class PrefetchThread:
             said = {
                 "source_away_s": int(self._reader.outage.away_s),
                 "missed_rows": self._reader.missed,
+                "shrunk_parts": self._reader.shrunk,
             }
             found |= {name: count for name, count in said.items() if count}
         return found

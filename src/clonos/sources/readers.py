@@ -108,11 +108,14 @@ class CutReader(BaseReader):
         What it says while it waits for a server.
     missed
         The number of rows that are known to have been gone before it could read them.
+    shrunk
+        How many parts of the source were found to end before what was read of them.
     """
 
     cut = b""
     outage = Outage("")  # without one of its own it never waits
     missed = 0
+    shrunk = 0
 
     def look(self, *, is_idle: bool) -> int | None:
         """The number of unread rows; None: unknown.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from zlib import crc32
 
 import msgpack
@@ -43,6 +43,7 @@ METADATA: Final = (
 
 _FIRST: Final = "0-0"
 _LAST_OF_MS: Final = (1 << 64) - 1
+_IN_DATABASE: Final = " in database "
 
 _LOG: Final = logging.getLogger("clonos")
 
@@ -89,8 +90,9 @@ def decode(cut: bytes) -> dict[str, Span]:
 
 
 def forget(cut: bytes, streams: Collection[str]) -> bytes:
-    """A cut without these streams; empty if nothing is left."""
-    left = {stream: span for stream, span in decode(cut).items() if stream not in streams}
+    """A cut without these streams, named as in `Streams.reads`; empty if nothing is left."""
+    gone = {*streams, *(name.rpartition(_IN_DATABASE)[0] for name in streams)}
+    left = {stream: span for stream, span in decode(cut).items() if stream not in gone}
     return encode(left) if left else b""
 
 
@@ -132,6 +134,13 @@ class Streams:
         return f"Redis at {parts.hostname or parts.path}:{parts.port or 6379}"
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The streams, with the database unless it is the first: a server has several, and streams
+        of one name in each."""
+        number = _database(self.url)
+        return tuple(f"{name}{_IN_DATABASE}{number}" if number else name for name in self.names)
+
+    @property
     def schema(self) -> pa.Schema:
         """The schema of readers: each field as bytes."""
         fields = [pa.field(name, pa.binary()) for name in self.columns]
@@ -157,6 +166,7 @@ class RedisReader(CutReader):
         self._last: dict[str, str] = {}  # the last delivered id
         self._passed: dict[str, int] = {}  # how many entries each stream had up to that id
         self._told: set[str] = set()  # streams of which entries are known to be missing
+        self._ends: dict[str, str] = {}  # the last id of streams that end before what was read
         self._check_at = 0.0
         self._turn = 0  # which stream comes first in the next batch
         self._full = 0  # how many had as many entries as were asked for
@@ -168,6 +178,7 @@ class RedisReader(CutReader):
         spans = decode(cut) if cut else {}
         self._last = {stream: span.last for stream, span in spans.items()}
         self._passed = {s: span.passed for s, span in spans.items() if span.passed is not None}
+        self._ends = {}
         self._check_at = 0.0
         if self._client is None:
             self._client = self._streams.connect()
@@ -190,6 +201,8 @@ class RedisReader(CutReader):
             if time.monotonic() >= self._check_at:
                 self._check()
             found = self._client.xread({name: self._last[name] for name in order}, count, wait_ms)
+            if isinstance(found, dict):  # with ?protocol=3 in the URL
+                found = [(stream, entries) for stream, (entries,) in found.items()]
         except driver().RedisError as error:
             self._wait(error)
             return None
@@ -276,17 +289,23 @@ class RedisReader(CutReader):
         return found
 
     def _check(self) -> None:
-        """Warn of entries that were removed before they were read, once per stream."""
+        """Warn of entries that were removed before they were read, once per stream; and of a stream
+        that ends before what was read."""
         self._check_at = time.monotonic() + CHECK_S
         names = sorted(self._last)
         with self._client.pipeline(transaction=False) as asked:
             for stream in names:
                 asked.xinfo_stream(stream)
-            answers = asked.execute(raise_on_error=False)
+            asked.execute_command("HELLO")
+            *answers, hello = asked.execute(raise_on_error=False)
         for stream, info in zip(names, answers, strict=True):
+            is_gone = isinstance(info, Exception) and "no such key" in str(info)
+            if is_gone or not isinstance(info, Exception):
+                end = _FIRST if is_gone else info["last-generated-id"].decode()
+                self._look_at_end(stream, end, is_primary=_is_primary(hello))
             if isinstance(info, Exception):
                 # A stream that is not there yet has had no entries.
-                passed = 0 if self._last[stream] == _FIRST and "no such key" in str(info) else None
+                passed = 0 if is_gone and self._last[stream] == _FIRST else None
             else:
                 passed = _passed(info, self._last[stream])
             if passed is None:
@@ -304,6 +323,37 @@ class RedisReader(CutReader):
                     stream,
                     missing,
                 )
+
+    def _look_at_end(self, stream: str, end: str, *, is_primary: bool) -> None:
+        """Notice a stream whose new entries come before what was read, so that they are not read.
+
+        A server that has come back without its last entries, and a replica that lags, have fewer
+        entries, too. What they have was read, and new entries of a primary get greater ids.
+        """
+        last, before = self._last[stream], self._ends.get(stream)
+        if _order(end) >= _order(last) or last.endswith(f"-{_LAST_OF_MS}"):  # or begins at a time
+            self._ends.pop(stream, None)
+            return
+        self._ends[stream] = end
+        if before is not None and _order(end) > _order(before) and is_primary:
+            raise SourceError(
+                f"stream {stream!r} was made again with lower ids: entries up to {end} are new, "
+                f"and the job has read up to {last}",
+                where=self._streams.place,
+                remedy="start the job afresh, with another checkpoint_dir; or read the new stream "
+                "in a source of another name (upgrade=True, drop_state=)",
+            )
+        if end != _FIRST and before in {None, _FIRST}:
+            self.shrunk += 1
+            _LOG.warning(
+                "%s: stream %r ends at %s, before %s, which the job has read. Either the server "
+                "has lost its last entries, or the stream was deleted and made again. The job goes "
+                "on behind what it has read; entries with lower ids are not in it.",
+                self._streams.place,
+                stream,
+                end,
+                last,
+            )
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         while True:
@@ -396,6 +446,25 @@ def _passed(info: Mapping[str, Any], last: str) -> int | None:
     if not info["length"] or _order(info["last-entry"][0].decode()) <= at:
         return added
     return added - int(info["length"]) if _order(info["first-entry"][0].decode()) > at else None
+
+
+def _is_primary(hello: Any) -> bool:
+    """Whether a server says, in its answer to HELLO, that it takes writes."""
+    if isinstance(hello, list):
+        hello = dict(zip(hello[::2], hello[1::2], strict=False))
+    return isinstance(hello, dict) and hello.get(b"role") == b"master"
+
+
+def _database(url: str) -> int:
+    """The number of the database in a URL, as the client finds it."""
+    parts = urlsplit(url)
+    asked = parse_qs(parts.query).get("db") or [unquote(parts.path).replace("/", "")]
+    if parts.scheme == "unix":  # whose path is that of a file
+        asked = parse_qs(parts.query).get("db") or [""]
+    try:
+        return int(asked[0])
+    except ValueError:
+        return 0
 
 
 def _order(number: str) -> tuple[int, int]:
