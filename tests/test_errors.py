@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from clonos import errors
 from clonos.core.decisions import Fail
+from clonos.errors import SourceError, masked
 from clonos.nodes.errors import failure_of
 from clonos.sources.files_reader import FileList
 from clonos.storage.files import files_of
@@ -51,3 +53,42 @@ def test_not_even_its_cause_tells_keys(opened):
 def test_what_a_slot_reports_by_name_is_known():
     fail = Fail(task=0, error="UnusableStore", message="no such bucket")
     assert type(failure_of(fail, "out[0]")) is errors.UnusableStore
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("token", "access_token", "authToken", "api_key", "apikey", "api-key", "APIKEY", "key"),
+        *("sig", "signature", "X-Amz-Signature", "X-Amz-Credential", "X-Amz-Security-Token"),
+        *("AWSAccessKeyId", "access_key", "accountKey", "subscription-key", "password", "passwd"),
+        *("pwd", "pass", "client_secret", "SharedAccessKey", "auth", "jwt"),
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot read s3://bucket/job?region=eu&{}=S3CR/ET%20x",
+        "Max retries exceeded with url: /v1?{}=S3CR/ET&region=eu (Caused by ...)",
+        "('https://api.example/?{}=S3CR/ET')",
+        "jdbc:sqlserver://db;{}=S3CR/ET;database=shop",
+        "https://me.example/#{}=S3CR/ET",
+    ],
+)
+def test_parameters_of_uris_that_are_secrets_are_not_shown(name, text):
+    error = SourceError(text.format(name), remedy=f"see {text.format(name)}")
+    assert "S3CR" not in str(error)
+    assert "ET" not in str(error)
+    assert f"{name}=***" in error.what
+    assert json.loads(masked(json.dumps(f'"{text.format(name)}"'))), "it is still JSON"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://api.example/?signal=on&design=new&monkey=1&author=me&compass=n&passage=2&keys=3",
+        "say retry_token=3; token=4 is another",
+        "s3://bucket/job?region=eu&endpoint_override=localhost:9000&scheme=http",
+    ],
+)
+def test_what_is_no_secret_is_shown(text):
+    assert masked(text) == text

@@ -38,6 +38,10 @@ def test_keys_of_a_sink_are_no_part_of_the_graph(kind):
     was, now = described("s3://KEY:SEC/RET@bucket/out"), described("s3://NEW:KEY@bucket/out")
     assert "RET" not in json.dumps(was)
     require_same(was, now, "graph.json")
+    was, now = (described(f"abfs://out@acme/x?account_key={key}") for key in ("OLD", "NEW"))
+    assert "OLD" not in json.dumps(was)
+    require_same(was, now, "graph.json")
+    was, now = described("s3://KEY:SEC/RET@bucket/out"), described("s3://NEW:KEY@bucket/out")
     with pytest.raises(OtherJob, match="bucket/elsewhere"):
         require_same(was, described("s3://NEW:KEY@bucket/elsewhere"), "graph.json")
 

@@ -8,9 +8,19 @@ from typing import Any, ClassVar, Final
 _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
 """A secret may contain an unescaped slash; a user name without a secret is not masked."""
 
+_PARAMETER: Final = re.compile(
+    r"""([?&;\#](?:[\w.%-]*(?:token|secret|passw|passphrase|credential|signature)[\w.%-]*
+    |[\w.%-]*(?:api|access|account|shared|private|subscription|auth)[_-]?key(?:[_-]?id)?
+    |(?:[\w.-]+[_-])?(?:key|sig|pwd|pass|auth|authorization|jwt|sas))=)
+    [^&\#\s"'<>\\]+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A parameter of a URI that may be a secret, by its name."""
+
 
 def masked(text: str) -> str:
-    """Return a text without the keys and user names in its URIs.
+    """Return a text without the keys and user names in its URIs, and without those of their
+    parameters whose names are those of secrets.
 
     Examples
     --------
@@ -18,8 +28,10 @@ def masked(text: str) -> str:
     'cannot read s3://***@bucket/job'
     >>> masked("abfss://container@account/job and tls://slot-3@10.0.0.1:4000")
     'abfss://container@account/job and tls://slot-3@10.0.0.1:4000'
+    >>> masked("POST https://api.example/v1?region=eu&api_key=abc failed")
+    'POST https://api.example/v1?region=eu&api_key=*** failed'
     """
-    return _KEY.sub("***@", text)
+    return _PARAMETER.sub(r"\1***", _KEY.sub("***@", text))
 
 
 class ClonosError(Exception):

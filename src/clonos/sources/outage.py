@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from clonos.errors import masked
+
 PAUSE_S: Final = 0.1
 """Time between two attempts."""
 SILENT_S: Final = 5.0
@@ -58,7 +60,7 @@ class Outage:
             self._is_said = True
             self._warn(
                 f"{self._place}: for {now - self._since:.0f} s it cannot be read: "
-                f"{told.rstrip('.')}. It is tried again until it works."
+                f"{masked(told).rstrip('.')}. It is tried again until it works."
             )
         self._sleep(PAUSE_S)
 
