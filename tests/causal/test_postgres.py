@@ -170,6 +170,36 @@ def test_a_database_that_is_gone(where):
         nowhere.open(where, "1", "e")
 
 
+@pytest.mark.timeout(60)
+def test_a_database_that_hangs(holder, where, postgres, monkeypatch):
+    """Its kernel still answers, so the connection does not end by itself."""
+    monkeypatch.setattr(store, "ANSWER_S", 1.0)
+    one = holder()
+    assert one.open(where, "1", "e").owner
+    pid = one._connection.info.backend_pid
+    with psycopg.connect(postgres, autocommit=True) as other:
+        (told,) = other.execute(
+            "select application_name from pg_stat_activity where pid = %s", [pid]
+        ).fetchone()
+    assert told == "clonos answers"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(causal.LogUnreachable, match="does not answer"):
+            one.append(where, "e", b"one")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    again = one.open(where, "2", "e", take_over=True)
+    one.append(where, "e", b"two")
+    assert one.read(where, 0).chunks[again.length :] == (b"two",)
+
+
+def test_the_server_breaks_off_statements_of_its_own_accord(holder, where):
+    one = holder()
+    assert one.open(where, "1", "e").owner
+    (limit,) = one._connection.execute("show statement_timeout").fetchone()
+    assert limit == "5min"
+
+
 def test_no_password_is_told(where):
     broken = store.PostgresHolder("postgresql://me:hunter/two@127.0.0.1:1/x", 1000)
     with pytest.raises(clonos.errors.DefinitionError, match="cannot be understood") as caught:

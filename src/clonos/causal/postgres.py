@@ -10,10 +10,13 @@ Use a direct connection, or a pooler in session mode: advisory locks belong to s
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from clonos.causal import errors
@@ -22,12 +25,19 @@ from clonos.causal.book import CHUNK_OVERHEAD, SEED_BYTES
 from clonos.causal.entries import Entry, decode_chunk
 from clonos.errors.causal import LogBroken, LogUnreachable
 from clonos.extras import imported
-from clonos.postgres import Server
+from clonos.postgres import STATEMENT_MS, Server
+from clonos.storage.watchdog import Watchdog
 
 POLL_S: Final = 0.05
 """How often an attempt that follows another one polls for news."""
 
 READ_BYTES_MAX: Final = 16 << 20
+
+ANSWER_S: Final = 30.0
+"""A request is broken off after this long without an answer: the server is frozen, though its
+kernel is not ..."""
+MORE_S: Final = STATEMENT_MS / 1000
+"""... or this much later, if it deletes or searches logs: the server breaks it off, too."""
 
 _SCHEMA: Final = """
 create table if not exists clonos_scopes (
@@ -68,6 +78,9 @@ class PostgresHolder:
         self._process = secrets.token_hex(8)
         self._lock = threading.RLock()
         self._connection: Any = None
+        self._socket: socket.socket | None = None  # the connection's, under a number of our own
+        self._cutting = threading.Lock()
+        self._watchdog = Watchdog(self._cut, ANSWER_S)
         self._owned: dict[m.AnswerKey, tuple[int, int]] = {}  # log, incarnation
         self._ids: dict[m.AnswerKey, int] = {}
 
@@ -93,7 +106,7 @@ class PostgresHolder:
             self._ids[key] = log
             return m.Opened(owns or take_over, length, seed, self._is_shared(sql, key, execution))
 
-        return self._do(run)
+        return self._do(run, MORE_S)
 
     def append(self, key: m.AnswerKey, execution: str, chunk: bytes) -> None:
         def run(sql: Any) -> None:
@@ -158,7 +171,7 @@ class PostgresHolder:
                         seen += 1
             return None
 
-        return self._do(run)
+        return self._do(run, MORE_S)
 
     def close_log(self, key: m.AnswerKey) -> None:
         self._ids.pop(key, None)
@@ -174,25 +187,39 @@ class PostgresHolder:
         """Nothing to do: the end of its connection shows that a process is dead."""
 
     def forget(self, scope: str) -> None:
-        self._do(lambda sql: sql.execute("delete from clonos_scopes where scope = %s", [scope]))
+        forgotten = "delete from clonos_scopes where scope = %s"
+        self._do(lambda sql: sql.execute(forgotten, [scope]), MORE_S)
 
     def close(self) -> None:
         """End the connection, and with it the ownership of logs."""
         with self._lock:
             connection, self._connection = self._connection, None
             self._owned.clear()
+            self._watchdog.close()
+            with self._cutting:
+                if self._socket is not None:
+                    self._socket.close()
+                self._socket = None
             if connection is not None:
                 connection.close()
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _do(self, run: Callable[[Any], T]) -> T:
+    def _cut(self) -> None:
+        """Break off the request under way: for the watchdog's thread."""
+        with self._cutting:
+            if self._socket is not None:
+                with suppress(OSError):  # it has just ended by itself
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _do(self, run: Callable[[Any], T], more_s: float = 0.0) -> T:
         """Run something in one transaction. A broken connection loses all locks."""
         psycopg = _psycopg()
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = self._connect(psycopg)
+                    self._connection = self._connect()
+                self._watchdog.begin(more_s)
                 with self._connection.transaction(), self._connection.cursor() as sql:
                     return run(sql)
             except psycopg.OperationalError as error:
@@ -207,10 +234,15 @@ class PostgresHolder:
                     f"the database of the log refuses: {self._server.told(error)[:300]}",
                     remedy="check that the role may create and change the tables clonos_*",
                 ) from None
+            finally:
+                self._watchdog.end()
 
-    def _connect(self, psycopg: Any) -> Any:
+    def _connect(self) -> Any:
         _ = self._server.parameters  # raises where libpq would tell parts of a password
-        connection = psycopg.connect(self._server.dsn, autocommit=True, connect_timeout=10)
+        connection = self._server.connect("clonos answers", autocommit=True)
+        with self._cutting:
+            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._watchdog.begin()
         try:
             with connection.transaction():
                 # Serialize: creating the same table twice at the same time would fail.
