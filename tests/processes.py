@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,27 @@ def kill(process: Any) -> None:
     """Returns when it is gone."""
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open no files meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        newest = os.dup(0)
+        held.append(newest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (newest + 1, limits[1]))
+        while True:  # numbers below it may be free
+            try:
+                held.append(os.dup(0))
+            except OSError:
+                break
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for number in held:
+            os.close(number)
 
 
 def is_there(pid: int) -> bool:

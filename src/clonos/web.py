@@ -10,6 +10,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from clonos.shortage import PAUSE_S, Shortage
+
 IDLE_S: Final = 5.0
 """How long a connection may wait for its next request."""
 
@@ -52,6 +54,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._ends: dict[Any, float] = {}  # until when what a connection is at may take
         self._idle: set[Any] = set()  # those that wait for their next request
         self._is_closed = False
+        self._shortage = Shortage(f"http://{address[0]}:{address[1]}")
         super().__init__(address, handler)
 
     @property
@@ -90,6 +93,14 @@ class BoundedServer(ThreadingHTTPServer):
             idle = list(self._idle)
         for connection in idle:
             _cut_off(connection)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if self._shortage.is_one(error):
+                time.sleep(PAUSE_S)
+            raise  # the base class takes it for a client that has gone
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from clonos.sources.offered import OFFERED
 from clonos.sources.spool import Spool
 from clonos.sources.spool_reader import SpoolReader
 from clonos.testing.harness import Source, StepHarness
-from tests.processes import free_port, kill, start
+from tests.processes import free_port, kill, no_more_files, start
 
 DAY_MS = 86_400_000
 
@@ -419,3 +419,22 @@ def test_whatever_was_thanked_for_is_there_though_the_process_is_killed(tmp_path
 def test_what_slots_are_sent_has_no_secrets():
     source = clonos.sources.webhook(1, schema="id long", token="open")
     assert replace(source).__getstate__()["inlet"] is None
+
+
+def test_without_files_to_open_it_waits_and_does_not_spin(tmp_path, caplog):
+    hook = Hook(tmp_path)
+    with socket.socket() as sender:
+        with no_more_files():
+            began = time.process_time()
+            sender.connect(("127.0.0.1", hook.port))
+            body = b'{"id": 7}'
+            head = f"POST /orders HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            sender.sendall(head + body)
+            time.sleep(1.5)
+            assert time.process_time() - began < 0.4
+        (said,) = caplog.messages
+        assert said.startswith("http://127.0.0.1:")
+        assert "ulimit -n" in said
+        sender.settimeout(30)
+        assert sender.recv(100).startswith(b"HTTP/1.1 200")
+    hook.feed.close()

@@ -32,6 +32,7 @@ from clonos.transport.sockets import SystemSockets
 from clonos.transport.states import State
 from clonos.transport.streams import Incoming, Outgoing
 from clonos.transport.tls import Identity
+from tests.processes import no_more_files
 
 from .conftest import (
     AUTHORITY,
@@ -535,3 +536,20 @@ def test_what_was_said_to_another_process_at_this_port_opens_nothing() -> None:
     assert heard == []
     assert after.strangers_refused == 1
     after.shutdown()
+
+
+def test_without_files_to_open_it_waits_and_does_not_spin(caplog) -> None:
+    plane = Plane(LOOPBACK, SECRET, "job", Inbox())
+    where = urlsplit(plane.address)
+    with socket.socket() as caller:
+        with no_more_files():
+            caller.connect((where.hostname, where.port))
+            until, turns = time.monotonic() + 1.5, 0
+            while time.monotonic() < until:
+                plane.poll(0.1)
+                turns += 1
+        assert 10 < turns < 40
+        (said,) = caplog.messages
+        assert "no connection can be accepted: Too many open files" in said
+        wait_for(lambda: (plane.poll(0.1), len(plane._strangers))[1] == 1)
+    plane.shutdown(0.1)

@@ -32,6 +32,7 @@ from clonos.errors import (
     PeerUnreachable,
     PlaintextRefused,
 )
+from clonos.shortage import PAUSE_S, Shortage
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -189,7 +190,8 @@ class Plane:
         self._things: list[Thing] = []
         self._selector = sockets.selector()
         self._selector.register(self._listener, _READ)
-        self._lets_in = True
+        self._lets_in, self._lets_in_at = True, 0.0
+        self._shortage = Shortage(host)
         self._selector.register(self._inbox, _READ)
 
     @property
@@ -210,7 +212,8 @@ class Plane:
             other threads have put into the inbox.
         """
         self.flush()
-        if not (self._lets_in or self._closing) and self._has_room():
+        may_let_in = not self._closing and self.listened_s >= self._lets_in_at
+        if may_let_in and not self._lets_in and self._has_room():
             self._lets_in = True
             self._selector.register(self._listener, _READ)
         if timeout_s <= 0 or self._things or not self._inbox.may_sleep():
@@ -431,8 +434,11 @@ class Plane:
         while self._has_room():
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # all are accepted, or the client has gone again
-                return
+            except OSError as error:
+                if self._shortage.is_one(error):
+                    self._lets_in_at = self.listened_s + PAUSE_S
+                    break
+                return  # all are accepted, or the client has gone again
             connection.setblocking(False)
             peer = f"tcp://{address[0]}:{address[1]}"
             tls = self._keys.server() if self._keys else None
