@@ -44,10 +44,10 @@ class Bench:
         given = {"client_id": self.client_id, "port": self.port, "value": "text", **options}
         return clonos.sources.mqtt("127.0.0.1", given.pop("topics", f"{self.topic}/+"), **given)
 
-    def feed(self, spool: str = "spool") -> InletFeed:
+    def feed(self, spool: str = "spool", **options: Any) -> InletFeed:
         """One life of the driver's end."""
         at = Spool(f"{self.folder}/{spool}", 1)
-        made = InletFeed("sensors", self.source().inlet, at, self.errors.append)
+        made = InletFeed("sensors", self.source(**options).inlet, at, self.errors.append)
         made.start()
         return made
 
@@ -309,13 +309,36 @@ def test_a_broker_that_is_busy_is_asked_again(bench, caplog):
     assert any("refuses the connection" in record.getMessage() for record in caplog.records)
 
 
+def test_a_message_that_is_too_long_ends_the_job_and_is_not_lost(bench):
+    feed = bench.feed(message_bytes=3)
+    for text in (b"abc", b"long", b"longer"):
+        bench.publisher.publish(f"{bench.topic}/0", text, qos=1).wait_for_publish(60)
+    assert [row["value"] for row in bench.rows(1)] == [b"abc"]
+    until = time.monotonic() + 60
+    while not bench.errors:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    feed.close()
+    (error,) = bench.errors
+    assert isinstance(error, SourceError)
+    assert f"a message of '{bench.topic}/0' has 4 bytes, more than the 3 that" in str(error)
+    assert "message_bytes=" in error.remedy
+    feed = bench.feed("other")
+    rows = bench.rows(2, "other")
+    while not {b"long", b"longer"} <= {row["value"] for row in rows}:  # "abc" may come again
+        rows = bench.rows(len(rows) + 1, "other")
+    feed.close()
+
+
 def test_what_no_broker_takes_is_said_at_once(bench):
     source = bench.source(topics="a/#/b")
     with pytest.raises(SourceError, match=r"no broker takes these topics \(a/#/b\)"):
         Session(source.inlet, lambda *_: True, bench.errors.append).start()
 
 
-@pytest.mark.parametrize("options", [{"topics": []}, {"topics": [""]}, {"client_id": ""}])
+@pytest.mark.parametrize(
+    "options", [{"topics": []}, {"topics": [""]}, {"client_id": ""}, {"message_bytes": 0}]
+)
 def test_wrong_arguments(options):
     given = {"topics": "t", "client_id": "c", "value": "text", **options}
     with pytest.raises(WrongType) as caught:

@@ -115,6 +115,7 @@ def mqtt(
     username: str | None = None,
     password: str | None = None,
     tls: bool = False,
+    message_bytes: int = 1 << 20,
     metadata: bool = False,
 ) -> SourceSpec:
     """Messages of an MQTT broker, one row each: an input without end.
@@ -141,6 +142,8 @@ def mqtt(
         By default 1883, or 8883 with `tls`.
     username, password
         Error messages never show them.
+    message_bytes
+        A longer message fails the job.
     metadata
         Add the columns ``key`` (null), ``topic`` and ``received_at``.
 
@@ -159,8 +162,12 @@ def mqtt(
         raise WrongType(
             "no topics or no client_id", where="mqtt", remedy="give both: neither may be empty"
         )
+    if message_bytes < 1:
+        raise WrongType(
+            f"message_bytes={message_bytes!r}", where="mqtt", remedy="give a number above 0"
+        )
     where = port if port is not None else (8883 if tls else 1883)
-    inlet = Mqtt(host, where, names, client_id, username, password, tls)
+    inlet = Mqtt(host, where, names, client_id, username, password, tls, message_bytes)
     # The broker's session goes on with what was subscribed to, and another one has other messages.
     reads = tuple(f"{name} for {client_id}" for name in sorted(set(names)))
     return _offered("mqtt", inlet, value, schema, "1 day", metadata=metadata, reads=reads)

@@ -33,7 +33,13 @@ busy, quota exceeded, rate exceeded."""
 
 @dataclass(frozen=True, repr=False)
 class Mqtt:
-    """An :class:`~clonos.sources.spec.Inlet`."""
+    """An :class:`~clonos.sources.spec.Inlet`.
+
+    Parameters
+    ----------
+    message_bytes
+        A longer message fails the job. The broker is not told: it would leave out such messages.
+    """
 
     host: str
     port: int
@@ -42,6 +48,7 @@ class Mqtt:
     username: str | None
     password: str | None
     is_secure: bool
+    message_bytes: int
 
     def __repr__(self) -> str:
         return f"<{self.place}>"
@@ -173,6 +180,17 @@ class Session:
     def _on_message(self, client: Any, userdata: Any, message: Any) -> None:
         del client, userdata
         connection = self.connection
+        if (nbytes := len(message.payload)) > self._mqtt.message_bytes:
+            self._end(
+                SourceError(
+                    f"a message of {_topic_of(message)!r} has {nbytes:,} bytes, more than the "
+                    f"{self._mqtt.message_bytes:,} that are taken",
+                    where=self._mqtt.place,
+                    remedy="give a larger message_bytes=, and start the job again: the broker "
+                    "sends the message again, unless it was published with QoS 0",
+                )
+            )
+            return
 
         def thank(is_durable: bool) -> None:
             self.thank(message, connection, is_durable=is_durable)
@@ -191,9 +209,14 @@ class Session:
             self._heard.set()
         elif may_pass:
             self._warn(why)
-        elif self._refusal is None:  # the client would keep trying until the job has ended
-            self._refusal = why
-            self._fail(self._failed(why))
+        else:  # the client would keep trying until the job has ended
+            self._end(self._failed(why))
+
+    def _end(self, error: SourceError) -> None:
+        """End the job, once."""
+        if self._refusal is None:
+            self._refusal = error.what
+            self._fail(error)
 
     def _warn(self, what: str) -> None:
         LOGGER.warning(
