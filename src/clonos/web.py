@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from clonos.shortage import PAUSE_S, Shortage
+
+_LOG: Final = logging.getLogger("clonos")
 
 IDLE_S: Final = 5.0
 """How long a connection may wait for its next request."""
@@ -29,6 +33,8 @@ class BoundedServer(ThreadingHTTPServer):
         Time for a request to arrive, and for its answer to leave.
     turned_away
         What those hear for whom there is no place.
+    warn
+        Called with a text, from the thread that serves.
 
     Raises
     ------
@@ -48,13 +54,14 @@ class BoundedServer(ThreadingHTTPServer):
         places: int,
         request_s: float,
         turned_away: bytes = b"",
+        warn: Callable[[str], object] = _LOG.warning,
     ) -> None:
         self._places, self._request_s, self._turned_away = places, request_s, turned_away
         self._lock = threading.Lock()
         self._ends: dict[Any, float] = {}  # until when what a connection is at may take
         self._idle: set[Any] = set()  # those that wait for their next request
         self._is_closed = False
-        self._shortage = Shortage(f"http://{address[0]}:{address[1]}")
+        self._shortage = Shortage(f"http://{address[0]}:{address[1]}", warn)
         super().__init__(address, handler)
 
     @property

@@ -17,6 +17,7 @@ import pytest
 
 import clonos
 from clonos.errors import ClonosError, SourceError, WrongType
+from clonos.sources import outage
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.mqtt_inlet import Session
 from clonos.sources.offered import OFFERED
@@ -36,6 +37,7 @@ class Bench:
         self.topic = f"open/{os.getpid()}/{next(_numbers)}"
         self.client_id = self.topic.replace("/", "-")
         self.errors: list[ClonosError] = []
+        self.said: list[str] = []
         self.publisher = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         self.publisher.connect("127.0.0.1", port)
         self.publisher.loop_start()
@@ -47,7 +49,9 @@ class Bench:
     def feed(self, spool: str = "spool", **options: Any) -> InletFeed:
         """One life of the driver's end."""
         at = Spool(f"{self.folder}/{spool}", 1)
-        made = InletFeed("sensors", self.source(**options).inlet, at, self.errors.append)
+        made = InletFeed(
+            "sensors", self.source(**options).inlet, at, self.errors.append, self.said.append
+        )
         made.start()
         return made
 
@@ -124,6 +128,7 @@ def test_a_message_of_an_earlier_connection_is_not_acknowledged_by_its_number():
         clonos.sources.mqtt("h", "t", client_id="c", value="text").inlet,  # type: ignore[arg-type]
         lambda *_: True,
         print,
+        print,
     )
     acknowledged: list[int] = []
     session._client = SimpleNamespace(ack=lambda mid, _: acknowledged.append(mid))
@@ -145,7 +150,7 @@ def test_a_topic_that_is_no_text_does_not_end_the_reading():
         return True
 
     inlet = clonos.sources.mqtt("h", "t", client_id="c", value="text").inlet
-    session: Any = Session(inlet, offer, print)  # type: ignore[arg-type]
+    session: Any = Session(inlet, offer, print, print)  # type: ignore[arg-type]
     for topic in (b"sensors/\xff/state", "größe".encode()):
         message = paho.MQTTMessage(1, topic)
         message.payload = b"7"
@@ -162,7 +167,7 @@ port, topic, client_id, uri = sys.argv[1:]
 source = clonos.sources.mqtt(
     "127.0.0.1", topic + "/+", client_id=client_id, port=int(port), value="text"
 )
-feed = InletFeed("sensors", source.inlet, Spool(uri, 1), print)
+feed = InletFeed("sensors", source.inlet, Spool(uri, 1), print, print)
 feed.start()
 print("listening", flush=True)
 sys.stdin.read()
@@ -191,7 +196,7 @@ def test_no_message_is_lost_though_the_process_is_killed(bench):
 def test_what_is_said_of_brokers_that_are_away_or_refuse(bench):
     away = bench.source(port=1, username="me", password="secret").inlet
     with pytest.raises(SourceError, match="cannot be reached") as caught:
-        away.open(lambda *_: True, print)
+        away.open(lambda *_: True, print, print)
     assert "secret" not in str(caught.value) + repr(bench.source(password="secret"))
 
 
@@ -218,6 +223,7 @@ class Broker:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+            self._process = None
 
 
 @pytest.fixture
@@ -230,7 +236,7 @@ def broker(mqtt_port):
         made.stop()
 
 
-def test_a_broker_that_refuses_who_connects_again_ends_the_job(broker, tmp_path, caplog):
+def test_a_broker_that_refuses_who_connects_again_ends_the_job(broker, tmp_path):
     broker.start("allow_anonymous true")
     bench = Bench(broker.port, tmp_path)
     feed = bench.feed()
@@ -244,18 +250,19 @@ def test_a_broker_that_refuses_who_connects_again_ends_the_job(broker, tmp_path,
     assert isinstance(error, SourceError)
     assert "refuses the connection: Not authorized" in str(error)
     assert error.remedy
-    assert any("the connection has ended" in record.getMessage() for record in caplog.records)
+    assert any(said.startswith("sensors: MQTT at 127.0.0.1:") for said in bench.said)
+    assert any("the connection has ended" in said for said in bench.said)
     bench.close()
 
 
-def test_a_broker_that_has_lost_the_session_is_told_of(broker, tmp_path, caplog):
+def test_a_broker_that_has_lost_the_session_is_told_of(broker, tmp_path):
     broker.start("allow_anonymous true")
     bench = Bench(broker.port, tmp_path)
     feed = bench.feed()
-    assert not caplog.records
+    assert not bench.said
     broker.start("allow_anonymous true")  # it keeps nothing on a disk
     until = time.monotonic() + 60
-    while not any("published meanwhile is lost" in r.getMessage() for r in caplog.records):
+    while not any("published meanwhile is lost" in said for said in bench.said):
         assert time.monotonic() < until, "messages are lost without a word"
         time.sleep(0.01)
     bench.publish(1)
@@ -297,7 +304,43 @@ def test_a_topic_that_is_refused_to_who_connects_again_ends_the_job_once(bench):
     assert "refuses a topic" in str(error)
 
 
-def test_a_broker_that_is_busy_is_asked_again(bench, caplog):
+def test_a_broker_that_stays_away_is_mentioned_once_and_when_it_is_back(
+    broker, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(outage, "SILENT_S", 1.0)
+    broker.start("allow_anonymous true")
+    bench = Bench(broker.port, tmp_path)
+    feed = bench.feed()
+    broker.stop()
+    until = time.monotonic() + 60
+    while not any("it cannot be reached" in said for said in bench.said):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(3)  # it goes on trying
+    broker.start("allow_anonymous true")
+    while not any(said.endswith("it works again") for said in bench.said):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    feed.close()
+    ended, away, *back = bench.said
+    assert "the connection has ended" in ended
+    assert "it cannot be reached. It is tried again until it works." in away
+    assert len(back) == 2, "and it has lost the session"
+    bench.close()
+
+
+def test_who_is_cut_off_again_and_again_says_so_once_a_minute(bench, caplog):
+    feed = bench.feed()
+    session: Any = feed._listener
+    for _ in range(5):
+        session._on_disconnect(None, None, None, "session taken over", None)
+    feed.close()
+    (said,) = bench.said
+    assert "the connection has ended (session taken over)" in said
+    assert len(caplog.messages) == 4, "the log has the others"
+
+
+def test_a_broker_that_is_busy_is_asked_again(bench):
     feed = bench.feed()
     session: Any = feed._listener
     busy = SimpleNamespace(is_failure=True, value=0x89)
@@ -306,7 +349,7 @@ def test_a_broker_that_is_busy_is_asked_again(bench, caplog):
     assert bench.rows(1)
     feed.close()
     assert not bench.errors
-    assert any("refuses the connection" in record.getMessage() for record in caplog.records)
+    assert any("refuses the connection" in said for said in bench.said)
 
 
 def test_a_message_that_is_too_long_ends_the_job_and_is_not_lost(bench):
@@ -333,7 +376,7 @@ def test_a_message_that_is_too_long_ends_the_job_and_is_not_lost(bench):
 def test_what_no_broker_takes_is_said_at_once(bench):
     source = bench.source(topics="a/#/b")
     with pytest.raises(SourceError, match=r"no broker takes these topics \(a/#/b\)"):
-        Session(source.inlet, lambda *_: True, bench.errors.append).start()
+        Session(source.inlet, lambda *_: True, bench.errors.append, print).start()
 
 
 @pytest.mark.parametrize(

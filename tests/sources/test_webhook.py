@@ -49,8 +49,11 @@ class Hook:
         self.source = clonos.sources.webhook(self.port, **given)
         self.spool = Spool(f"{folder}/spool", 1, backlog_bytes_max=1 << 20)
         self.errors: list[ClonosError] = []
+        self.said: list[str] = []
         assert self.source.inlet is not None
-        self.feed = InletFeed("hooks", self.source.inlet, self.spool, self.errors.append)
+        self.feed = InletFeed(
+            "hooks", self.source.inlet, self.spool, self.errors.append, self.said.append
+        )
         self.feed.start()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -280,7 +283,7 @@ def test_a_failure_ends_the_job_and_thanks_for_nothing(hook, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_named(hook, tmp_path):
-    again = InletFeed("again", hook.source.inlet, Spool(str(tmp_path / "x"), 1), print)
+    again = InletFeed("again", hook.source.inlet, Spool(str(tmp_path / "x"), 1), print, print)
     with pytest.raises(SourceError, match="nobody can listen there"):
         again.start()
     again.close()
@@ -365,7 +368,7 @@ import clonos
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.spool import Spool
 source = clonos.sources.webhook(int(sys.argv[1]), schema="id long")
-feed = InletFeed("hooks", source.inlet, Spool(sys.argv[2], 1), print)
+feed = InletFeed("hooks", source.inlet, Spool(sys.argv[2], 1), print, print)
 feed.start()
 print("listening", flush=True)
 sys.stdin.read()
@@ -421,7 +424,7 @@ def test_what_slots_are_sent_has_no_secrets():
     assert replace(source).__getstate__()["inlet"] is None
 
 
-def test_without_files_to_open_it_waits_and_does_not_spin(tmp_path, caplog):
+def test_without_files_to_open_it_waits_and_does_not_spin(tmp_path):
     hook = Hook(tmp_path)
     with socket.socket() as sender:
         with no_more_files():
@@ -432,8 +435,8 @@ def test_without_files_to_open_it_waits_and_does_not_spin(tmp_path, caplog):
             sender.sendall(head + body)
             time.sleep(1.5)
             assert time.process_time() - began < 0.4
-        (said,) = caplog.messages
-        assert said.startswith("http://127.0.0.1:")
+        (said,) = hook.said
+        assert said.startswith("hooks: http://127.0.0.1:")
         assert "ulimit -n" in said
         sender.settimeout(30)
         assert sender.recv(100).startswith(b"HTTP/1.1 200")

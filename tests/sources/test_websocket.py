@@ -91,6 +91,7 @@ class Bench:
     def __init__(self, folder: Any) -> None:
         self.folder, self.server = folder, Server()
         self.errors: list[ClonosError] = []
+        self.said: list[str] = []
 
     def source(self, **options: Any) -> Any:
         url = f"ws://me:word@127.0.0.1:{self.server.port}/feed?token=secret"
@@ -99,7 +100,9 @@ class Bench:
 
     def feed(self, **options: Any) -> InletFeed:
         at = Spool(f"{self.folder}/spool", 1)
-        made = InletFeed("prices", self.source(**options).inlet, at, self.errors.append)
+        made = InletFeed(
+            "prices", self.source(**options).inlet, at, self.errors.append, self.said.append
+        )
         made.start()
         return made
 
@@ -157,10 +160,12 @@ def test_it_connects_and_subscribes_again_and_says_that_messages_may_be_lost(ben
     assert values(bench.rows(3)) == [b"1", b"2", b"3"]
     assert bench.server.subscribed == ["all"]
     feed.close()
-    said = [record.getMessage() for record in caplog.records if record.name == "clonos"]
-    ended = [text for text in said if "the connection has ended" in text]
-    assert len(ended) == 2
-    assert f"ws://127.0.0.1:{port}/feed" in ended[0]
+    ended, *more = [text for text in bench.said if "the connection has ended" in text]
+    assert not more, "it is said once a minute"
+    assert ended.startswith(f"prices: websocket ws://127.0.0.1:{port}/feed: the connection")
+    logged = [record.getMessage() for record in caplog.records if record.name == "clonos"]
+    assert len([text for text in logged if "the connection has ended" in text]) == 1
+    said = [*bench.said, *logged]
     assert "word" not in "".join(said)
     assert "secret" not in "".join(said)
 
@@ -227,6 +232,7 @@ def test_a_server_that_is_busy_is_asked_again_unless_the_job_is_just_starting(be
     bench.server.status = HTTPStatus.SERVICE_UNAVAILABLE
     bench.server.hang_up()
     wait_for(lambda: len(bench.server.headers) >= 3)
+    assert any("it answers 503" in said for said in bench.said)
     bench.folder, here = bench.folder / "other", bench.folder  # whoever begins is the only writer
     with pytest.raises(SourceError, match="answers 503"):
         bench.feed()
@@ -271,7 +277,7 @@ def test_a_server_that_is_not_there_is_named():
     source = clonos.sources.websocket("ws://127.0.0.1:1/?token=secret", value="text")
     assert source.inlet is not None
     with pytest.raises(SourceError, match="cannot be reached") as caught:
-        source.inlet.open(lambda *_: True, print)
+        source.inlet.open(lambda *_: True, print, print)
     assert "secret" not in str(caught.value)
 
 
@@ -323,7 +329,7 @@ import clonos
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.spool import Spool
 source = clonos.sources.websocket(f"ws://127.0.0.1:{sys.argv[1]}/", subscribe="all", value="text")
-feed = InletFeed("prices", source.inlet, Spool(sys.argv[2], 1), print)
+feed = InletFeed("prices", source.inlet, Spool(sys.argv[2], 1), print, print)
 feed.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -365,7 +371,7 @@ def test_a_frozen_server_is_given_up_and_found_again(tmp_path, monkeypatch):
     source = clonos.sources.websocket(f"ws://127.0.0.1:{port}/", subscribe="all", value="text")
     errors: list[ClonosError] = []
     assert source.inlet is not None
-    feed = InletFeed("prices", source.inlet, Spool(uri, 1), errors.append)
+    feed = InletFeed("prices", source.inlet, Spool(uri, 1), errors.append, print)
     feed.start()
     session: Any = feed._listener
     first = session._connection

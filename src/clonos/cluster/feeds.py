@@ -164,7 +164,7 @@ class Feeds:
             first = self._tables.first(table)
             return Refresher(name, table, first, source.refresh_ms, spool, self._warn)
         if source.inlet is not None:
-            return InletFeed(name, source.inlet, spool, self._report)
+            return InletFeed(name, source.inlet, spool, self._report, self._warn)
         assert source.feeding is not None
         checkpoint = f"{self._folder(operator)}/query"
         return FeedingQuery(

@@ -54,12 +54,20 @@ class InletFeed:
     ----------
     report
         Called, from a separate thread, with the error that ended the feed.
+    warn
+        Called, from any thread, with what the user should hear.
     """
 
     def __init__(
-        self, name: str, inlet: Inlet, spool: Spool, report: Callable[[ClonosError], object]
+        self,
+        name: str,
+        inlet: Inlet,
+        spool: Spool,
+        report: Callable[[ClonosError], object],
+        warn: Callable[[str], object],
     ) -> None:
         self._name, self._inlet, self._spool, self._report = name, inlet, spool, report
+        self._warn = warn
         self._listener: Listener | None = None
         self._waiting: list[_Offered] = []
         self._nbytes = 0
@@ -76,7 +84,7 @@ class InletFeed:
             It cannot listen.
         """
         self._thread.start()
-        self._listener = self._inlet.open(self.offer, self.fail)
+        self._listener = self._inlet.open(self.offer, self.fail, self._tell)
 
     def offer(
         self, value: bytes, key: str | None, topic: str | None, thank: Callable[[bool], object]
@@ -112,6 +120,9 @@ class InletFeed:
             error = SourceError(f"messages cannot be kept: {in_short(error)}", where=self._name)
         self._report(error)
 
+    def _tell(self, text: str) -> None:
+        self._warn(f"{self._name}: {text}")
+
     def leave(self) -> None:
         """Begin to refuse messages."""
         with self._changed:
@@ -133,14 +144,14 @@ class InletFeed:
         try:
             while group := self._next():
                 self._keep(group)
-                _tell(group, is_durable=True)
+                _thank(group, is_durable=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, senders and the job must hear
             self.fail(error)
         finally:
             with self._changed:
                 self._is_over = True
                 group, self._waiting = [*group, *self._waiting], []
-            _tell(group, is_durable=False)
+            _thank(group, is_durable=False)
 
     def _next(self) -> list[_Offered]:
         """The messages that have come meanwhile; none when the feed is over."""
@@ -164,6 +175,6 @@ class InletFeed:
         )
 
 
-def _tell(group: list[_Offered], *, is_durable: bool) -> None:
+def _thank(group: list[_Offered], *, is_durable: bool) -> None:
     for offered in group:
         offered.thank(is_durable)

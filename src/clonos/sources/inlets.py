@@ -189,8 +189,8 @@ def websocket(
     disk below ``checkpoint_dir`` are in the job exactly once. The protocol can neither acknowledge
     nor resume. So messages are lost that the server sends while no driver is connected, or that the
     driver has read but not stored when it dies, unless the server sends them again by itself. The
-    logger ``clonos`` gets a warning whenever a connection ends. The driver needs
-    ``pip install "clonos[websocket]"``.
+    job warns when a connection ends, at most once a minute; the logger ``clonos`` has each of them.
+    The driver needs ``pip install "clonos[websocket]"``.
 
     Parameters
     ----------

@@ -6,7 +6,6 @@ with that id connects again, in whichever process.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -15,9 +14,8 @@ from typing import Any, Final
 
 from clonos.errors import SourceError
 from clonos.extras import imported
-from clonos.sources.spec import Fail, Offer
-
-LOGGER: Final = logging.getLogger("clonos")
+from clonos.sources.outage import Outage, Rarely
+from clonos.sources.spec import Fail, Offer, Warn
 
 CONNECT_S: Final = 10.0
 UNTHANKED: Final = 1000
@@ -58,9 +56,9 @@ class Mqtt:
         """The broker for messages, without the password."""
         return f"MQTT at {self.host}:{self.port}"
 
-    def open(self, offer: Offer, fail: Fail) -> Session:
+    def open(self, offer: Offer, fail: Fail, warn: Warn) -> Session:
         """See :class:`~clonos.sources.spec.Inlet`."""
-        session = Session(self, offer, fail)
+        session = Session(self, offer, fail, warn)
         try:
             session.start()
         except BaseException:
@@ -80,8 +78,10 @@ class Session:
         the earlier delivery, could therefore acknowledge another message.
     """
 
-    def __init__(self, mqtt: Mqtt, offer: Offer, fail: Fail) -> None:
-        self._mqtt, self._offer, self._fail = mqtt, offer, fail
+    def __init__(self, mqtt: Mqtt, offer: Offer, fail: Fail, warn: Warn) -> None:
+        self._mqtt, self._offer, self._fail, self._warn = mqtt, offer, fail, warn
+        self._warn_of_end, self._warn_of_delay = Rarely(warn), Rarely(warn)
+        self._outage = Outage(mqtt.place, warn, sleep=lambda _: None)
         self.connection = 0
         self._lock = threading.Lock()  # held while a message is acknowledged
         self._is_over = threading.Event()
@@ -104,6 +104,7 @@ class Session:
             self._client.tls_set()
         self._client.reconnect_delay_set(1, 10)
         self._client.on_connect = self._on_connect
+        self._client.on_connect_fail = self._on_connect_fail
         self._client.on_disconnect = self._on_disconnect
         self._client.on_subscribe = self._on_subscribe
         self._client.on_message = self._on_message
@@ -152,10 +153,9 @@ class Session:
             self._refuse(f"it refuses the connection: {reason}", may_pass=reason.value in _PASSES)
         else:
             if self.connection and not flags.session_present:
-                LOGGER.warning(
-                    "%s: it no longer knows of the job's session, so what was published meanwhile "
-                    "is lost. Have it keep sessions on a disk, and for longer.",
-                    self._mqtt.place,
+                self._warn(
+                    f"{self._mqtt.place}: it no longer knows of the job's session, so what was "
+                    "published meanwhile is lost. Have it keep sessions on a disk, and for longer."
                 )
             try:
                 client.subscribe([(topic, self._how) for topic in self._mqtt.topics])
@@ -169,13 +169,22 @@ class Session:
         wrong = [reason for reason in reasons if reason.is_failure]
         if wrong:
             self._refuse(f"it refuses a topic: {', '.join(map(str, wrong))}", may_pass=False)
+        else:
+            self._outage.over()
         self._heard.set()
+
+    def _on_connect_fail(self, *said: Any) -> None:
+        del said
+        if not self._is_over.is_set():
+            self._outage.wait("it cannot be reached")
 
     def _on_disconnect(self, *said: Any) -> None:
         with self._lock:
             self.connection += 1
         if not self._is_over.is_set():
-            self._warn(f"the connection has ended{f' ({said[3]})' if said else ''}")
+            what = f"the connection has ended{f' ({said[3]})' if said else ''}"
+            self._tell(self._warn_of_end, what)
+            self._outage.wait(what)
 
     def _on_message(self, client: Any, userdata: Any, message: Any) -> None:
         del client, userdata
@@ -208,7 +217,7 @@ class Session:
             self._refusal = why
             self._heard.set()
         elif may_pass:
-            self._warn(why)
+            self._tell(self._warn_of_delay, why)
         else:  # the client would keep trying until the job has ended
             self._end(self._failed(why))
 
@@ -218,12 +227,10 @@ class Session:
             self._refusal = error.what
             self._fail(error)
 
-    def _warn(self, what: str) -> None:
-        LOGGER.warning(
-            "%s: %s. It is tried again; the broker keeps what is published meanwhile, as long as "
-            "it is set to.",
-            self._mqtt.place,
-            what,
+    def _tell(self, warn: Warn, what: str) -> None:
+        warn(
+            f"{self._mqtt.place}: {what}. It is tried again; the broker keeps what is published "
+            "meanwhile, as long as it is set to."
         )
 
     def _failed(self, what: str) -> SourceError:

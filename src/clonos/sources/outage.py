@@ -11,10 +11,45 @@ from clonos.errors import masked
 
 PAUSE_S: Final = 0.1
 """Time between two attempts."""
+RARELY_S: Final = 60.0
 SILENT_S: Final = 5.0
 """A restart of a server that takes no longer causes no warning."""
 
 _LOG: Final = logging.getLogger("clonos")
+
+
+class Rarely:
+    """Passes on what is said again and again at most once a minute; the log has the rest.
+
+    Parameters
+    ----------
+    warn
+        Called with a text.
+
+    Examples
+    --------
+    >>> times = iter([0.0, 30.0, 60.0])
+    >>> rarely = Rarely(print, lambda: next(times))
+    >>> for _ in range(3):
+    ...     rarely("the connection has ended")
+    the connection has ended
+    the connection has ended
+    """
+
+    def __init__(
+        self, warn: Callable[[str], object], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._warn, self._now = warn, now
+        self._said_at: float | None = None
+
+    def __call__(self, text: str) -> None:
+        """Say this, to the user or to the log."""
+        now = self._now()
+        if self._said_at is not None and now - self._said_at < RARELY_S:
+            _LOG.warning("%s", masked(text))
+            return
+        self._said_at = now
+        self._warn(text)
 
 
 class Outage:

@@ -52,6 +52,10 @@ Fail = Callable[[Exception], object]
 """Called, from any thread, with the error that has ended the inlet; the job ends, too."""
 
 
+Warn = Callable[[str], object]
+"""Called, from any thread, with what the user should hear while the inlet goes on."""
+
+
 class Listener(Protocol):
     """An open inlet."""
 
@@ -62,8 +66,8 @@ class Listener(Protocol):
 class Inlet(Protocol):
     """A source of messages that are offered only once. The driver opens it."""
 
-    def open(self, offer: Offer, fail: Fail) -> Listener:
-        """Offer incoming messages, from the inlet's own threads.
+    def open(self, offer: Offer, fail: Fail, warn: Warn) -> Listener:
+        """Offer incoming messages, and warn, from the inlet's own threads.
 
         Raises
         ------

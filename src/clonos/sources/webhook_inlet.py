@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.errors import SourceError
-from clonos.sources.spec import Fail, Offer
+from clonos.sources.spec import Fail, Offer, Warn
 from clonos.web import BoundedServer, KeepAlive
 
 PLACES: Final = 64
@@ -69,10 +69,10 @@ class Webhook:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}{self.path}"
 
-    def open(self, offer: Offer, fail: Fail) -> _Server:
+    def open(self, offer: Offer, fail: Fail, warn: Warn) -> _Server:
         """See :class:`~clonos.sources.spec.Inlet`."""
         try:
-            server = _Server(self, offer)
+            server = _Server(self, offer, warn)
         except (OSError, OverflowError) as error:
             raise SourceError(
                 f"nobody can listen there: {error}",
@@ -101,7 +101,7 @@ class Webhook:
 
 
 class _Server(BoundedServer):
-    def __init__(self, hook: Webhook, offer: Offer) -> None:
+    def __init__(self, hook: Webhook, offer: Offer, warn: Warn) -> None:
         self.hook, self.offer = hook, offer
         super().__init__(
             (hook.host, hook.port),
@@ -109,6 +109,7 @@ class _Server(BoundedServer):
             places=PLACES,
             request_s=REQUEST_S,
             turned_away=_TURNED_AWAY,
+            warn=warn,
         )
         self._thread = threading.Thread(
             target=self.serve_forever, name="clonos-webhook", daemon=True

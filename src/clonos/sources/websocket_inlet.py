@@ -6,7 +6,6 @@ are lost, unless the server keeps them for later subscribers.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Mapping
@@ -17,10 +16,9 @@ from urllib.parse import urlsplit
 from clonos.blame import in_short
 from clonos.errors import SourceError, StoreAway
 from clonos.extras import imported
-from clonos.sources.spec import Fail, Offer
+from clonos.sources.outage import Rarely
+from clonos.sources.spec import Fail, Offer, Warn
 from clonos.storage.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retry
-
-LOGGER: Final = logging.getLogger("clonos")
 
 CONNECT_S: Final = 10.0
 SILENCE_S: Final = 10.0
@@ -71,9 +69,9 @@ class Websocket:
         """The topic of the messages."""
         return urlsplit(self.url).path or "/"
 
-    def open(self, offer: Offer, fail: Fail) -> Session:
+    def open(self, offer: Offer, fail: Fail, warn: Warn) -> Session:
         """See :class:`~clonos.sources.spec.Inlet`."""
-        session = Session(self, offer, fail)
+        session = Session(self, offer, fail, warn)
         session.start()
         return session
 
@@ -81,8 +79,9 @@ class Websocket:
 class Session:
     """A connection and its successors."""
 
-    def __init__(self, websocket: Websocket, offer: Offer, fail: Fail) -> None:
-        self._websocket, self._offer, self._fail = websocket, offer, fail
+    def __init__(self, websocket: Websocket, offer: Offer, fail: Fail, warn: Warn) -> None:
+        self._websocket, self._offer, self._fail, self._warn = websocket, offer, fail, warn
+        self._warn_of_end = Rarely(warn)
         self._client = _library("sync.client")
         self._errors = _library("exceptions")
         self._is_over = threading.Event()
@@ -110,7 +109,7 @@ class Session:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        retry = Retry(self._websocket.place, self._is_over.wait)
+        retry = Retry(self._websocket.place, self._is_over.wait, self._warn)
         pause_s = 0.0
         try:
             while True:
@@ -177,11 +176,9 @@ class Session:
                 remedy="give a larger message_bytes=, and start the job again; messages until "
                 "then are lost",
             ) from error
-        LOGGER.warning(
-            "%s: the connection has ended (%s). What is sent until the next one is lost, unless "
-            "the server keeps it.",
-            self._websocket.place,
-            in_short(error),
+        self._warn_of_end(
+            f"{self._websocket.place}: the connection has ended ({in_short(error)}). What is sent "
+            "until the next one is lost, unless the server keeps it."
         )
 
     def _connect(self) -> Any:
