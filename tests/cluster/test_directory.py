@@ -12,6 +12,7 @@ import pytest
 
 import clonos
 from clonos.cluster.directory import JobDirectory
+from clonos.cluster.sink_places import end_left
 from clonos.columns.formula import Column, Constant, apply
 from clonos.errors import BadDirectory, OtherJob, OtherJournal, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob
@@ -19,6 +20,7 @@ from clonos.graph.description import describe, differences
 from clonos.operators.operations import Project, Where
 from clonos.operators.stateless.columns import Projection
 from clonos.storage.journal import Journal
+from clonos.storage.tables import Table
 
 
 def compiled(
@@ -374,3 +376,39 @@ def test_a_graph_that_was_never_claimed_is_replaced(tmp_path):
     found = directory(tmp_path)
     found.read()
     assert found.retired(2) == ["one", "one_partial", "two", "two_partial"]
+
+
+def test_tables_that_a_graph_no_longer_writes_are_known_until_they_come_back(tmp_path):
+    def writing(*names: str) -> CompiledJob:
+        job = clonos.Job("tables")
+        rows = job.source(clonos.sources.from_batches([], "n long"))
+        for name in names:
+            rows.sink(clonos.sinks.table(f"/data/{name}"), name=name)
+        return job.compile()
+
+    directory(tmp_path).claim(writing("a", "b", "c"))
+    graphs = [("a",), ("d",), ("d", "a")]
+    lefts = [["b", "c"], ["a", "b", "c"], ["b", "c"]]
+    for version, (names, left) in enumerate(zip(graphs, lefts, strict=True), 1):
+        one = directory(tmp_path)
+        one.read()
+        one.announce(writing(*names), version)
+        if version != 2:  # else its driver dies before it has claimed it
+            one.claim(writing(*names), version)
+        found = directory(tmp_path)
+        found.read()
+        assert sorted(found.left(version)) == [[name, f"/data/{name}"] for name in left]
+
+
+def test_a_table_that_cannot_be_ended_is_told_of(tmp_path):
+    said: list[str] = []
+    mine, other = Table(str(tmp_path / "mine")), Table(str(tmp_path / "other"))
+    mine.create(pa.schema([("n", pa.int64())]), "job out")
+    other.create(pa.schema([("n", pa.int64())]), "another out")
+    places = [str(tmp_path / name) for name in ("mine", "other", "gone")]
+    left = [["out", place] for place in [*places, "s3://***@bucket/x"]]
+    end_left(left, "process", "job", said.append)
+    assert (mine.ended, other.ended) == (True, False)
+    (text,) = said
+    assert "the table of out, a sink that the job no longer has" in text
+    assert "s3://***@bucket/x: its keys are not known any more" in text

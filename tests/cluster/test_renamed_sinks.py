@@ -11,6 +11,8 @@ import pytest
 
 import clonos
 from clonos.errors import CannotUpgrade, OutputExists
+from clonos.sinks.data_source import finish
+from clonos.storage.tables import Table
 from tests.cluster.test_upgrade import all_the_rest, more, staged
 
 pytestmark = [
@@ -123,3 +125,34 @@ def test_a_sink_that_was_removed_comes_back(kit, spark, tmp_path):
     again_from = ROWS - (out.total() - before.total())
     assert before.total() < between.total() <= again_from < ROWS
     assert out == before + rows_of(kit, again_from)
+
+
+def test_a_table_whose_sink_was_removed_is_ended_with_the_job(kit, spark, tmp_path):
+    """Whoever reads it to its end would wait for ever."""
+    source = staged(kit, tmp_path, ROWS)
+
+    def make(*names: str) -> clonos.Job:
+        folder = str(tmp_path / "checkpoint")
+        job = clonos.Job("named", parallelism=1, checkpoint_dir=folder)
+        events = job.source(source, name="events", rows_per_second=1000.0)
+        kept = events.key_by("key").process(Passing(), "key string, n long", name="pass")
+        for name in names:
+            kept.sink(clonos.sinks.table(str(tmp_path / name)), name=name)
+        return job
+
+    running = make("all", "out", "back").start(spark)
+    kit.wait_rows(running, 100, sink="out")
+    running.upgrade(make("all"))
+    assert running.stop(settle="60 seconds")
+    running = make("all", "back").start(spark, upgrade=True)
+    assert not Table(str(tmp_path / "out")).ended, "it may come back"
+    all_the_rest(kit, tmp_path)
+    assert running.wait(300).is_complete
+    assert not running.warnings
+    assert [Table(str(tmp_path / name)).ended for name in ("all", "back", "out")] == [True] * 3
+    frame = spark.readStream.format("clonos").load(str(tmp_path / "out"))
+    query = frame.writeStream.format("memory").queryName("left").start()
+    finish(query, str(tmp_path / "out"), timeout_s=120)
+    assert spark.table("left").count() == sum(
+        s.rows for s in Table(str(tmp_path / "out")).segments()
+    )

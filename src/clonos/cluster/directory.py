@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from clonos.errors import BadDirectory, OtherExecution, OtherJob, UnreadableCheckpoint, masked
 from clonos.graph.compile import CompiledJob
-from clonos.graph.description import describe, names_of, require_same, with_reads
+from clonos.graph.description import describe, names_of, require_same, tables_of, with_reads
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
@@ -107,6 +107,7 @@ class JobDirectory:
         self._written: list[str] = []
         self._graphs: dict[int, Any] = {}  # by version of the plan; two while it is being replaced
         self._retired: list[str] = []  # operators that an earlier plan had
+        self._left: list[list[str]] = []  # tables to which an earlier plan wrote
         self._rewound: list[dict[str, Any]] = []
         self._rewound_then: list[dict[str, Any]] = []  # when the job was compared
         self._version_then = 0  # what was announced for later ones may not be in force
@@ -308,6 +309,7 @@ class JobDirectory:
             if "next" in about:
                 self._graphs[version + 1] = about["next"]
             self._retired = list(about.get("retired", []))
+            self._left = list(about.get("left", []))
             self._rewound = list(about.get("rewound", []))
             self._states = [(since, states) for since, states in about.get("states", [])]
             self.numbers = dict(about.get("numbers", {}))
@@ -356,6 +358,14 @@ class JobDirectory:
         gone = set(names_of(before)) - set(names_of(self.graph(version))) if before else set()
         return sorted({*self._retired, *gone})
 
+    def left(self, version: int) -> list[list[str]]:
+        """Sinks, and the tables to which they wrote, that the job with this version of the graph no
+        longer has."""
+        before = self.graph_before(version)
+        now = tables_of(self.graph(version))
+        found = [*self._left, *(tables_of(before) if before else ())]
+        return [one for n, one in enumerate(found) if one not in [*now, *found[:n]]]
+
     def graph_before(self, version: int) -> Any:
         """The graph that this version has replaced, until the job is claimed; None: none."""
         return self._graphs.get(version - 1)
@@ -400,7 +410,7 @@ class JobDirectory:
         another name in it.
         """
         self.numbers |= numbers or {}
-        self._retired = self.retired(version - 1)
+        self._retired, self._left = self.retired(version - 1), self.left(version - 1)
         # What was announced before for this version has not happened.
         self._states = [one for one in self._states if one[0] < version]
         self._rewound = self.rewound(version - 1)
@@ -420,7 +430,7 @@ class JobDirectory:
         """Write down that this is the checkpoint of this job. For the holder of the journal's
         lock."""
         self._graphs[version] = json.loads(json.dumps(describe(compiled)))
-        self._retired = self.retired(version)
+        self._retired, self._left = self.retired(version), self.left(version)
         self._graphs = {version: self._graphs[version]}
         self._put(version)
 
@@ -432,6 +442,7 @@ class JobDirectory:
             "written": self._written,
             "hash_seed": self.hash_seed,
             "retired": self._retired,
+            "left": self._left,
             "rewound": self._rewound,
             "numbers": self.numbers,
             "states": self._states,

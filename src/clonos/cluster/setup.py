@@ -31,7 +31,7 @@ from clonos.cluster.patience import Patience
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import seals_of, ship
-from clonos.cluster.sink_places import added_sinks, claimed, claims_of
+from clonos.cluster.sink_places import added_sinks, claimed, claims_of, end_left
 from clonos.cluster.stages import begins
 from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
@@ -557,6 +557,9 @@ class DriverSetup:
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""
         self._claims.end()
+        directory = self.directory
+        left = directory.left(self.keeper.version)
+        end_left(left, self.durability, directory.checkpoint_id, self.warn)
         self.feeds.complete()
         for operator, sink in self.sinks.items():
             if sink.kind == "spark_write" and not self.directory.is_written(operator):

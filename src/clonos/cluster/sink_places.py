@@ -7,12 +7,13 @@ it would be too late to refuse it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from clonos.errors import ClonosError, SinkFailed
 from clonos.graph.compile import CompiledJob
-from clonos.sinks.writers import Claims
+from clonos.sinks.writers import Claims, FolderClaim, TableWriter
 from clonos.storage.files import Durability
 from clonos.upgrade.renamed import has_a_trace
 from clonos.upgrade.shape import Shape
@@ -36,6 +37,23 @@ def added_sinks(graph: Mapping[str, Any] | None, compiled: CompiledJob) -> list[
         return None
     before, now = Shape(graph).sinks, Shape.of(compiled).sinks
     return [name for name, about in now.items() if before.get(name) != about]
+
+
+def end_left(
+    left: Collection[Sequence[str]], durability: Durability, owner: str, warn: Callable[[str], None]
+) -> None:
+    """The job is complete: end tables to which it wrote with an earlier graph. Their readers wait
+    for that."""
+    for name, path in left:
+        try:
+            if "***" in path:  # as the description of the job has it
+                raise SinkFailed("its keys are not known any more", where=path)
+            FolderClaim(TableWriter(path, durability), owner, name).end()
+        except ClonosError as error:
+            warn(
+                f"the table of {name}, a sink that the job no longer has, could not be ended, so "
+                f"its readers wait for more: {error.where}: {error.sentence}"
+            )
 
 
 @contextmanager

@@ -141,6 +141,14 @@ def names_of(description: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for task in tasks for name, *_ in task["operators"]))
 
 
+def tables_of(description: Mapping[str, Any]) -> list[list[str]]:
+    """The sinks in a description that write a table, each with the table's place."""
+    tasks = description["tasks"].values()
+    sinks = ((task["operators"][-1][0], task.get("sink")) for task in tasks)
+    found = ([name, sink[1]] for name, sink in sinks if sink and sink[0] == "table")
+    return [list(one) for one in dict.fromkeys(map(tuple, found))]
+
+
 def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
     """Raise `OtherJob` if a graph is not the one that a checkpoint describes.
 
