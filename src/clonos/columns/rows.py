@@ -29,6 +29,7 @@ RESULTS_MAX: Final = 10_000_000
 """So many rows may come of one call of a function. They are in memory together, because a call that
 fails leaves none."""
 
+FAR: Final = "time that Python lacks: it has only the years 1 to 9999"
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The exceptions that Arrow raises for a value that does not fit its column's type."""
 

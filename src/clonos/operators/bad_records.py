@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -51,7 +50,7 @@ class BadRecords:
         """Keep a bad record; if it is a batch, all of its rows."""
         told, place = _clean(describe(error)), place_of(error)
         is_batch = isinstance(record, pa.RecordBatch)
-        for each in _rows_of(record) if is_batch else [record]:
+        for each in rows_of(record) if is_batch else [record]:
             self._rows.append((from_ms(now_ms), operator, as_text(each), told, place))
 
     def take(self) -> pa.RecordBatch:
@@ -109,10 +108,20 @@ def _plain(value: Any) -> Any:
     return _shown(value)
 
 
-def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows; even those with values that Python lacks, such as a time after the year 9999."""
-    for i in range(batch.num_rows):
-        yield {n: value_of(c[i]) for n, c in zip(batch.schema.names, batch.columns, strict=True)}
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows; values that Python lacks, such as a time after the year 9999, are texts.
+
+    Examples
+    --------
+    >>> far = pa.array([0, 4_000_000], pa.date32())
+    >>> [str(row["day"]) for row in rows_of(pa.record_batch({"day": far}))]
+    ['1970-01-01', '12921-08-18']
+    """
+    try:
+        return batch.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError, pa.ArrowException):
+        columns = list(zip(batch.schema.names, batch.columns, strict=True))
+        return [{n: value_of(c[i]) for n, c in columns} for i in range(batch.num_rows)]
 
 
 def value_of(scalar: pa.Scalar) -> Any:

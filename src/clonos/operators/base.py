@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from clonos.columns.rows import describe, has_times, row_type, short, unreadable
+from clonos.columns.rows import FAR, describe, has_times, row_type, short, unreadable
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import (
     BudgetSpent,
@@ -276,7 +276,7 @@ class Operator:
             return batch
         found = unreadable(batch.select(list(columns)) if columns else batch)
         for row in found:
-            error = ValueError("a time that Python lacks: it has only the years 1 to 9999")
+            error = ValueError(f"a {FAR}")
             self.reject(error, batch.slice(row, 1), columns)
         if not found:
             return batch

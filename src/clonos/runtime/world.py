@@ -11,6 +11,7 @@ import pyarrow as pa
 from clonos.columns.batches import from_bytes, seal
 from clonos.core.events import Trial
 from clonos.core.program import Batch, Program
+from clonos.operators.bad_records import rows_of
 from clonos.runtime.trial import attempt
 
 SHOWN_MAX: Final = 300
@@ -39,5 +40,5 @@ class RealWorld:
         return seal(batch.payload.take(pa.array(rows, pa.int64())), digests=False)
 
     def show(self, batch: Batch) -> str:
-        text = str(batch.payload.slice(0, 1).to_pylist()[0])
+        text = str(rows_of(batch.payload.slice(0, 1))[0])
         return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
