@@ -148,6 +148,13 @@ REFUSED = {
     "t < current_timestamp()": "ctx.clock",
     "date_add(current_date(), 1)": "ctx.clock",
     "now()": "ctx.clock",
+    "timestamp'now'": "ctx.clock",
+    "s = '\U0001f600' and t < TIMESTAMP ' Today UTC'": "has another value each time",
+    'date"yesterday"': "ctx.clock",
+    "case when n = 1 then timestamp_ntz'tomorrow' else timestamp_ntz'2020-01-01' end": "ctx.clock",
+    "t < cast('now' as timestamp)": "when it plans a query",
+    "cast(concat('to', 'day') as date)": "when it plans a query",
+    "to_timestamp('epoch')": "when it plans a query",
     "try_add(n, 1)": "try_ function",
     "try_divide(n, 0)": "try_ function",
     "try_cast(s as int)": "try_ function",
@@ -188,6 +195,13 @@ REFUSED = {
     "hash(n)": "no Murmur3Hash",
     "null": "void",
 }
+
+
+def test_what_only_looks_like_a_time_of_now_is_computed():
+    columns = ["s = 'now' as a", "t > timestamp'epoch' as b", "t > timestamp'2020-01-01' as c"]
+    given = [[(1, 1, "now", START), (2, 1, "today", None)]]
+    found = result(stream(given, NARROW).selectExpr(*columns))
+    assert set(found) == {(True, True, True), (False, None, None)}
 
 
 @pytest.mark.parametrize("expression", REFUSED)

@@ -8,6 +8,7 @@ refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -69,6 +70,13 @@ _INSTEAD: Final = {
     "ScalaUDF": "apply it to the DataFrame before it becomes a source",
 }
 """What to write instead of an expression that is not in the table."""
+
+_SPECIAL_TEXT: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday|epoch)\b", re.IGNORECASE)
+_SPECIAL_LITERAL: Final = re.compile(
+    r"(?:date|timestamp(?:_ntz|_ltz)?)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_OF_TIME: Final = frozenset({"date", "timestamp", "timestamp_ntz"})
 
 _ANSI: Final = "set spark.sql.ansi.enabled to true"
 
@@ -212,6 +220,17 @@ def _elements(seq: Any) -> list[Any]:
     return [seq.apply(i) for i in range(seq.size())]
 
 
+def _written(part: Any) -> str:
+    """What the user has written of a part; empty if it was not parsed."""
+    origin = part.origin()
+    places = origin.sqlText(), origin.startIndex(), origin.stopIndex()
+    if not all(place.isDefined() for place in places):
+        return ""
+    text, start, stop = (place.get() for place in places)  # in units of Java's texts
+    units = str(text).encode("utf-16-le")[2 * start : 2 * stop + 2]
+    return units.decode("utf-16-le", "replace").strip()
+
+
 class _Walker:
     """Turns analysed expressions into formulas."""
 
@@ -338,8 +357,23 @@ class _Walker:
         name = _class_of(part)
         if name in _REFUSED:
             raise self._refusal(part, "it has another value each time", _REFUSED[name])
+        if name in ("Cast", "Literal") and part.dataType().catalogString() in _OF_TIME:
+            self._refuse_special(part, name)
         for child in _elements(part.children()):
             self._refuse_clocks(child)
+
+    def _refuse_special(self, part: Any, name: str) -> None:
+        """Refuse the texts that are times of now: whoever reads the expression again, for a plan or
+        in the next start of the job, would find another one."""
+        if name == "Cast":  # Spark replaces it only when it plans a query
+            child = part.child()
+            is_text = child.foldable() and child.dataType().catalogString() == "string"
+            if is_text and _SPECIAL_TEXT.match(str(child.eval(self._no_row))):
+                raise self._refusal(part, "Spark reads it when it plans a query", _CLOCK)
+        # Only what the user has written still says so.
+        elif _SPECIAL_LITERAL.fullmatch(written := _written(part)):
+            why = f"{written} has another value each time that it is read"
+            raise self._refusal(part, why, _CLOCK)
 
     def _type(self, part: Any) -> pa.DataType:
         text = part.dataType().catalogString()
