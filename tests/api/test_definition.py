@@ -55,6 +55,20 @@ def test_bad_durations(text):
         parse_duration(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["0.4 ms", "1.5 ms", "1.0005 s", timedelta(microseconds=400), timedelta(seconds=1) / 3]
+)
+def test_parts_of_a_millisecond_are_not_rounded(text):
+    with pytest.raises(BadDuration, match="parts of a millisecond"):
+        parse_duration(text, minimum_ms=0)
+
+
+def test_durations_are_exact():
+    assert parse_duration("1.1 s") == 1100
+    assert parse_duration("100000000000000.001 s") == 100_000_000_000_000_001
+    assert parse_duration("2.0 ms") == 2
+
+
 def _agg(**aggregates):
     return words().key_by("word").window(clonos.tumbling("1 s")).agg(**aggregates)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from fractions import Fraction
 
 from clonos.errors import BadDuration
 
@@ -30,24 +31,30 @@ def parse_duration(duration: str | timedelta, *, minimum_ms: int = 1) -> int:
     Raises
     ------
     BadDuration
-        It cannot be understood, or is shorter than `minimum_ms`.
+        It cannot be understood, is shorter than `minimum_ms`, or has parts of a millisecond, which
+        is the smallest unit.
 
     Examples
     --------
     >>> parse_duration("1.5 seconds"), parse_duration("200ms")
     (1500, 200)
     """
-    ms: int | None = None
+    ms: Fraction | None = None
     if isinstance(duration, timedelta):
-        ms = duration // timedelta(milliseconds=1)
+        ms = Fraction(duration // timedelta(microseconds=1), 1000)
     elif match := _TEXT.fullmatch(str(duration)):
         number, unit, plural = match.groups()
         scale = _MS.get((unit + plural).lower(), _MS.get(unit.lower()))
         if scale is not None:
-            ms = round(float(number) * scale)
+            ms = Fraction(number) * scale
+    if ms is not None and ms.denominator != 1:
+        raise BadDuration(
+            f"{duration!r} has parts of a millisecond",
+            remedy="give whole milliseconds, which are the smallest unit",
+        )
     if ms is None or ms < minimum_ms:
         raise BadDuration(
             f"{duration!r} is not a duration of at least {minimum_ms} ms",
             remedy='write it like "5 seconds", "200 ms", "1 minute"',
         )
-    return ms
+    return int(ms)
