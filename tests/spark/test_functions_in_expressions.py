@@ -273,3 +273,42 @@ def test_functions_that_are_refused_within_expressions(case):
     assert told in str(caught.value)
     assert caught.value.where == "op"
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("condition", "of_spark"),
+    [("n >= 15", 5), ("twice >= 30", 20 + 5), ("twice >= 30 and n >= 18", 2 + 2)],
+)
+def test_how_often_a_column_is_computed_that_a_condition_follows(
+    condition, of_spark, spark, tmp_path
+):
+    """As docs/columns.md says: tasks keep the order; Spark moves the condition, and what it has of
+    the column with it."""
+
+    def calls(build: Callable[[Any, Any], Any], what: str) -> int:
+        path = tmp_path / what
+
+        def twice(n: int) -> int:
+            with path.open("a") as file:
+                file.write("x")
+            return 2 * n
+
+        build(F.udf(twice, "int", useArrow=False), what)
+        return int(path.stat().st_size)
+
+    rows = [(n,) for n in range(20)]
+
+    def in_tasks(function: Any, what: str) -> None:
+        source = clonos.sources.from_batches([rows], "n int")
+        made = clonos.Job().source(source)
+        if what == "before":
+            made = made.where("n >= 15")
+        result(made.withColumn("twice", function("n")).where(condition))
+
+    def in_spark(function: Any, what: str) -> None:
+        frame = spark.createDataFrame(rows, "n int").withColumn("twice", function("n"))
+        frame.where(condition).collect()
+
+    assert calls(in_tasks, "after") == 20
+    assert calls(in_tasks, "before") == 5
+    assert calls(in_spark, "spark") == of_spark
