@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import pyarrow as pa
@@ -57,10 +56,10 @@ class Folder:
 
     def path(self, name: str) -> str:
         """The path of a name in the file system."""
-        parts = PurePosixPath(name)
-        if not name or parts.is_absolute() or ".." in parts.parts:
+        parts = name.split("/")
+        if not name or not parts[0] or ".." in parts:
             raise ProtocolError(f"{name!r} is not a path inside a store", remedy="use layer_path()")
-        return f"{self.root}/{parts}"
+        return f"{self.root}/{'/'.join(part for part in parts if part not in ('', '.')) or '.'}"
 
     # --- writing ---
 

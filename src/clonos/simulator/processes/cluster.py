@@ -212,9 +212,10 @@ class Cluster:
         self.floors_since = 0
         self.driver = self._new_driver()
 
-    def trace(self, what: str) -> None:
+    def trace(self, *what: object) -> None:
         if self.is_traced:
-            print(f"{self.scheduler.now:10.2f}  {what}")  # noqa: T201 - it is asked for
+            parts = (str(part)[:300] for part in what)  # nobody else pays for the descriptions
+            print(f"{self.scheduler.now:10.2f} ", *parts)  # noqa: T201 - it is asked for
 
     # --- delays -----------------------------------------------------------------------------------
 
@@ -484,7 +485,7 @@ class Cluster:
     def order(self, slot: Slot, command: msg.Command) -> None:
         if not slot.is_controlled:
             return
-        self.trace(f"-> {slot.address} {command}"[:300])
+        self.trace("->", slot.address, command)
         self.recorder.ordered(slot.number, command)
         control = self._controls[slot]
         at = max(self.scheduler.now + self.network.delay(slot), slot.stalled_until)
@@ -518,7 +519,7 @@ class Cluster:
         driver = self._controls[slot].driver
         was_flushed = isinstance(report, msg.Announced)  # even if the process dies now
         if driver.alive and (slot.is_controlled or was_flushed):
-            self.trace(f"<- {slot.address} {report}"[:300])
+            self.trace("<-", slot.address, report)
             if not isinstance(report, TaskStatistics):
                 self.recorder.reported(slot.number, report)
             driver.post((slot.number, self.network.carried(report)))

@@ -18,7 +18,7 @@ from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
-from clonos.simulator.jobs.lethal import kills_executor, lethal_row, with_lethal_call
+from clonos.simulator.jobs.lethal import lethal_row, with_lethal_call
 from clonos.simulator.jobs.levels import keeping_layers
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
@@ -64,8 +64,9 @@ BLIND_MS = 200.0
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
 LETHAL_PATIENCE_MS = 600_000.0
-"""The same, if each proof against a call costs lives, and a second without calls before each: in a
-loop, the same row asks again and again."""
+"""The same, if each proof against a call costs lives: in a loop, the same row asks again."""
+LETHAL_EPOCH_MS = 60.0
+"""Such a job waits most of its time; more frequent checkpoints would be most of the work."""
 
 
 class InternalError(AssertionError):
@@ -277,11 +278,11 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
     if disk and not harsh:  # leave time to see what stays in the store
         options.epoch_ms = min(options.epoch_ms, 25.0)
         options.floors_at_end = size.disk_floors
+    options.epoch_ms = max(options.epoch_ms, LETHAL_EPOCH_MS * is_lethal)
     kinds: tuple[tuple[str, int], ...] = (*KINDS, *DISK) if disk else KINDS
     if kind.calls:
         kinds, options.lines_ms = (*kinds, *TAKEOVER), LINES_MS
-    burns = any(kills_executor(job, task.id) for task in job.plan.tasks)
-    with soon_blamed() if burns else nullcontext():
+    with soon_blamed() if is_lethal else nullcontext():
         return simulate_job(
             seed,
             job,
@@ -581,8 +582,7 @@ def _strikes(random: Random, most: int) -> int:
 
 
 def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
-    """The only legitimate reasons to give up are a poison record, and state of which all copies are
-    gone."""
+    """A job may give up only for a poison record, or for state of which all copies are gone."""
     outcome = cluster.outcome
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)
