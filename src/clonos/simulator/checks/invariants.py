@@ -155,8 +155,8 @@ def stable_output(world: dict[Any, Any], key: tuple[int, int, int], item: Item, 
     """Invariant 2: (generation, task, seq) names one content for ever."""
     content = (int(item.kind), item.batch.payload if item.batch else None, item.chain)
     known = world.setdefault(key, content)
-    first = f"{where} {key}: first {known}, then {content}"
-    require(same_content(known, content), "stable output", first)
+    if not same_content(known, content):
+        raise Violation("stable output", f"{where} {key}: first {known}, then {content}")
 
 
 def same_rows(one: Any, other: Any) -> bool:
@@ -190,19 +190,19 @@ def gap_free_input(machine: TaskMachine, before: Mapping[int, int], cause: Deter
     for channel, end in machine.inputs.items():
         taken = cause.taken if isinstance(cause, Order) and cause.channel == channel else 0
         expected = before[channel] + taken
-        require(
-            end.consumed == expected,
-            "gap-free FIFO",
-            f"{machine.spec.name} is at item {end.consumed} of channel {channel} after a step that "
-            f"took {taken}, and was at {before[channel]}",
-        )
+        if end.consumed != expected:
+            raise Violation(
+                "gap-free FIFO",
+                f"{machine.spec.name} is at item {end.consumed} of channel {channel} after a step "
+                f"that took {taken}, and was at {before[channel]}",
+            )
         for item in end.queue:
             expected += 1
-            require(
-                item.seq == expected,
-                "gap-free FIFO",
-                f"channel {channel}: {item.seq} is queued where {expected} is due",
-            )
+            if item.seq != expected:
+                raise Violation(
+                    "gap-free FIFO",
+                    f"channel {channel}: {item.seq} is queued where {expected} is due",
+                )
 
 
 def fencing(
@@ -332,11 +332,12 @@ def dependencies_known(machine: TaskMachine, rests_on: Mapping[int, int]) -> Non
     """Invariant 1: a task knows all that it depends on, over any number of hops."""
     for task, position in rests_on.items():
         known = machine.dep.get(task)
-        require(
-            known is not None and known.position >= position,
-            "log before effect",
-            f"{machine.spec.name} depends on entry {position} of task {task} and knows of {known}",
-        )
+        if known is None or known.position < position:
+            raise Violation(
+                "log before effect",
+                f"{machine.spec.name} depends on entry {position} of task {task} and knows of "
+                f"{known}",
+            )
 
 
 def longest_survives(
@@ -425,9 +426,10 @@ def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str
     late, or behind entries of a newer life."""
     for incarnation, length in cuts:
         for at in (length + 1, max(book.length(task), length + 1)):
-            writer, what = book.writer(task, at), f"entry {at} of task {task}, which is lost"
-            is_right = writer is None or writer >= incarnation
-            require(is_right, "no orphans", f"{holder} holds {what}")
+            writer = book.writer(task, at)
+            if writer is not None and writer < incarnation:
+                what = f"entry {at} of task {task}, which is lost"
+                raise Violation("no orphans", f"{holder} holds {what}")
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
@@ -483,11 +485,9 @@ def somebody_wrote(
 
 def journal_stands(found: ClosedKeeper, may_stand: Sequence[ClosedKeeper]) -> None:
     """The journal restores the last acknowledged group, or one that was being written after it."""
-    require(
-        not may_stand or any(found.says_what(known) for known in may_stand),
-        "durable",
-        f"the journal says {found}; what may be there is {[str(known) for known in may_stand]}",
-    )
+    if may_stand and not any(found.says_what(known) for known in may_stand):
+        there = [str(known) for known in may_stand]
+        raise Violation("durable", f"the journal says {found}; what may be there is {there}")
 
 
 def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:

@@ -76,7 +76,10 @@ class Violation(BaseException):  # no handler between the check and the verdict 
 
 
 def require(condition: object, invariant: str, what: str) -> None:
-    """Raise a `Violation` unless `condition` holds."""
+    """Raise a `Violation` unless `condition` holds.
+
+    `what` is put together in any case. Frequent checks raise themselves.
+    """
     if not condition:
         raise Violation(invariant, what, sys._getframe(1).f_code.co_name)  # noqa: SLF001
 

@@ -23,6 +23,8 @@ from clonos.simulator.world.service import Service
 EPOCH_MS = 1_700_000_000_000
 """Processing time at the start of every simulation."""
 _TICK = struct.Struct("<dq").pack
+_PACK = msgpack.Packer().pack
+"""Making a packer takes longer than packing."""
 
 
 class TraceDigest:
@@ -35,7 +37,7 @@ class TraceDigest:
         self._hash = xxhash.xxh3_64()
 
     def add(self, *what: Any) -> None:
-        self._hash.update(msgpack.packb(what))
+        self._hash.update(_PACK(what))
 
     def tick(self, now: float, number: int) -> None:
         """The same for the most frequent events."""
@@ -53,11 +55,12 @@ class Scheduler:
         self.now = 0.0
         self.digest = TraceDigest()
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
+        self.steps = 0
+        """How many events have been scheduled."""
 
     def at(self, time: float, do: Callable[..., None], *args: Any) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (max(time, self.now), self._count, do, args))
+        self.steps += 1
+        heapq.heappush(self._queue, (max(time, self.now), self.steps, do, args))
 
     def after(self, delay: float, do: Callable[..., None], *args: Any) -> None:
         self.at(self.now + delay, do, *args)
@@ -71,14 +74,10 @@ class Scheduler:
         do(*args)
         return True
 
-    @property
-    def steps(self) -> int:
-        return self._count
-
 
 def batch_of(rows: tuple[tuple[int, int], ...]) -> Batch:
     """Rows are (id, value) pairs."""
-    return Batch(rows, len(rows), 16 * len(rows), content_digest(msgpack.packb(rows)))
+    return Batch(rows, len(rows), 16 * len(rows), content_digest(_PACK(rows)))
 
 
 class SourceData:
