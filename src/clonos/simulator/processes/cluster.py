@@ -213,9 +213,8 @@ class Cluster:
         self.driver = self._new_driver()
 
     def trace(self, *what: object) -> None:
-        if self.is_traced:
-            parts = (str(part)[:300] for part in what)  # nobody else pays for the descriptions
-            print(f"{self.scheduler.now:10.2f} ", *parts)  # noqa: T201 - it is asked for
+        if self.is_traced:  # nobody else pays for the descriptions
+            print(f"{self.scheduler.now:10.2f} ", *(str(part)[:300] for part in what))  # noqa: T201
 
     # --- delays -----------------------------------------------------------------------------------
 
