@@ -164,7 +164,7 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     merger.close()  # the job may end meanwhile
     (told,) = inbox.take()
     assert isinstance(told, MergeFailed)
-    assert (told.task, told.error.what) == (0, "it has died")
+    assert (list(told.chosen), told.error.what) == (chain, "it has died")
     inbox.close()
 
 

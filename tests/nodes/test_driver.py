@@ -380,8 +380,9 @@ def test_what_a_task_cannot_go_on_with_is_told_with_its_kind(world):
 
 def test_a_merge_that_fails_is_worth_a_word_and_no_more(world):
     world.begin()
+    ref = LayerRef(0, 1, Incarnation(1, 0), 0, "path", 1, 0)
     for _ in range(3):
-        world.turn(events.MergeFailed(0, ClonosError("the store is away")))
+        world.turn(events.MergeFailed((ref,), ClonosError("the store is away")))
     assert world.warnings == ["the store is away; layers of task 0 are merged later"]
     assert world.node.error is None
 

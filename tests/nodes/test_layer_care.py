@@ -8,8 +8,9 @@ from typing import Any
 from clonos.core.layer import merged_path
 from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
-from clonos.nodes.events import Merged, RoundBegins
-from clonos.nodes.layers import LayerCare, Unused
+from clonos.errors import ClonosError
+from clonos.nodes.events import Merged, MergeFailed, RoundBegins
+from clonos.nodes.layers import AGAIN_S, MERGES_MAX, LayerCare, Unused
 
 
 class Store:
@@ -98,6 +99,49 @@ def test_while_state_is_shared_out_no_merge_reaches_across_what_was():
     care.round(RoundBegins(None), {})
     care.after_floor({0: longer}, 0.0)
     assert store.merged[1:] == [tuple(range(1, 28))], "as ever"
+
+
+def test_while_a_merge_takes_long_newer_layers_are_merged():
+    store = Store()
+    care = care_of(store)
+    chain = tuple(map(ref, range(1, 18)))
+    care.after_floor({0: chain}, 0.0)
+    longer = (*chain, *map(ref, range(18, 34)))
+    care.after_floor({0: longer}, 1.0)
+    assert store.merged == [tuple(range(1, 18))], "16 more are not yet too many"
+    longer = (*longer, ref(34))
+    care.after_floor({0: longer}, 2.0)
+    assert store.merged[1:] == [tuple(range(18, 35))]
+    newer = ref(34, "0/newer")
+    care.merged(Merged(newer, longer[17:]), (*chain, newer))
+    longer = (*chain, newer, *map(ref, range(35, 51)))
+    care.after_floor({0: longer}, 3.0)
+    assert store.merged[2:] == [tuple(range(34, 51))], "what was merged takes part again"
+    older = ref(17, "0/older")
+    care.merged(Merged(older, chain), (older, *longer[17:]))
+    care.after_floor({0: (older, *longer[17:])}, 4.0)
+    assert len(store.merged) == 3, "the oldest layer alone"
+
+
+def test_no_more_than_some_merges_of_a_task_are_under_way():
+    store = Store()
+    care = care_of(store)
+    for n in range(1, 3 * MERGES_MAX):
+        care.after_floor({0: tuple(map(ref, range(1, 17 * n + 1)))}, 0.0)
+    assert len(store.merged) == MERGES_MAX
+    assert len(set().union(*store.merged)) == 17 * MERGES_MAX, "each layer in one of them"
+
+
+def test_a_merge_that_has_failed_is_tried_again_later():
+    store = Store()
+    care = care_of(store)
+    chain = tuple(map(ref, range(1, 18)))
+    care.after_floor({0: chain}, 0.0)
+    assert care.failed(MergeFailed(chain, ClonosError("away")), 1.0)
+    care.after_floor({0: chain}, AGAIN_S)
+    assert len(store.merged) == 1
+    care.after_floor({0: chain}, AGAIN_S + 1.0)
+    assert store.merged == [tuple(range(1, 18))] * 2
 
 
 def test_a_task_without_layers_when_a_round_began_has_its_layers_merged():

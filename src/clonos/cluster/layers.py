@@ -18,7 +18,7 @@ from clonos.transport.inbox import Inbox
 _LOG: Final = logging.getLogger("clonos")
 
 
-LARGE_BYTES: Final = 8 << 20
+LARGE_BYTES: Final = 256 << 20
 """A merge of more than this is slow. Small merges overtake it, because chains grow meanwhile."""
 
 
@@ -51,16 +51,15 @@ class BackgroundMerger:
     def _merge(
         self, compactor: Compactor, chain: Sequence[LayerRef], chosen: tuple[LayerRef, ...]
     ) -> None:
-        task = chosen[0].task
         if self._is_closed:
             return
         try:
             merged = compactor.merge(chain, chosen)
         except ClonosError as error:
-            self._inbox.put(MergeFailed(task, error))
+            self._inbox.put(MergeFailed(chosen, error))
         except Exception as error:  # noqa: BLE001 - told to the loop
-            text = f"merging layers of task {task} failed: {error}"
-            self._inbox.put(MergeFailed(task, ClonosError(text)))
+            text = f"merging layers of task {chosen[0].task} failed: {error}"
+            self._inbox.put(MergeFailed(chosen, ClonosError(text)))
         else:
             self._inbox.put(Merged(merged, chosen))
 

@@ -183,9 +183,9 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class MergeFailed:
-    """Some of a task's layers could not be merged."""
+    """Some of a task's layers, which were chosen for it, could not be merged."""
 
-    task: int
+    chosen: tuple[LayerRef, ...]
     error: ClonosError
 
 

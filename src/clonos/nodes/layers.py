@@ -20,6 +20,9 @@ GARBAGE_S: Final = 30.0
 """Grace period before merged layers are removed: a slot may have been told to read them."""
 SURVEY_GRACES: Final = 10
 """How many grace periods lie between two surveys of all files in the store."""
+MERGES_MAX: Final = 3
+"""How many merges of one task may be under way. Large ones take minutes, in which newer layers pile
+up: those are merged meanwhile."""
 AGAIN_S: Final = 30.0
 """Time before a failed merge is tried again: the store may be away."""
 
@@ -50,7 +53,7 @@ class LayerCare:
 
     def __init__(self, merger: Merger, grace_s: float = GARBAGE_S) -> None:
         self._merger, self._grace_s = merger, grace_s
-        self._merging: set[int] = set()
+        self._merging: dict[int, list[tuple[LayerRef, ...]]] = {}  # by task
         self._not_before: dict[int, float] = {}
         self._garbage: list[tuple[float, str]] = []
         self._survey_s = 0.0  # when
@@ -90,13 +93,16 @@ class LayerCare:
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
         """A floor is complete with these layers: look for merges."""
         for task, chain in layers.items():
-            if task in self._merging or now_s < self._not_before.get(task, now_s):
+            under_way = self._merging.get(task, [])
+            if len(under_way) == MERGES_MAX or now_s < self._not_before.get(task, now_s):
                 continue
             if any(ref.level != STORE for ref in chain):
                 continue  # then slots merge them
-            if chosen := choose(self.mergeable(task, chain)):
-                self._merging.add(task)
-                self._merger.merge(chain, tuple(chosen))
+            newest = max((merge[-1].epoch for merge in under_way), default=0)
+            free = [ref for ref in self.mergeable(task, chain) if ref.epoch > newest]
+            if chosen := tuple(choose(free)):
+                self._merging.setdefault(task, []).append(chosen)
+                self._merger.merge(chain, chosen)
 
     def mergeable(self, task: int, chain: tuple[LayerRef, ...]) -> tuple[LayerRef, ...]:
         """All layers; while state is shared out, those that were not: a layer with what was and
@@ -116,7 +122,7 @@ class LayerCare:
     def merged(self, event: Merged, chain: Sequence[LayerRef]) -> Unused:
         """The coordinator has decided: only `chain` counts now. Return the layers that may go
         later."""
-        self._merging.discard(event.merged.task)
+        self._is_over(event.replaced)
         self._not_before.pop(event.merged.task, None)
         used = {ref.path for ref in chain}
         refs = (event.merged, *event.replaced)
@@ -130,7 +136,13 @@ class LayerCare:
 
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
         """Retry later; return a warning the first time."""
-        self._merging.discard(event.task)
-        is_new = event.task not in self._not_before
-        self._not_before[event.task] = now_s + AGAIN_S
-        return f"{event.error}; layers of task {event.task} are merged later" if is_new else None
+        self._is_over(event.chosen)
+        task = event.chosen[0].task
+        is_new = task not in self._not_before
+        self._not_before[task] = now_s + AGAIN_S
+        return f"{event.error}; layers of task {task} are merged later" if is_new else None
+
+    def _is_over(self, merge: tuple[LayerRef, ...]) -> None:
+        under_way = self._merging.get(merge[0].task, [])
+        if merge in under_way:
+            under_way.remove(merge)

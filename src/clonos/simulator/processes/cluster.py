@@ -81,8 +81,8 @@ class Options:
     pressures: float = 0.0
     """... or that memory pressure in some process does."""
     merges_overlap: bool = True
-    """Whether a task may have several merges at once. Production never begins them: two might give
-    their layers the same name."""
+    """Whether merges of a task that are under way at once may have layers in common. Production
+    never begins such: two might give their layers the same name."""
     steps_per_turn: int = 1
     """Steps that a process does before it looks at its input."""
     rows_at_once: int = 1

@@ -136,19 +136,20 @@ class SimulatedMerger:
         self._driver, self._term = driver, term
         self._cluster = driver.cluster
         self._store = LayerStore(driver.layers, files=driver.shared)
-        self._merging: dict[int, LayerRef] = {}  # by task, the first that is to be replaced
+        self._merging = set[LayerRef]()  # what is to be replaced
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
-        cluster, task = self._cluster, chosen[0].task
-        if self._merging.get(task) in chain and not cluster.options.merges_overlap:
-            self._driver.post(events.MergeFailed(task, ClonosError("another is under way")))
+        cluster = self._cluster
+        if not (cluster.options.merges_overlap or self._merging.isdisjoint(chosen)):
+            error = ClonosError("some of them are being merged")
+            self._driver.post(events.MergeFailed(tuple(chosen), error))
             return
-        self._merging[task] = chosen[0]
+        self._merging.update(chosen)
         is_base = chosen[0] == chain[0]
         delay = cluster.store_delay(3)
         if cluster.random.random() < 0.1 and not is_healed(cluster):
             error = ClonosError("the store is away")
-            cluster.scheduler.after(delay, self._failed, task, error)
+            cluster.scheduler.after(delay, self._failed, tuple(chosen), error)
         else:
             cluster.scheduler.after(delay, self._merged, tuple(chosen), is_base)
 
@@ -170,13 +171,14 @@ class SimulatedMerger:
         except Died:
             self._cluster.kill_driver(self._driver)
         except (StoreAway, UnreadableLayer) as error:
-            self._failed(chosen[0].task, error)
+            self._failed(chosen, error)
         else:
+            self._merging.difference_update(chosen)
             self._driver.post(events.Merged(ref, chosen))
 
-    def _failed(self, task: int, error: ClonosError) -> None:
-        self._merging.pop(task, None)
-        self._driver.post(events.MergeFailed(task, error))
+    def _failed(self, chosen: tuple[LayerRef, ...], error: ClonosError) -> None:
+        self._merging.difference_update(chosen)
+        self._driver.post(events.MergeFailed(chosen, error))
 
     def delete(self, paths: Sequence[str]) -> None:
         self._cluster.recorder.deletes(paths)
