@@ -80,7 +80,7 @@ def test_most_blocks_are_not_read_for_keys_that_are_not_there():
     run = written({b"%d" % n: b"x" * 100 for n in range(5000)})
     blocks = Counted(run.blocks.read(0, len(run.blocks)))
     assert not found(Run(run.index, blocks), [b"other %d" % n for n in range(1000)])
-    assert blocks.reads < 100
+    assert blocks.reads < 8
 
 
 def test_blocks_of_many_keys_are_asked_for_before_the_first_is_read():
