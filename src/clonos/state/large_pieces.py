@@ -250,7 +250,7 @@ class LargePieceStore(PieceStore):
         if not is_small or sum(newer.nbytes for newer in self._newer) > least:
             self._gather()
         if not is_small:
-            self._below.all.append(run)
+            self._below.restored(run)
         self._below.settle()
 
     # --- memory -----------------------------------------------------------------------------------

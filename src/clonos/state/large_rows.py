@@ -256,7 +256,7 @@ class LargeRowStore(RowStore):
             self._load([part.chosen(part.are_in(self._orders)) for part in parts])
         else:
             self._sink()
-            self._below.all.append(run)
+            self._below.restored(run)
             for ahead in self._ahead.values():
                 ahead.reset(0)
         self._relieve()

@@ -2,6 +2,11 @@
 
 A task has been restored from some of them, and has written the others to its local disk since.
 Local runs are not part of a checkpoint: a slot writes them to make room, and drops them in the end.
+
+Both are merged, or else too many of them would have to be looked at. The driver merges layers, in a
+process of its own. If the slots did it again, each of them would read and write all state, and
+would keep one more copy of it. So a slot leaves large runs of layers alone, unless it has written
+so much itself that they can only be forgotten together.
 """
 
 from __future__ import annotations
@@ -18,7 +23,10 @@ LOADED_BYTES: Final = 4 * 1024 * 1024
 LEVELS_MAX: Final = 8
 """If there are more runs, the newest ones are merged."""
 SHARE: Final = 0.5
-"""An older run is merged, too, if the newer ones together reach this share of its size."""
+"""An older run is merged, too, if the newer ones together reach this share of its size. Of a large
+run of a layer, those of them count that were written here."""
+LARGE_BYTES: Final = 64 * 1024 * 1024
+"""A large run."""
 
 
 class Unwritten(Protocol):
@@ -92,6 +100,11 @@ class Levels(Generic[_Level]):
         self._flushing: tuple[_Level, Shelved] | None = None
         self._merging: tuple[_Merge, Shelved] | None = None
 
+    def restored(self, run: Run) -> None:
+        """A run of a layer is used where it lies, above all others."""
+        run.is_in_layer = True
+        self.all.append(run)
+
     @property
     def runs(self) -> list[Run]:
         """The levels that are written."""
@@ -120,7 +133,8 @@ class Levels(Generic[_Level]):
             level, shelved = self._flushing
             if shelved.content is not None:
                 assert level.index is not None
-                self.all[self.all.index(level)] = Run(level.index, shelved.content)
+                run = self.all[self.all.index(level)] = Run(level.index, shelved.content)
+                run.written = run.nbytes
                 self._flushing, written = None, level
                 self.write()
             elif shelved.failed:  # retry when there is more to write
@@ -131,6 +145,7 @@ class Levels(Generic[_Level]):
                 assert merge.index is not None
                 start = self.all.index(merge.runs[0])
                 run = Run(merge.index, shelved.content)
+                run.written = min(run.nbytes, sum(one.written for one in merge.runs))
                 self.all[start : start + len(merge.runs)] = [run]
                 if self.when_merged is not None:
                     self.when_merged(run, merge.change)
@@ -151,13 +166,22 @@ class Levels(Generic[_Level]):
         """If there are many runs, start merging the newest ones."""
         assert self.shelf is not None
         levels = takewhile(lambda level: isinstance(level, Run), self.all)
-        runs = [level for level in levels if isinstance(level, Run)]
+        runs = self._free([level for level in levels if isinstance(level, Run)])
         if len(runs) > LEVELS_MAX:
             chosen = runs[_first_to_merge([run.nbytes for run in runs]) :]
             is_base = chosen[0] is self.all[0]
             change = None if self._changing is None else self._changing(is_base)
             merge = _Merge(chosen, change, is_base=is_base)
             self._merging = merge, self.shelf.write(merge.fill, is_long=True)
+
+    def _free(self, runs: Sequence[Run]) -> Sequence[Run]:
+        """Those above the newest large run of a layer that has to be left alone."""
+        written = 0
+        for i, run in reversed(list(enumerate(runs))):
+            if run.is_in_layer and run.nbytes >= LARGE_BYTES and written < SHARE * run.nbytes:
+                return runs[i + 1 :]
+            written += run.written
+        return runs
 
 
 def _first_to_merge(sizes: Sequence[int]) -> int:

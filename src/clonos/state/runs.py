@@ -101,10 +101,19 @@ class Run:
     ----------
     blocks
         The blocks, which are read on demand.
+
+    Attributes
+    ----------
+    is_in_layer
+        Whether it is used where it lies in a layer.
+    written
+        How many bytes of it, at most, have left the memory of this process.
     """
 
     def __init__(self, index: Index, blocks: Content) -> None:
         self.index, self.blocks = index, blocks
+        self.is_in_layer = False
+        self.written = 0
         self._last: int | None = None
 
     def __len__(self) -> int:

@@ -143,7 +143,7 @@ class ValueStore:
                 self._keep(key, value)
         else:
             self._sink()
-            self._below.all.append(run)
+            self._below.restored(run)
         self._cache, self._older, self._cached = {}, {}, 0
         return loaded
 
