@@ -4,7 +4,8 @@ The job is that of ``clonos-bench failures``, with one partition; or, with ``--k
 joins rows with the first row of their key; or, with ``--kind timer``, one that has a timer for each
 key, and lets rows out by timers; or, with ``--kind window``, one that counts the rows of each key
 in a window that does not end, and lets rows out by short ones. Its state is filled first, and
-stored; then rows come for random keys, and the process with the state is killed again and again.
+stored; then rows come for random keys, and when they are in time the process with the state is
+killed again and again.
 Every size has the same memory for it (``--state-memory``). Measured:
 
 gap
@@ -56,6 +57,9 @@ _COLUMNS: Final = (
     "stored",
     "gap, times that of the first",
 )
+IN_TIME_MS: Final = 1000.0
+"""Rows that are later than this still wait for those with which the state was filled. Steps are
+long then, and a kill costs several of them, however much state there is."""
 _AFTER_S: Final = 20.0
 """A pause that begins later is not of this kill."""
 
@@ -137,8 +141,10 @@ def _measured(
             floor = started.observer.look().floor
             stored = lambda: started.observer.look().floor > floor + 1  # noqa: E731
             run.until(started, watch, stored, 3 * run.FILL_S, "the state is in a checkpoint")
+            in_time = lambda: watch.latest_ms() <= IN_TIME_MS  # noqa: E731
+            run.until(started, watch, in_time, 3 * run.FILL_S, "rows are in time")
             blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
-            kills = kill_repeatedly(started, watch, blows, arguments.pause)
+            kills = kill_repeatedly(started, watch, blows, arguments.pause, in_time)
             sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)
             recoveries = started.observer.recoveries
             stopped_s = time.monotonic()  # the end releases what is left, which may take long
