@@ -82,6 +82,10 @@ class Program(Protocol):
     @property
     def is_full(self) -> bool: ...
 
+    @property
+    def has_left_memory(self) -> bool:
+        """Whether some of its state is in files: those of layers, or its own."""
+
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows cut from this task's source (source tasks only)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
 from clonos.core.decisions import NOBODY
@@ -13,6 +14,9 @@ from clonos.core.program import Program
 from clonos.errors import CannotUpgrade
 from clonos.nodes.ports import Prefetch, SlotPorts
 
+RENEWED_BYTES: Final = 64 << 20
+"""A copy begins again with a merged first layer of this size, if it has left memory."""
+
 
 class Standby:
     """The state of one task up to some epoch.
@@ -21,12 +25,22 @@ class Standby:
     ----------
     make
         Makes a new program of the task.
+
+    Attributes
+    ----------
+    base
+        The path of the first layer when it began.
     """
 
     def __init__(self, make: Callable[[], Program]) -> None:
         self._make = make
         self._program: Program | None = None
         self.floor: Layer | None = None
+        self.base = ""
+
+    def renewed(self) -> Standby:
+        """An empty one of the same task."""
+        return Standby(self._make)
 
     @property
     def program(self) -> Program:
@@ -46,7 +60,19 @@ class Standby:
             # The bottom layers were merged beyond our epoch: they no longer say what was deleted
             # since.
             self._program = self.floor = None
+        if refs and not self.epoch:
+            self.base = refs[0].path
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
+
+    def is_outdated(self, refs: Sequence[LayerRef], renewed_bytes: int) -> bool:
+        """Whether its first layers have become a large one, which it could use where it lies.
+
+        It has all that is in it, but in files of its own and in layers that are deleted otherwise.
+        As long as it has, they take room on the disk and in the system's cache.
+        """
+        is_merged = bool(refs and self.epoch and refs[0].path != self.base)
+        is_large = is_merged and refs[0].nbytes >= renewed_bytes
+        return is_large and self._program is not None and self._program.has_left_memory
 
     def apply(self, layers: Iterable[Layer]) -> None:
         """Apply the layers that were missing."""
@@ -55,8 +81,22 @@ class Standby:
             self.floor = layer
 
 
+class _Following(NamedTuple):
+    """What is under way: the layers that a standby lacks are being fetched."""
+
+    ticket: int
+    command: msg.Follow
+    standby: Standby
+
+    @property
+    def task(self) -> int:
+        return self.command.task
+
+
 class Copies:
     """All standbys of one slot. They follow one task at a time.
+
+    A standby that is outdated is kept until another one has taken its place.
 
     Parameters
     ----------
@@ -66,6 +106,8 @@ class Copies:
         Takes reports on how far each copy has come, and of state that a copy would lose.
     fetch
         Fetches layers, given those that must be there first and those that are to be read.
+    renewed_bytes
+        See :data:`RENEWED_BYTES`.
 
     Attributes
     ----------
@@ -80,12 +122,13 @@ class Copies:
         tickets: Iterator[int],
         tell: Callable[[msg.Followed | msg.TaskError], None],
         fetch: Callable[[int, Sequence[LayerRef], Sequence[LayerRef]], None],
+        renewed_bytes: int = RENEWED_BYTES,
     ) -> None:
         self.standbys: dict[int, Standby] = {}
         self._plan, self._ports, self._tickets, self._tell = plan, ports, tickets, tell
-        self._fetch = fetch
+        self._fetch, self._renewed_bytes = fetch, renewed_bytes
         self._to_follow: dict[int, msg.Follow] = {}  # by task, the newest of each; in order
-        self._following: tuple[int, msg.Follow] | None = None  # ticket, command
+        self._following: _Following | None = None
         self._warm: dict[int, Prefetch] = {}  # of source tasks
 
     def follow(self, command: msg.Follow) -> None:
@@ -96,28 +139,40 @@ class Copies:
     def _follow_next(self) -> None:
         while self._to_follow and self._following is None:
             command = self._to_follow.pop(next(iter(self._to_follow)))
-            missing = self._standby(command.task).missing(command.layers)
-            ticket = next(self._tickets)
-            self._following = ticket, command
-            if missing:
-                self._fetch(ticket, missing, missing)
-            else:
-                self._apply(command, ())
-
-    def _apply(self, command: msg.Follow, layers: Iterable[Layer]) -> None:
-        self._following = None
-        try:
             standby = self._standby(command.task)
+            if standby.is_outdated(command.layers, self._renewed_bytes):
+                standby = standby.renewed()
+            missing = standby.missing(command.layers)
+            self._following = _Following(next(self._tickets), command, standby)
+            if missing:
+                self._fetch(self._following.ticket, missing, missing)
+            else:
+                self._apply(self._following, ())
+
+    def _apply(self, following: _Following, layers: Iterable[Layer]) -> None:
+        self._following = None
+        task, standby = following.task, following.standby
+        try:
             standby.apply(layers)
-            self._warm_up(command.task, standby)
+            self.standbys[task] = standby
+            self._warm_up(task, standby)
         except CannotUpgrade as error:
-            self._forget(command.task)
+            self._forget(task)
             told = "CannotUpgrade", error.what, 0, error.where, error.remedy
-            self._tell(msg.TaskError(command.task, NOBODY, *told))
+            self._tell(msg.TaskError(task, NOBODY, *told))
         except Exception:  # noqa: BLE001 - a standby that cannot follow starts over
-            self._forget(command.task)
+            self._failed(following)
         else:
-            self._tell(msg.Followed(command.task, standby.epoch))
+            self._tell(msg.Followed(task, standby.epoch))
+
+    def _failed(self, following: _Following) -> None:
+        """A standby could not follow. The one whose place it was to take still can."""
+        known = self.standbys.get(following.task)
+        if known is None or known is following.standby:
+            self._forget(following.task)
+            return
+        known.base = following.standby.base  # not again before the next merge
+        self._to_follow.setdefault(following.task, following.command)
 
     def _forget(self, task: int) -> None:
         self.standbys.pop(task, None)
@@ -141,15 +196,15 @@ class Copies:
 
     def fetched(self, ticket: int, layers: Iterable[Layer]) -> None:
         """Layers were fetched; the request for them may be void by now."""
-        if self._following is not None and ticket == self._following[0]:
-            self._apply(self._following[1], layers)
+        if self._following is not None and ticket == self._following.ticket:
+            self._apply(self._following, layers)
             self._follow_next()
 
     def fetch_failed(self, ticket: int) -> None:
         """Layers could not be fetched."""
-        if self._following is not None and ticket == self._following[0]:
-            task, self._following = self._following[1].task, None
-            self._forget(task)
+        if self._following is not None and ticket == self._following.ticket:
+            following, self._following = self._following, None
+            self._failed(following)
             self._follow_next()
 
     def drop(self, task: int) -> None:
@@ -162,7 +217,7 @@ class Copies:
     def _leave(self, task: int) -> None:
         self.standbys.pop(task, None)
         self._to_follow.pop(task, None)
-        if self._following is not None and self._following[1].task == task:
+        if self._following is not None and self._following.task == task:
             self._following = None
 
     def take(self, task: int) -> tuple[Standby, Prefetch | None]:

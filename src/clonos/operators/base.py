@@ -221,6 +221,11 @@ class Operator:
     has_values: bool = False
     """Whether it keeps values, rows by key or pieces of windows that need not be in memory."""
 
+    @property
+    def has_left_memory(self) -> bool:
+        """Whether some of them are not in memory."""
+        return False
+
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Use about this much memory for them; the rest goes on the shelf."""
 

@@ -141,6 +141,11 @@ class ChainProgram:
         return any(operator.is_full for operator in self._callers)
 
     @property
+    def has_left_memory(self) -> bool:
+        """Whether some operator has state that is not in memory."""
+        return any(operator.has_left_memory for operator in self._operators)
+
+    @property
     def waiting_bytes(self) -> int:
         """The size of the rows that wait for calls."""
         return sum(operator.waiting_bytes for operator in self._callers)

@@ -34,6 +34,10 @@ class KeepsRows(Operator):
     def changes(self) -> Frozen:
         return reduce(both, [store.changes() for store in self.row_stores.values()])
 
+    @property
+    def has_left_memory(self) -> bool:
+        return any(store.has_levels for store in self.row_stores.values())
+
     def use(self, shelf: Shelf, nbytes: int) -> None:
         stores = self.row_stores.values()
         for store in stores:

@@ -388,6 +388,10 @@ class ProcessOperator(Operator):
     def changes(self) -> Frozen:
         return both(self.values.changes(), self.store.changes())
 
+    @property
+    def has_left_memory(self) -> bool:
+        return self.values.has_levels
+
     def use(self, shelf: Shelf, nbytes: int) -> None:
         self.values.use(shelf, nbytes)
 

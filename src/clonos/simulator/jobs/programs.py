@@ -128,10 +128,10 @@ class Toy:
         back: tuple[tuple[int, ...], ...] = (),
         feedback: tuple[int, ...] = (),
     ) -> None:
-        self.task = task
-        self.inputs = inputs
+        self.task, self.inputs = task, inputs
         self.edges = edges
         self.back, self.feedback = back, feedback
+        self.has_left_memory = False
         self.visits: dict[int, int] = {}
         self.behaviour = behaviour
         self.count = 0
