@@ -187,6 +187,18 @@ def test_windows_with_little_memory_go_on_after_any_step(kind, nbytes, monkeypat
             pass
 
 
+@pytest.mark.parametrize("kind", ["process", "join", "rows", "last"])
+def test_a_program_says_that_it_has_left_memory(kind):
+    for nbytes, has_left_memory in ((0, True), (1 << 30, False)):
+        program = program_of(kind)()
+        program.use(SlowShelf(Random(1)), nbytes)
+        harness = StepHarness(program)
+        for ms in range(40):
+            harness.feed(batches(0, [(ms % 7, 0.5, ms)]))
+            bytes(program.delta())
+        assert program.has_left_memory is has_left_memory
+
+
 def restored(program, layers, before):
     for layer in layers:
         program.apply(layer)
