@@ -12,7 +12,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from clonos.shortage import PAUSE_S, Shortage
+from clonos.transport.shortage import PAUSE_S, Shortage
 
 _LOG: Final = logging.getLogger("clonos")
 

@@ -283,7 +283,6 @@ def test_a_server_that_is_not_there_is_named():
 
 def test_while_there_is_no_room_nothing_is_read_and_nothing_lost(bench, monkeypatch):
     monkeypatch.setattr(inlet_feed, "WAITING_MESSAGES", 1)
-    monkeypatch.setattr(websocket_inlet, "SILENCE_S", 0.05)
     monkeypatch.setattr(Spool, "backlog_bytes", 1 << 30)  # of rows that the job has not read
     feed = bench.feed()
     wait_for(lambda: bench.server.connected)
@@ -297,6 +296,9 @@ def test_while_there_is_no_room_nothing_is_read_and_nothing_lost(bench, monkeypa
     sender = threading.Thread(target=send)
     sender.start()
     sender.join(1.0)
+    with monkeypatch.context() as soon:  # only now: a slow server answers no ping within this time
+        soon.setattr(websocket_inlet, "SILENCE_S", 0.05)
+        sender.join(1.0)
     assert sender.is_alive(), "20 MB have gone somewhere, though nobody reads"
     monkeypatch.setattr(inlet_feed, "WAITING_MESSAGES", 1000)
     monkeypatch.setattr(Spool, "backlog_bytes", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from fractions import Fraction
+from decimal import Decimal
 
 from clonos.errors import BadDuration
 
@@ -39,15 +39,15 @@ def parse_duration(duration: str | timedelta, *, minimum_ms: int = 1) -> int:
     >>> parse_duration("1.5 seconds"), parse_duration("200ms")
     (1500, 200)
     """
-    ms: Fraction | None = None
+    ms: Decimal | None = None
     if isinstance(duration, timedelta):
-        ms = Fraction(duration // timedelta(microseconds=1), 1000)
+        ms = Decimal(duration // timedelta(microseconds=1)) / 1000
     elif match := _TEXT.fullmatch(str(duration)):
         number, unit, plural = match.groups()
         scale = _MS.get((unit + plural).lower(), _MS.get(unit.lower()))
         if scale is not None:
-            ms = Fraction(number) * scale
-    if ms is not None and ms.denominator != 1:
+            ms = Decimal(number) * scale
+    if ms is not None and ms != ms.to_integral_value():
         raise BadDuration(
             f"{duration!r} has parts of a millisecond",
             remedy="give whole milliseconds, which are the smallest unit",

@@ -32,7 +32,6 @@ from clonos.errors import (
     PeerUnreachable,
     PlaintextRefused,
 )
-from clonos.shortage import PAUSE_S, Shortage
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -48,6 +47,7 @@ from clonos.transport.frames import fingerprint
 from clonos.transport.inbox import Inbox
 from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
+from clonos.transport.shortage import PAUSE_S, Shortage
 from clonos.transport.silence import is_silent, watch
 from clonos.transport.sockets import SYSTEM, Sockets
 from clonos.transport.states import State
