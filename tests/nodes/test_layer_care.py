@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from clonos.core.layer import merged_path
+from clonos.core.layer import CHAIN_MAX, merged_path
 from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
@@ -30,9 +30,9 @@ class Store:
         pass
 
 
-def ref(epoch: int, path: str = "") -> LayerRef:
+def ref(epoch: int, path: str = "", nbytes: int = 10) -> LayerRef:
     life = Incarnation(1, 0)
-    return LayerRef(0, epoch, life, epoch, path or f"0/{epoch:012d}-1-0.layer", 10, 1)
+    return LayerRef(0, epoch, life, epoch, path or f"0/{epoch:012d}-1-0.layer", nbytes, 1)
 
 
 def care_of(store: Any) -> LayerCare:
@@ -104,7 +104,7 @@ def test_while_state_is_shared_out_no_merge_reaches_across_what_was():
 def test_while_a_merge_takes_long_newer_layers_are_merged():
     store = Store()
     care = care_of(store)
-    chain = tuple(map(ref, range(1, 18)))
+    chain = tuple(ref(epoch, nbytes=20) for epoch in range(1, 18))
     care.after_floor({0: chain}, 0.0)
     longer = (*chain, *map(ref, range(18, 34)))
     care.after_floor({0: longer}, 1.0)
@@ -126,10 +126,37 @@ def test_while_a_merge_takes_long_newer_layers_are_merged():
 def test_no_more_than_some_merges_of_a_task_are_under_way():
     store = Store()
     care = care_of(store)
-    for n in range(1, 3 * MERGES_MAX):
-        care.after_floor({0: tuple(map(ref, range(1, 17 * n + 1)))}, 0.0)
+    chain: tuple[LayerRef, ...] = ()
+    for n in range(3 * MERGES_MAX):
+        newer = range(len(chain) + 1, len(chain) + 18)
+        chain += tuple(ref(epoch, nbytes=10 << 3 * MERGES_MAX - n) for epoch in newer)
+        care.after_floor({0: chain}, 0.0)
     assert len(store.merged) == MERGES_MAX
     assert len(set().union(*store.merged)) == 17 * MERGES_MAX, "each layer in one of them"
+
+
+def test_where_merges_are_slow_chains_do_not_grow_without_end():
+    """Layers are sealed as fast as one merge after the other can take them."""
+    store, chain, longest = Store(), list[LayerRef](), 0
+    care = care_of(store)
+    under_way, free_at = list[tuple[int, tuple[int, ...]]](), 0
+    for epoch in range(1, 5000):
+        chain.append(ref(epoch))
+        if under_way and under_way[0][0] == epoch:
+            _, epochs = under_way.pop(0)
+            replaced = tuple(one for one in chain if one.epoch in epochs)
+            nbytes = min(sum(one.nbytes for one in replaced), 2000)  # keys are overwritten
+            merged = ref(epochs[-1], f"0/merged {epoch}", nbytes)
+            start = chain.index(replaced[0])
+            chain[start : start + len(replaced)] = [merged]
+            care.merged(Merged(merged, replaced), chain)
+        begun = len(store.merged)
+        care.after_floor({0: tuple(chain)}, 0.0)
+        for epochs in store.merged[begun:]:
+            free_at = max(free_at, epoch) + CHAIN_MAX + 5  # one lane
+            under_way.append((free_at, epochs))
+        longest = max(longest, len(chain))
+    assert longest < 6 * CHAIN_MAX
 
 
 def test_a_merge_that_has_failed_is_tried_again_later():
@@ -142,6 +169,26 @@ def test_a_merge_that_has_failed_is_tried_again_later():
     assert len(store.merged) == 1
     care.after_floor({0: chain}, AGAIN_S + 1.0)
     assert store.merged == [tuple(range(1, 18))] * 2
+
+
+def test_a_large_merge_that_has_failed_waits_though_a_small_one_has_not():
+    store = Store()
+    care = care_of(store)
+    large = tuple(ref(epoch, nbytes=1000) for epoch in range(1, 18))
+    small = tuple(map(ref, range(18, 35)))
+    care.after_floor({0: large}, 0.0)
+    care.after_floor({0: (*large, *small)}, 0.0)
+    assert care.failed(MergeFailed(large, ClonosError("away")), 1.0)
+    newer = ref(34, "0/newer", 170)
+    chain = (*large, newer)
+    care.merged(Merged(newer, small), chain)
+    care.after_floor({0: chain}, 2.0)
+    assert len(store.merged) == 2
+    care.after_floor({0: chain}, AGAIN_S + 1.0)
+    assert store.merged[2:] == [tuple(one.epoch for one in chain)]
+    assert care.failed(MergeFailed(chain, ClonosError("away")), AGAIN_S + 2.0) is None, "known"
+    care.merged(Merged(ref(34, "0/all"), chain), (ref(34, "0/all"),))
+    assert care.failed(MergeFailed(chain, ClonosError("away")), 99.0), "all was merged meanwhile"
 
 
 def test_a_task_without_layers_when_a_round_began_has_its_layers_merged():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
-from clonos.core.layer import choose
+from clonos.core.layer import SHARE, choose
 from clonos.core.levels import STORE, LayerRef
 from clonos.nodes.events import Merged, MergeFailed, RoundBegins
 from clonos.nodes.ports import Merger
@@ -22,7 +23,8 @@ SURVEY_GRACES: Final = 10
 """How many grace periods lie between two surveys of all files in the store."""
 MERGES_MAX: Final = 3
 """How many merges of one task may be under way. Large ones take minutes, in which newer layers pile
-up: those are merged meanwhile."""
+up: those are merged meanwhile. They must be much smaller than what is under way. Otherwise, where
+merges are slow, one would be under way at all times, and what they make would never be merged."""
 AGAIN_S: Final = 30.0
 """Time before a failed merge is tried again: the store may be away."""
 
@@ -54,7 +56,8 @@ class LayerCare:
     def __init__(self, merger: Merger, grace_s: float = GARBAGE_S) -> None:
         self._merger, self._grace_s = merger, grace_s
         self._merging: dict[int, list[tuple[LayerRef, ...]]] = {}  # by task
-        self._not_before: dict[int, float] = {}
+        self._failed: dict[int, set[LayerRef]] = {}  # by task, what could not be merged ...
+        self._not_before: dict[int, float] = {}  # ... and when it is tried again
         self._garbage: list[tuple[float, str]] = []
         self._survey_s = 0.0  # when
         self._shared_out: dict[int, int] | None = None  # by task, the newest layer, if any are
@@ -100,7 +103,8 @@ class LayerCare:
                 continue  # then slots merge them
             newest = max((merge[-1].epoch for merge in under_way), default=0)
             free = [ref for ref in self.mergeable(task, chain) if ref.epoch > newest]
-            if chosen := tuple(choose(free)):
+            most = SHARE * min(map(_nbytes, under_way), default=inf)
+            if (chosen := tuple(choose(free))) and _nbytes(chosen) <= most:
                 self._merging.setdefault(task, []).append(chosen)
                 self._merger.merge(chain, chosen)
 
@@ -123,7 +127,10 @@ class LayerCare:
         """The coordinator has decided: only `chain` counts now. Return the layers that may go
         later."""
         self._is_over(event.replaced)
-        self._not_before.pop(event.merged.task, None)
+        failed = self._failed.get(event.merged.task, set())
+        failed.difference_update(event.replaced)
+        if not failed:  # else newer layers were merged, and those that failed still wait
+            self._not_before.pop(event.merged.task, None)
         used = {ref.path for ref in chain}
         refs = (event.merged, *event.replaced)
         return Unused(tuple(ref.path for ref in refs if ref.path not in used))
@@ -138,7 +145,9 @@ class LayerCare:
         """Retry later; return a warning the first time."""
         self._is_over(event.chosen)
         task = event.chosen[0].task
-        is_new = task not in self._not_before
+        failed = self._failed.setdefault(task, set())
+        is_new = not failed
+        failed.update(event.chosen)
         self._not_before[task] = now_s + AGAIN_S
         return f"{event.error}; layers of task {task} are merged later" if is_new else None
 
@@ -146,3 +155,7 @@ class LayerCare:
         under_way = self._merging.get(merge[0].task, [])
         if merge in under_way:
             under_way.remove(merge)
+
+
+def _nbytes(merge: Sequence[LayerRef]) -> int:
+    return sum(ref.nbytes for ref in merge)
