@@ -437,6 +437,25 @@ def test_a_slot_without_the_task_is_asked_again_for_what_its_disk_should_have():
     assert (hold.layers, hold.sources) == ((ref,), ())
 
 
+def test_who_has_the_same_disk_is_asked_again_though_it_has_sealed_more_since():
+    """A slot says what it has only if it is told the same again. If it did not, and the one that
+    was too early to find the layer has died, no floor would ever move."""
+    job = world(LOCAL, slots=2)
+    ref = job.seals(0)
+    job.has(1, ref)
+    job.joins(2, disk="disk0")
+    job.hear(Reported(0, Lacks(0, (ref.path,))))
+    job.has(0, ref)
+    job.has(1, job.seals(0))
+    (*_, known), asked = job.told(0, Hold), len(job.told(0, Hold))
+    job.hear(Reported(2, Lacks(0, (ref.path,))))
+    assert job.told(0, Hold)[asked] == known
+    job.dies(2)
+    job.has(0, ref)
+    job.has(1, job.seals(0))
+    assert job.floor == 3
+
+
 def test_a_slot_that_gets_the_last_copy_is_heard_though_all_others_have_died():
     job = world(MEMORY)
     ref = job.seals(0)

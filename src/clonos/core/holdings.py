@@ -153,8 +153,8 @@ class Holdings:
         stay = self._stay(task)
         for slot in self._roster.slots.values():
             if slot.disk == disk:
-                if (told := self._told.get((slot.id, task))) is not None:
-                    self._told[slot.id, task] = replace(told, layers=())
+                if (told := self._told.get((slot.id, task))) is not None:  # the same once more
+                    self._roster.do(Command(slot.id, told))
                 if slot.id not in stay:  # the others are told when the event is over
                     self._tell(slot.id, task, asks=False)
 
@@ -435,9 +435,12 @@ class Holdings:
             self._discard(slot_id, task, refs)
 
     def _discard(self, slot: int, task: int, refs: Sequence[LayerRef]) -> None:
-        life = self._roster.tasks[task].incarnation
+        life, told = self._roster.tasks[task].incarnation, self._told.get((slot, task))
         if slot not in self._stay(task):
             self._told.pop((slot, task), None)
+        elif told is not None:
+            layers = tuple(ref for ref in told.layers if ref not in refs)
+            self._told[slot, task] = replace(told, layers=layers)
         self._roster.do(Command(slot, Discard(task, life, tuple(refs))))
 
     # --- merging ------------------------------------------------------------------------------
