@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from clonos.core.layer import (
     choose,
     encode_layer,
     layer_path,
+    merged_path,
     open_layer,
     refer_to,
 )
@@ -25,7 +27,7 @@ from clonos.core.messages import Dependency, Item, Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.errors import ClonosError
-from clonos.nodes.events import MergeFailed
+from clonos.nodes.events import MergeFailed, Surveyed
 from clonos.state.deltas import Changes, decode_delta, encode_delta
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
@@ -189,4 +191,37 @@ def test_small_merges_overtake_a_large_one(tmp_path: Path, monkeypatch: pytest.M
     goes_on.set()
     merger.close()
     assert sorted(told.merged.nbytes for told in inbox.take()) == [10, LARGE_BYTES + 1]
+    inbox.close()
+
+
+@pytest.mark.parametrize("nbytes", [10, LARGE_BYTES + 1])
+def test_what_is_being_merged_is_not_taken_for_litter(
+    nbytes: int, store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be deleted half a minute later, and a merge may take longer than that."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def merge(_: Compactor, chain: list[LayerRef], chosen: list[LayerRef]) -> LayerRef:
+        unfinished = tmp_path / "layers" / "0" / f".{merged_path(chosen, 4)[2:]}.12ab34cd.tmp"
+        unfinished.write_bytes(b"the first half")
+        begun.set()
+        goes_on.wait(1.0)
+        unfinished.unlink()
+        return chosen[-1]
+
+    monkeypatch.setattr(Compactor, "merge", merge)
+    store.put(layer_path(0, 0, FIRST), b"state")
+    inbox = Inbox()
+    merger = BackgroundMerger(str(tmp_path / "layers"), "process", 4, inbox)
+    chain = refs([nbytes])
+    merger.merge(chain, chain)
+    assert begun.wait(10)
+    merger.survey()
+    told: list[Any] = []
+    while len(told) < 2:
+        told += inbox.take()
+        goes_on.wait(0.01)
+    (found,) = [one for one in told if isinstance(one, Surveyed)]
+    assert found.paths == (layer_path(0, 0, FIRST),)
+    merger.close()
     inbox.close()

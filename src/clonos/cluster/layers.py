@@ -85,7 +85,12 @@ class BackgroundMerger:
             self._inbox.put(ArchiveFailed(number, ClonosError(text)))
 
     def survey(self, going: int = 0) -> None:
-        self._worker.submit(self._survey, going)
+        self._worker.submit(self._survey_at_rest, going)
+
+    def _survey_at_rest(self, going: int) -> None:
+        """No merge is under way in either process: its unfinished file would seem to be left by a
+        process that was killed, and be deleted."""
+        self._small.worker.submit(self._survey, going).result()
 
     def _survey(self, going: int) -> None:
         try:
