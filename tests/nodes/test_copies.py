@@ -24,6 +24,10 @@ class Program:
     def __init__(self, *, has_left_memory: bool) -> None:
         self.has_left_memory = has_left_memory
         self.applied: list[Any] = []
+        self.has_let_go = False
+
+    def let_go(self) -> None:
+        self.has_let_go = True
 
     def apply(self, delta: Any) -> None:
         if delta == "damaged":
@@ -85,9 +89,12 @@ MERGED = (ref(2, "0/merged", 1000), ref(3), ref(4))
 def test_a_copy_begins_again_with_a_large_layer_that_was_merged(world):
     assert world.follow(*MERGED) == [2, 3, 4]
     old = world.copies.standbys[0]
+    before: Any = old.program
     assert world.applied == ["layer 1", "layer 2", "layer 3"], "it may be needed meanwhile"
+    assert not before.has_let_go
     world.come()
     assert world.copies.standbys[0] is not old
+    assert before.has_let_go
     assert world.applied == ["layer 2", "layer 3", "layer 4"]
     assert world.told[-1] == msg.Followed(0, 4)
     assert world.follow(*MERGED, ref(5)) == [5], "once"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 import tracemalloc
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.columns.schema import parse_schema
+from clonos.runtime.shelf import LocalShelf
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import levels, pieces, row_store, runs
 from clonos.state.deltas import merge_deltas
@@ -197,6 +201,36 @@ def test_a_program_says_that_it_has_left_memory(kind):
             harness.feed(batches(0, [(ms % 7, 0.5, ms)]))
             bytes(program.delta())
         assert program.has_left_memory is has_left_memory
+
+
+def open_files():
+    """Those that programs of this process have written."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum("/clonos-" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+@pytest.mark.parametrize("kind", ["process", "join", "rows", "last"])
+def test_a_program_that_lets_go_has_no_files_open(kind):
+    """Parts of it refer to each other, and a full garbage collection may be hours away."""
+    shelf, program, others = LocalShelf(), program_of(kind)(), open_files()
+    program.use(shelf, 0)
+    harness = StepHarness(program)
+    until, ms = time.monotonic() + 10, 0
+    while open_files() == others and time.monotonic() < until:
+        harness.feed(batches(0, [(ms % 7, 0.5, ms)]))
+        bytes(program.delta())
+        ms += 1
+    shelf.close()
+    assert open_files() > others
+    gc.disable()
+    try:
+        program.let_go()
+        del harness, program, shelf
+        while open_files() > others and time.monotonic() < until:
+            time.sleep(0.01)  # one may just have been written
+        assert open_files() == others
+    finally:
+        gc.enable()
 
 
 def restored(program, layers, before):

@@ -86,6 +86,10 @@ class Program(Protocol):
     def has_left_memory(self) -> bool:
         """Whether some of its state is in files: those of layers, or its own."""
 
+    def let_go(self) -> None:
+        """It is needed no more: give these files up. Otherwise they are open, and take room, until
+        the garbage collector finds the program."""
+
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows cut from this task's source (source tasks only)."""
 

@@ -42,6 +42,12 @@ class Standby:
         """An empty one of the same task."""
         return Standby(self._make)
 
+    def let_go(self) -> None:
+        """Give up its program, and the files of it."""
+        if self._program is not None:
+            self._program.let_go()
+            self._program = None
+
     @property
     def program(self) -> Program:
         """The program to which layers are applied; made when needed, in the thread of user code."""
@@ -59,16 +65,17 @@ class Standby:
         if refs and 0 < self.epoch < refs[0].epoch:
             # The bottom layers were merged beyond our epoch: they no longer say what was deleted
             # since.
-            self._program = self.floor = None
+            self.let_go()
+            self.floor = None
         if refs and not self.epoch:
             self.base = refs[0].path
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
 
     def is_outdated(self, refs: Sequence[LayerRef], renewed_bytes: int) -> bool:
-        """Whether its first layers have become a large one, which it could use where it lies.
+        """Whether its first layers were merged into a large one, which it could use where it lies.
 
-        It has all that is in it, but in files of its own and in layers that are deleted otherwise.
-        As long as it has, they take room on the disk and in the system's cache.
+        It has the same state in files of its own, and in layers that are deleted for everybody
+        else. While it keeps these open, they take room on the disk and in the system's cache.
         """
         is_merged = bool(refs and self.epoch and refs[0].path != self.base)
         is_large = is_merged and refs[0].nbytes >= renewed_bytes
@@ -154,6 +161,8 @@ class Copies:
         task, standby = following.task, following.standby
         try:
             standby.apply(layers)
+            if (known := self.standbys.get(task)) is not standby and known is not None:
+                known.let_go()
             self.standbys[task] = standby
             self._warm_up(task, standby)
         except CannotUpgrade as error:

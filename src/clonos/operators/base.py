@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -30,8 +30,10 @@ from clonos.state.stores import Facts
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
     from clonos.core.program import Step
+    from clonos.state.large_rows import LargeRowStore
     from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
+    from clonos.state.values import ValueStore
 
 
 OnBadRecord = Literal["fail", "drop", "keep"]
@@ -222,9 +224,9 @@ class Operator:
     """Whether it keeps values, rows by key or pieces of windows that need not be in memory."""
 
     @property
-    def has_left_memory(self) -> bool:
-        """Whether some of them are not in memory."""
-        return False
+    def stores(self) -> Iterable[ValueStore | LargeRowStore]:
+        """Those of its stores that begin with files of layers, and use them where they lie."""
+        return ()
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         """Use about this much memory for them; the rest goes on the shelf."""

@@ -143,7 +143,13 @@ class ChainProgram:
     @property
     def has_left_memory(self) -> bool:
         """Whether some operator has state that is not in memory."""
-        return any(operator.has_left_memory for operator in self._operators)
+        return any(store.has_levels for operator in self._operators for store in operator.stores)
+
+    def let_go(self) -> None:
+        """See :class:`~clonos.core.program.Program`."""
+        for operator in self._operators:
+            for store in operator.stores:
+                store.let_go()
 
     @property
     def waiting_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,8 @@ class KeepsRows(Operator):
         return reduce(both, [store.changes() for store in self.row_stores.values()])
 
     @property
-    def has_left_memory(self) -> bool:
-        return any(store.has_levels for store in self.row_stores.values())
+    def stores(self) -> Iterable[LargeRowStore]:
+        return self.row_stores.values()
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         stores = self.row_stores.values()

@@ -269,6 +269,10 @@ class LargeRowStore(RowStore):
         """Whether there are rows that are not in memory."""
         return bool(self._below.all)
 
+    def let_go(self) -> None:
+        """Give them up: the store is needed no more."""
+        self._below.let_go()
+
     # --- memory -----------------------------------------------------------------------------------
 
     @property

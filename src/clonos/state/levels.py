@@ -23,8 +23,8 @@ LOADED_BYTES: Final = 4 * 1024 * 1024
 LEVELS_MAX: Final = 8
 """If there are more runs, the newest ones are merged."""
 SHARE: Final = 0.5
-"""An older run is merged, too, if the newer ones together reach this share of its size. Of a large
-run of a layer, those of them count that were written here."""
+"""An older run is merged, too, if the newer ones together reach this share of its size. If it is a
+large run of a layer, only what this process has written counts."""
 LARGE_BYTES: Final = 64 * 1024 * 1024
 """A large run."""
 
@@ -125,6 +125,10 @@ class Levels(Generic[_Level]):
     def give_up(self) -> None:
         """Drop the levels that are not written yet."""
         self.all, self._flushing = list(self.runs), None
+
+    def let_go(self) -> None:
+        """Drop all levels, and what is being written."""
+        self.all, self._flushing, self._merging = [], None, None
 
     def settle(self) -> _Level | None:
         """Take over what was written meanwhile; return the level that has become a run, if any."""

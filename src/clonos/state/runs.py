@@ -107,7 +107,8 @@ class Run:
     is_in_layer
         Whether it is used where it lies in a layer.
     written
-        How many bytes of it, at most, have left the memory of this process.
+        At most how many of its bytes were in the memory of this process, and not in a layer,
+        before they were written.
     """
 
     def __init__(self, index: Index, blocks: Content) -> None:

@@ -166,6 +166,10 @@ class ValueStore:
         """Whether there are values that are not in memory."""
         return bool(self._below.all)
 
+    def let_go(self) -> None:
+        """Give them up: the store is needed no more."""
+        self._below.let_go()
+
     @property
     def has_runs(self) -> bool:
         """Whether some of them are in runs."""

@@ -1,4 +1,4 @@
-"""What a process that listens does when it can open no more files."""
+"""What a process that accepts connections does when it can open no more files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 PAUSE_S: Final = 0.5
-"""Time until the next connection is accepted. It stays in the system's queue: who looked at once
-would look again and again."""
+"""Time until connections are accepted again. They wait in the system's queue. As long as one waits
+there, the listening socket is ready, so without a pause the process would try again and again."""
 AGAIN_S: Final = 60.0
 """Time between two warnings."""
 
@@ -19,7 +19,7 @@ _LOG: Final = logging.getLogger("clonos")
 
 
 class Shortage:
-    """Recognizes the errors of ``accept()`` that say so, and warns now and then.
+    """Recognizes the errors of ``accept()`` that mean a shortage, and warns now and then.
 
     Parameters
     ----------

@@ -389,8 +389,8 @@ class ProcessOperator(Operator):
         return both(self.values.changes(), self.store.changes())
 
     @property
-    def has_left_memory(self) -> bool:
-        return self.values.has_levels
+    def stores(self) -> tuple[ValueStore]:
+        return (self.values,)
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         self.values.use(shelf, nbytes)

@@ -72,10 +72,6 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
     def changes(self) -> Frozen:
         return both(WindowOperator.changes(self), self._rows.changes())
 
-    @property
-    def has_left_memory(self) -> bool:
-        return self._rows.has_levels
-
     def use(self, shelf: Shelf, nbytes: int) -> None:
         if isinstance(self._store, SessionStore):
             self._store.use(shelf, nbytes // 2)

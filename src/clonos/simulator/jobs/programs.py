@@ -131,7 +131,7 @@ class Toy:
         self.task, self.inputs = task, inputs
         self.edges = edges
         self.back, self.feedback = back, feedback
-        self.has_left_memory = False
+        self.has_left_memory, self.let_go = False, lambda: None  # it has no files
         self.visits: dict[int, int] = {}
         self.behaviour = behaviour
         self.count = 0
