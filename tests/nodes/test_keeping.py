@@ -347,6 +347,23 @@ def test_a_copy_that_is_wanted_no_more_when_it_is_written_is_for_the_coordinator
     assert world.said == [Held(0, (layer,))]
 
 
+@pytest.mark.parametrize("sources", [(), ("a",)])
+def test_what_is_written_when_it_is_wanted_again_is_here(sources, world):
+    """Whoever it came from may be dead, so nobody else has it."""
+    layer = replace(ref(1), level=LOCAL)
+    world.hold(layer)
+    world.says(LayersHere(), LayerPart(layer.path, 0, 2, b"ab"))
+    (_, ticket, _, _) = world.asked[-1]
+    world.hold(sources=())
+    world.hold(layer, sources=sources)
+    world.said.clear()
+    world.keeping.kept(Kept(ticket))
+    assert world.said == [Held(0, (layer,))]
+    world.tick(2 * ANSWER_S)
+    assert world.keeping.wait_s is None, "nothing is fetched"
+    assert all(line.is_closed for line in world.lines)
+
+
 def test_what_counts_no_more_when_a_copy_asks_for_it_is_given_up(world):
     """It had to wait for its turn, and would wait for ever now."""
     world.hold(ref(1))

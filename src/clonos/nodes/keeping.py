@@ -318,18 +318,18 @@ class Keeping:
     def kept(self, event: Kept) -> None:
         """A fetched layer was written, or was not the right one."""
         ref = self._keeping.pop(event.ticket)
-        path, transfer = ref.path, self._transfers.get(ref.path)
-        if transfer is None or not transfer.is_kept:
-            if event.error is None and not self._is_named(ref):
-                self._is_late(ref)
-            return
-        transfer.is_kept = False
+        transfer = self._transfers.get(ref.path)
         if event.error is not None:
-            self._fail(transfer)
-            return
-        del self._transfers[path]
-        self._here[path] = transfer.ref
-        self._tell([transfer.ref])
+            if transfer is not None and transfer.is_kept:
+                transfer.is_kept = False
+                self._fail(transfer)
+        elif not self._is_named(ref):
+            self._is_late(ref)
+        else:  # even if it has begun to be fetched again meanwhile
+            if transfer is not None:
+                self._end(transfer)
+            self._here[ref.path] = ref
+            self._tell([ref])
 
     def _is_late(self, ref: LayerRef) -> None:
         """Nobody waits any more for what was written. But another slot may have it on the same
