@@ -211,10 +211,10 @@ def test_how_long_brokers_are_away_is_known(broken):
     reader = opened(broken)
     looks_always(reader)
     assert read(reader, 20) == list(range(20))
-    assert reader.outage.away_s == 0
+    assert reader.away_s == 0
     away_once(reader)
     reader.read(10, 0.0)
-    assert reader.outage.away_s > 0
-    while reader.outage.away_s:
+    assert reader.away_s > 0
+    while reader.away_s:
         reader.read(10, 0.01)
     reader.close()

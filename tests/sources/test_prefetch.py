@@ -270,14 +270,14 @@ class Away(CutReader):
     def __init__(self) -> None:
         self.has_failed = threading.Event()
         self.now_s = 5.0
-        self.outage = Outage("a server", sleep=lambda _: None, now=lambda: self.now_s)
+        self._outage = Outage("a server", sleep=lambda _: None, now=lambda: self.now_s)
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
         del rows_consumed, cut
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         del max_rows
-        self.outage.wait("it does not answer")
+        self._outage.wait("it does not answer")
         self.has_failed.set()
         time.sleep(max_wait_s)
         return None

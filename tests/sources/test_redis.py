@@ -352,7 +352,7 @@ def test_a_replica_that_lags_is_no_stream_that_was_made_again(server, monkeypatc
         server.client.xadd(name, {"n": n}, id=f"100-{n}")
     assert numbers(read(reader)) == [1, 2, 3, 4, 5]
     server.client.delete(name)  # the next server that answers at the same address
-    monkeypatch.setattr(redis_reader, "_is_primary", lambda hello: False)
+    monkeypatch.setattr(redis_reader, "_connection_of", lambda hello: None)
     for n in range(1, 7):
         server.client.xadd(name, {"n": n}, id=f"100-{n}")
         if n < 6:
@@ -362,18 +362,42 @@ def test_a_replica_that_lags_is_no_stream_that_was_made_again(server, monkeypatc
     reader.close()
 
 
+@pytest.mark.parametrize("said", [[None, None, 5, 5], [5, 6, 6, 7], [5, None, 6, 6]])
+def test_another_server_that_has_more_has_not_made_the_stream_again(
+    server, monkeypatch, caplog, said
+):
+    """A replica is promoted when it has caught up, or a primary that was restarted gives way to one
+    that has lost less."""
+    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
+    name = server.names[0]
+    reader = server.opened()
+    reader.read(10, 0.1)
+    for n in range(1, 6):
+        server.client.xadd(name, {"n": n}, id=f"100-{n}")
+    assert numbers(read(reader)) == [1, 2, 3, 4, 5]
+    server.client.delete(name)
+    answers = iter(said)
+    monkeypatch.setattr(redis_reader, "_connection_of", lambda hello: next(answers))
+    for n, before in enumerate([None, *said[:-1]], 1):
+        if before is None or before != said[n - 1]:
+            server.client.xadd(name, {"n": n}, id=f"100-{n}")
+        assert reader.read(10, 0.02) is None
+    assert len(caplog.messages) == 1
+    reader.close()
+
+
 @pytest.mark.parametrize(
-    ("hello", "is_primary"),
+    ("hello", "connection"),
     [
-        ([b"server", b"redis", b"role", b"master"], True),
-        ({b"role": b"master"}, True),
-        ({b"role": b"replica"}, False),
-        ([b"role", b"slave"], False),
-        (ValueError("unknown command"), False),
+        ([b"server", b"redis", b"id", 7, b"role", b"master"], 7),
+        ({b"role": b"master", b"id": 8}, 8),
+        ({b"role": b"replica", b"id": 9}, None),
+        ([b"role", b"slave"], None),
+        (ValueError("unknown command"), None),
     ],
 )
-def test_who_says_that_it_takes_writes(hello, is_primary):
-    assert redis_reader._is_primary(hello) is is_primary
+def test_who_says_that_it_takes_writes(hello, connection):
+    assert redis_reader._connection_of(hello) == connection
 
 
 def test_what_is_said_of_a_server_that_is_away(server):

@@ -216,7 +216,7 @@ def test_how_long_its_file_system_is_away_is_known(written, monkeypatch):
     made, known = reader(written), []
 
     def away(_: float) -> bool:
-        known.append(made.outage.away_s)
+        known.append(made.away_s)
         monkeypatch.undo()
         return False
 
@@ -225,7 +225,7 @@ def test_how_long_its_file_system_is_away_is_known(written, monkeypatch):
     assert all_of(made)
     assert known
     assert known[0] > 0
-    assert made.outage.away_s == 0
+    assert made.away_s == 0
 
 
 def _raise(error: Exception) -> bool:

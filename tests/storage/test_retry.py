@@ -63,6 +63,29 @@ def test_who_is_not_needed_any_more_gives_up():
         store.put("a", b"state")
 
 
+def test_it_knows_for_how_long_the_store_has_been_away():
+    known: list[float] = []
+    retry = Retry("layers", lambda _: known.append(retry.away_s), print)
+    assert retry.away_s == 0
+
+    def attempt() -> str:
+        if len(known) < 2:
+            raise StoreAway("the disk is full")
+        return "stored"
+
+    assert retry(attempt) == "stored"
+    assert 0 < known[0] < known[1]
+    assert retry.away_s == 0
+    known.clear()
+    with pytest.raises(OSError, match="of another kind"):
+        retry(lambda: _raise(StoreAway("away") if not known else OSError("of another kind")))
+    assert retry.away_s == 0, "it is not tried any more"
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def test_without_a_retry_it_is_said_at_once():
     outage = Outage(lasts=1)
     with pytest.raises(StoreAway, match="No space") as caught:

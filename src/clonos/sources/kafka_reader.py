@@ -163,7 +163,7 @@ class KafkaReader(CutReader):
         self._ends: dict[Partition, int] = {}  # next offsets to deliver
         self._ids: dict[str, int | None] = {}  # of the topics with which it has begun
         self._is_assigned = self._is_checked = False
-        self.outage = Outage(repr(topics.cluster), sleep=lambda _: None)
+        self._outage = Outage(repr(topics.cluster), sleep=lambda _: None)
         self._ahead = Ahead()
         self._paused: set[Partition] = set()
         self._known_ends: dict[Partition, int] = {}  # ends as last reported
@@ -363,14 +363,14 @@ class KafkaReader(CutReader):
             found = self._partitions(self._topics.names, _REFRESH_WAIT_S)
             new = self._edges([p for p in found if p not in self._ends])
         except driver().KafkaException as exception:
-            self.outage.wait(error_of(exception).str())
+            self._outage.wait(error_of(exception).str())
             self._refresh_at = now + (self._topics.refresh_s / 2 if self._is_checked else _POLL_S)
             return self._is_checked
         except SourceError as error:  # it was deleted, and may be created again
-            self.outage.wait(error.what)
+            self._outage.wait(error.what)
             self._check()
             return True
-        self.outage.over()
+        self._outage.over()
         self._is_checked = False
         self._check()
         self._place({p: first for p, (first, _) in new.items()})

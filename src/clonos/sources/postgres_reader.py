@@ -270,7 +270,7 @@ class PostgresReader(CutReader):
         self._settled: str | None = None  # rows up to this may be read
         self._look_at = 0.0
         self._slow = 0  # how many times the query took too long
-        self.outage = Outage(query.server.place)
+        self._outage = Outage(query.server.place)
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
         """See :meth:`CutReader.open`."""
@@ -406,11 +406,11 @@ class PostgresReader(CutReader):
         is_hopeless = is_refusal(error) or self._slow >= SLOW_MAX
         if is_hopeless or not has_begun or not is_away(error):
             raise self._failed(error) from None
-        self.outage.wait(self._query.server.told(error))
+        self._outage.wait(self._query.server.told(error))
 
     def _answered(self) -> None:
         self._slow = 0
-        self.outage.over()
+        self._outage.over()
 
     # --- SQL ---
 

@@ -141,7 +141,7 @@ class PrefetchThread:
         found = {} if self._lag is None else {"lag": self._lag}
         if isinstance(self._reader, CutReader):
             said = {
-                "source_away_s": int(self._reader.outage.away_s),
+                "source_away_s": int(self._reader.away_s),
                 "missed_rows": self._reader.missed,
                 "shrunk_parts": self._reader.shrunk,
             }

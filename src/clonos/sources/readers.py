@@ -104,8 +104,6 @@ class CutReader(BaseReader):
     ----------
     cut
         The cut of the rows read last; empty before the first.
-    outage
-        What it says while it waits for a server.
     missed
         The number of rows that are known to have been gone before it could read them.
     shrunk
@@ -113,9 +111,14 @@ class CutReader(BaseReader):
     """
 
     cut = b""
-    outage = Outage("")  # without one of its own it never waits
     missed = 0
     shrunk = 0
+    _outage = Outage("")  # without one of its own it never waits
+
+    @property
+    def away_s(self) -> float:
+        """For how long its server has answered nothing. Other threads may ask, too."""
+        return self._outage.away_s
 
     def look(self, *, is_idle: bool) -> int | None:
         """The number of unread rows; None: unknown.

@@ -162,11 +162,12 @@ class RedisReader(CutReader):
         mine = (n for n in streams.names if crc32(n.encode()) % parallelism == task_index)
         self._names = tuple(sorted(mine))
         self._client: Any = None
-        self.outage = Outage(streams.place)
+        self._outage = Outage(streams.place)
         self._last: dict[str, str] = {}  # the last delivered id
         self._passed: dict[str, int] = {}  # how many entries each stream had up to that id
         self._told: set[str] = set()  # streams of which entries are known to be missing
-        self._ends: dict[str, str] = {}  # the last id of streams that end before what was read
+        self._short: set[str] = set()  # streams that end before what was read ...
+        self._ends: dict[str, tuple[int, str]] = {}  # ... where, and on which connection
         self._check_at = 0.0
         self._turn = 0  # which stream comes first in the next batch
         self._full = 0  # how many had as many entries as were asked for
@@ -178,7 +179,7 @@ class RedisReader(CutReader):
         spans = decode(cut) if cut else {}
         self._last = {stream: span.last for stream, span in spans.items()}
         self._passed = {s: span.passed for s, span in spans.items() if span.passed is not None}
-        self._ends = {}
+        self._short, self._ends = set(), {}
         self._check_at = 0.0
         if self._client is None:
             self._client = self._streams.connect()
@@ -206,7 +207,7 @@ class RedisReader(CutReader):
         except driver().RedisError as error:
             self._wait(error)
             return None
-        self.outage.over()
+        self._outage.over()
         self._full = sum(len(entries) >= count for _, entries in found)
         taken = self._share(((stream.decode(), entries) for stream, entries in found), max_rows)
         return self._batch(taken) if taken else None
@@ -298,11 +299,12 @@ class RedisReader(CutReader):
                 asked.xinfo_stream(stream)
             asked.execute_command("HELLO")
             *answers, hello = asked.execute(raise_on_error=False)
+        connection = _connection_of(hello)
         for stream, info in zip(names, answers, strict=True):
             is_gone = isinstance(info, Exception) and "no such key" in str(info)
             if is_gone or not isinstance(info, Exception):
                 end = _FIRST if is_gone else info["last-generated-id"].decode()
-                self._look_at_end(stream, end, is_primary=_is_primary(hello))
+                self._look_at_end(stream, end, connection)
             if isinstance(info, Exception):
                 # A stream that is not there yet has had no entries.
                 passed = 0 if is_gone and self._last[stream] == _FIRST else None
@@ -324,31 +326,36 @@ class RedisReader(CutReader):
                     missing,
                 )
 
-    def _look_at_end(self, stream: str, end: str, *, is_primary: bool) -> None:
+    def _look_at_end(self, stream: str, end: str, connection: int | None) -> None:
         """Notice a stream whose new entries come before what was read, so that they are not read.
 
         A server that has come back without its last entries, and a replica that lags, have fewer
-        entries, too. What they have was read, and new entries of a primary get greater ids.
+        entries, too. What they have was read, and new entries of a primary get greater ids. A
+        stream also grows if a replica catches up, or if another server becomes the primary; so only
+        what a primary says on the same connection counts (None: it is no primary).
         """
-        last, before = self._last[stream], self._ends.get(stream)
+        last = self._last[stream]
         if _order(end) >= _order(last) or last.endswith(f"-{_LAST_OF_MS}"):  # or begins at a time
             self._ends.pop(stream, None)
+            self._short.discard(stream)
             return
-        self._ends[stream] = end
-        if before is not None and _order(end) > _order(before) and is_primary:
-            raise SourceError(
-                f"stream {stream!r} was made again with lower ids: entries up to {end} are new, "
-                f"and the job has read up to {last}",
-                where=self._streams.place,
-                remedy="start the job afresh, with another checkpoint_dir; or read the new stream "
-                "in a source of another name (upgrade=True, drop_state=)",
-            )
-        if end != _FIRST and before in {None, _FIRST}:
+        if connection is not None:
+            before, self._ends[stream] = self._ends.get(stream), (connection, end)
+            if before is not None and before[0] == connection and _order(end) > _order(before[1]):
+                raise SourceError(
+                    f"stream {stream!r} was made again with lower ids: entries up to {end} are "
+                    f"new, and the job has read up to {last}",
+                    where=self._streams.place,
+                    remedy="start the job afresh, with another checkpoint_dir; or read the new "
+                    "stream in a source of another name (upgrade=True, drop_state=)",
+                )
+        if end != _FIRST and stream not in self._short:
+            self._short.add(stream)
             self.shrunk += 1
             _LOG.warning(
                 "%s: stream %r ends at %s, before %s, which the job has read. Either the server "
                 "has lost its last entries, or the stream was deleted and made again. The job goes "
-                "on behind what it has read; entries with lower ids are not in it.",
+                "on after what it has read; entries with lower ids are not in it.",
                 self._streams.place,
                 stream,
                 end,
@@ -362,14 +369,14 @@ class RedisReader(CutReader):
             except driver().RedisError as error:
                 self._wait(error)
             else:
-                self.outage.over()
+                self._outage.over()
                 return found
 
     def _wait(self, error: Exception) -> None:
         """Wait a little, if it may help to ask again."""
         if _is_refusal(error) or not isinstance(error, _away()):
             raise self._failed("cannot be read", error) from error
-        self.outage.wait(str(error))
+        self._outage.wait(str(error))
 
     def _batch(self, taken: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
         spans: dict[str, Span] = {}
@@ -448,11 +455,14 @@ def _passed(info: Mapping[str, Any], last: str) -> int | None:
     return added - int(info["length"]) if _order(info["first-entry"][0].decode()) > at else None
 
 
-def _is_primary(hello: Any) -> bool:
-    """Whether a server says, in its answer to HELLO, that it takes writes."""
+def _connection_of(hello: Any) -> int | None:
+    """The number of our connection, from the answer to HELLO of a server that takes writes; None:
+    it takes none, or does not say so."""
     if isinstance(hello, list):
         hello = dict(zip(hello[::2], hello[1::2], strict=False))
-    return isinstance(hello, dict) and hello.get(b"role") == b"master"
+    if not isinstance(hello, dict) or hello.get(b"role") != b"master":
+        return None
+    return int(hello[b"id"])
 
 
 def _database(url: str) -> int:

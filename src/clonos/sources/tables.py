@@ -31,7 +31,6 @@ from clonos.errors import (
     StoreAway,
     UnreadableTable,
 )
-from clonos.sources.outage import Outage
 from clonos.sources.readers import CutReader, EndOfInput, Reader
 from clonos.sources.spec import SourceSpec
 from clonos.storage.retry import Retry, may_pass
@@ -216,12 +215,16 @@ class TableReader(CutReader):
         self._index, self._parallelism = task_index, parallelism
         self._closing = threading.Event()
         self._retry = Retry(f"rows of the table {followed.path}", self._closing.wait)
-        self.outage = Outage(followed.path, warn=_nothing, sleep=_nothing)  # Retry does both
         self._at = Cut("")
         self._waiting: list[Segment] = []  # found, not read yet
         self._open: tuple[Segment, pa.RecordBatch] | None = None  # read in part; remaining rows
         self._is_checked = self._is_of_query = False
         self._pause_s, self._look_at = FIRST_PAUSE_S, 0.0
+
+    @property
+    def away_s(self) -> float:
+        """See :class:`CutReader`."""
+        return self._retry.away_s
 
     def open(self, rows_consumed: int, cut: bytes = b"") -> None:
         """See :meth:`CutReader.open`; looks at nothing before the first read."""
@@ -388,7 +391,6 @@ class TableReader(CutReader):
             except (OSError, pa.ArrowException, UnreadableTable) as error:
                 cause = error.__cause__ if isinstance(error, UnreadableTable) else error
                 if isinstance(cause, OSError) and may_pass(cause):
-                    self.outage.wait(str(cause))
                     raise StoreAway(str(cause), where=self._followed.path) from error
                 raise SourceError(
                     f"the table cannot be read: {cause}",
@@ -396,9 +398,7 @@ class TableReader(CutReader):
                     remedy="check that every executor reaches the folder and may read it",
                 ) from error
 
-        found = self._retry(reach)
-        self.outage.over()
-        return found
+        return self._retry(reach)
 
     def _require_table(self, found: str) -> None:
         if self._at.table not in ("", found):
@@ -425,10 +425,6 @@ def passed(source: SourceSpec, cuts: Sequence[bytes]) -> Positions:
 
 def _tasks(tasks: Sequence[int]) -> str:
     return ", ".join(f"task {task}" for task in tasks)
-
-
-def _nothing(_: object) -> None:
-    """Do nothing."""
 
 
 def _reader(followed: Followed, index: int, parallelism: int) -> Reader:

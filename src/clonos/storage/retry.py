@@ -77,15 +77,29 @@ class Retry:
         warn: Callable[[str], object] = _LOG.warning,
     ) -> None:
         self._what, self._wait, self._warn = what, wait, warn
+        self._since: float | None = None
+
+    @property
+    def away_s(self) -> float:
+        """For how long what is being tried has failed. Other threads may ask, but not try."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     def __call__(self, attempt: Callable[[], _T]) -> _T:
         """What `attempt` returns in the end."""
+        try:
+            return self._tried(attempt)
+        finally:
+            self._since = None
+
+    def _tried(self, attempt: Callable[[], _T]) -> _T:
         pause_s = 0.0
         while True:
             try:
                 result = attempt()
             except StoreAway as error:
                 if not pause_s:
+                    self._since = time.monotonic()
                     self._warn(f"{self._what}: {error.sentence} It is tried again until it works.")
                 pause_s = min(2 * pause_s, PAUSE_MAX_S) if pause_s else FIRST_PAUSE_S
                 if self._wait(max(pause_s, error.after_s)):
