@@ -12,7 +12,7 @@ from clonos.cluster.directory import JobDirectory
 from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import ClonosError, PoisonRecord
 from clonos.graph.compile import CompiledJob
-from clonos.storage.own import own_folder
+from clonos.storage.files import own_folder
 
 BUNDLES_MAX: Final = 8
 """How many bundles of a job are kept; the oldest goes first."""

@@ -31,11 +31,10 @@ from clonos.nodes.events import (
     WorkFailed,
 )
 from clonos.state.deltas import merge_into
-from clonos.storage.files import Durability
+from clonos.storage.files import Durability, own_folder, unusable
 from clonos.storage.layers import LayerStore
 from clonos.storage.leveled import LeveledLayers
 from clonos.storage.opened import ScratchFile
-from clonos.storage.own import own_folder, unusable
 from clonos.storage.retry import Retry
 from clonos.transport.inbox import Inbox
 
