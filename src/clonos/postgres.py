@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,8 +72,17 @@ class Server:
             raise _not_understood()
         return found
 
-    def connect(self, name: str, *, autocommit: bool = False) -> Any:
-        """A new connection; `name` is shown in ``pg_stat_activity``."""
+    def connect(
+        self,
+        name: str,
+        *,
+        autocommit: bool = False,
+        watch: Callable[[Any], object] = lambda _: None,
+    ) -> Any:
+        """A new connection; `name` is shown in ``pg_stat_activity``.
+
+        `watch` is called with it before it is asked anything: even that may hang.
+        """
         psycopg = driver()
         found = psycopg.connect(
             self.dsn,
@@ -83,6 +93,7 @@ class Server:
             client_encoding="utf8",
         )
         try:
+            watch(found)
             found.execute(
                 f"set statement_timeout = {STATEMENT_MS};"
                 f"set idle_in_transaction_session_timeout = {IDLE_MS};"

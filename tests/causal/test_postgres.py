@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of, encode_chunk
 from clonos.causal.holder import LogAccess
 from clonos.causal.messages import AnswerKey
+from clonos.postgres import Server
 
 from .conftest import Attempt
 
@@ -191,6 +193,52 @@ def test_a_database_that_hangs(holder, where, postgres, monkeypatch):
     again = one.open(where, "2", "e", take_over=True)
     one.append(where, "e", b"two")
     assert one.read(where, 0).chunks[again.length :] == (b"two",)
+
+
+@pytest.mark.timeout(60)
+def test_a_database_that_lets_us_in_and_then_hangs(where, monkeypatch):
+    """As a pool of connections does while its database is away."""
+    monkeypatch.setattr(store, "ANSWER_S", 1.0)
+    let_in = b"R\0\0\0\x08\0\0\0\0" + b"Z\0\0\0\x05I"
+    connections = []
+
+    def greet() -> None:
+        connections.append(listening.accept()[0])
+        connections[0].recv(4096)
+        connections[0].sendall(let_in)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        greeter = threading.Thread(target=greet, daemon=True)
+        greeter.start()
+        port = listening.getsockname()[1]
+        dsn = f"postgresql://x@127.0.0.1:{port}/x?sslmode=disable&gssencmode=disable"
+        one = store.PostgresHolder(dsn, 1000)
+        with pytest.raises(causal.LogUnreachable, match="does not answer"):
+            one.open(where, "1", "e")
+        greeter.join()
+        while connections[0].recv(4096):  # until our end is closed
+            pass
+        connections[0].close()
+        one.close()
+
+
+def test_a_role_that_may_create_nothing_keeps_no_connection(holder, where, postgres, monkeypatch):
+    one = holder()
+    monkeypatch.setattr(store, "_SCHEMA", "create table pg_catalog.clonos (n int)")
+    monkeypatch.setattr(Server, "connect", _in_an_empty_schema(Server.connect))
+    with pytest.raises(causal.LogBroken, match="refuses"):
+        one.open(where, "1", "e")
+    assert one._socket is None
+    assert one._connection is None
+
+
+def _in_an_empty_schema(connect):
+    def made(*args, **options):
+        found = connect(*args, **options)
+        found.execute("set search_path = pg_temp")
+        return found
+
+    return made
 
 
 def test_the_server_breaks_off_statements_of_its_own_accord(holder, where):

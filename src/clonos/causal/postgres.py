@@ -218,7 +218,7 @@ class PostgresHolder:
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = self._connect()
+                    self._connect()
                 self._watchdog.begin(more_s)
                 with self._connection.transaction(), self._connection.cursor() as sql:
                     return run(sql)
@@ -237,23 +237,27 @@ class PostgresHolder:
             finally:
                 self._watchdog.end()
 
-    def _connect(self) -> Any:
+    def _connect(self) -> None:
         _ = self._server.parameters  # raises where libpq would tell parts of a password
-        connection = self._server.connect("clonos answers", autocommit=True)
+        try:
+            self._server.connect("clonos answers", autocommit=True, watch=self._watch)
+            with self._connection.transaction():
+                # Serialize: creating the same table twice at the same time would fail.
+                self._connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
+                (known,) = self._connection.execute(
+                    "select to_regclass('clonos_chunks')"
+                ).fetchone()
+                if known is None:
+                    self._connection.execute(_SCHEMA)
+        except BaseException:
+            self.close()
+            raise
+
+    def _watch(self, connection: Any) -> None:
+        self._connection = connection
         with self._cutting:
             self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._watchdog.begin()
-        try:
-            with connection.transaction():
-                # Serialize: creating the same table twice at the same time would fail.
-                connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
-                known = connection.execute("select to_regclass('clonos_chunks')").fetchone()
-                if known[0] is None:
-                    connection.execute(_SCHEMA)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _try_lock(self, sql: Any, log: int) -> bool:
         locked: bool = sql.execute("select pg_try_advisory_lock(%s)", [_LOCKS + log]).fetchone()[0]
