@@ -373,6 +373,25 @@ def test_a_message_that_is_too_long_ends_the_job_and_is_not_lost(bench):
     feed.close()
 
 
+def test_a_message_that_is_too_long_may_come_before_the_answer_to_the_subscription():
+    """The broker knows the session, and sends what it has kept for it."""
+
+    def come() -> None:
+        message = paho.MQTTMessage(1, b"t")
+        message.payload = b"long"
+        session._on_message(None, None, message)
+        session._on_subscribe(None, None, 1, [], None)
+
+    errors: list[Exception] = []
+    source: Any = clonos.sources.mqtt("h", "t", client_id="c", value="text", message_bytes=3)
+    session: Any = Session(source.inlet, lambda *_: True, errors.append, print)
+    session._client = SimpleNamespace(connect=lambda *_, **__: None, loop_start=come)
+    with pytest.raises(SourceError, match="has 4 bytes") as caught:
+        session.start()
+    assert errors == [caught.value]
+    assert "message_bytes=" in caught.value.remedy
+
+
 def test_what_no_broker_takes_is_said_at_once(bench):
     source = bench.source(topics="a/#/b")
     with pytest.raises(SourceError, match=r"no broker takes these topics \(a/#/b\)"):

@@ -86,7 +86,7 @@ class Session:
         self._lock = threading.Lock()  # held while a message is acknowledged
         self._is_over = threading.Event()
         self._heard = threading.Event()
-        self._refusal: str | None = None
+        self._refusal: SourceError | None = None
         client = imported("paho.mqtt.client", extra="mqtt", where="sources.mqtt")
         self._client: Any = client.Client(
             client.CallbackAPIVersion.VERSION2,
@@ -132,7 +132,7 @@ class Session:
         if not self._heard.wait(CONNECT_S):
             raise self._failed("it does not answer")
         if self._refusal is not None:
-            raise self._failed(self._refusal)
+            raise self._refusal
 
     def close(self) -> None:
         """Disconnect; the broker keeps the session."""
@@ -214,7 +214,7 @@ class Session:
     def _refuse(self, why: str, *, may_pass: bool) -> None:
         """A refusal at the start is an error. A later one is, too, unless it may be temporary."""
         if not self._heard.is_set():
-            self._refusal = why
+            self._refusal = self._refusal or self._failed(why)
             self._heard.set()
         elif may_pass:
             self._tell(self._warn_of_delay, why)
@@ -224,7 +224,7 @@ class Session:
     def _end(self, error: SourceError) -> None:
         """End the job, once."""
         if self._refusal is None:
-            self._refusal = error.what
+            self._refusal = error
             self._fail(error)
 
     def _tell(self, warn: Warn, what: str) -> None:
