@@ -61,8 +61,8 @@ class BoundedServer(ThreadingHTTPServer):
         self._ends: dict[Any, float] = {}  # until when what a connection is at may take
         self._idle: set[Any] = set()  # those that wait for their next request
         self._is_closed = False
-        self._shortage = Shortage(f"http://{address[0]}:{address[1]}", warn)
         super().__init__(address, handler)
+        self._shortage = Shortage(f"http://{address[0]}:{self.server_port}", warn)
 
     @property
     def is_roomy(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
+import http.server
 import json
 import socket
 import threading
@@ -422,6 +423,16 @@ def test_whatever_was_thanked_for_is_there_though_the_process_is_killed(tmp_path
 def test_what_slots_are_sent_has_no_secrets():
     source = clonos.sources.webhook(1, schema="id long", token="open")
     assert replace(source).__getstate__()["inlet"] is None
+
+
+def test_a_shortage_of_files_names_the_port_that_the_system_has_chosen():
+    handler = http.server.BaseHTTPRequestHandler
+    said: list[str] = []
+    options: Any = {"places": 1, "request_s": 1.0, "warn": said.append}
+    with web.BoundedServer(("127.0.0.1", 0), handler, **options) as server:
+        with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+            server.get_request()
+        assert said[0].startswith(f"http://127.0.0.1:{server.server_port}: no connection can be")
 
 
 def test_without_files_to_open_it_waits_and_does_not_spin(tmp_path):
