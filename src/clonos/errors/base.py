@@ -8,18 +8,22 @@ from typing import Any, ClassVar, Final
 _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
 """A secret may contain an unescaped slash; a user name without a secret is not masked."""
 
-_PARAMETER: Final = re.compile(
-    r"""([?&;\#](?:[\w.%-]*(?:token|secret|passw|passphrase|credential|signature)[\w.%-]*
-    |[\w.%-]*(?:api|access|account|shared|private|subscription|auth)[_-]?key(?:[_-]?id)?
-    |(?:[\w.-]+[_-])?(?:key|sig|pwd|pass|auth|authorization|jwt|sas))=)
-    [^&\#\s"'<>\\]+""",
+_NAME: Final = re.compile(r"""[?&;#]([\w.%\[\]@$:+-]+)=""")
+"""The name of a parameter of a URI."""
+_SECRET: Final = re.compile(
+    r"""(?<!max)(?<!max_)token|secret|passw|passphrase|passcode|credential|signature(?!_?(?:version|method)$)
+    |(?:api|access|account|shared|private|subscription|auth)[_-]?key(?:[_-]?id)?\]?$
+    |(?:^|[\W_]|(?-i:[a-z](?=[A-Z])))(?:key|sig|pwd|pass|auth|authorization|jwt|sas)\]?$""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""A parameter of a URI that may be a secret, by its name."""
+"""What such a name has if its value may be a secret."""
+_VALUE: Final = re.compile(r"""(?:[^&#\s"'<>\\]|\\+[uUx])+""")
+r"""A letter may be escaped, such as \u00fc in JSON."""
+_ESCAPED: Final = re.compile("%([0-9a-fA-F]{2})")
 
 
 def masked(text: str) -> str:
-    """Return a text without the keys and user names in its URIs, and without those of their
+    """Return a text without the keys and user names in its URIs, and without the values of
     parameters whose names are those of secrets.
 
     Examples
@@ -31,7 +35,14 @@ def masked(text: str) -> str:
     >>> masked("POST https://api.example/v1?region=eu&api_key=abc failed")
     'POST https://api.example/v1?region=eu&api_key=*** failed'
     """
-    return _PARAMETER.sub(r"\1***", _KEY.sub("***@", text))
+    text = _KEY.sub("***@", text)
+    shown, at = "", 0
+    for name in _NAME.finditer(text):
+        letters = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), name[1])
+        value = _VALUE.match(text, name.end())
+        if name.start() >= at and value is not None and _SECRET.search(letters):
+            shown, at = f"{shown}{text[at : name.end()]}***", value.end()
+    return shown + text[at:]
 
 
 class ClonosError(Exception):
