@@ -155,6 +155,14 @@ REFUSED = {
     "t < cast('now' as timestamp)": "when it plans a query",
     "cast(concat('to', 'day') as date)": "when it plans a query",
     "to_timestamp('epoch')": "when it plans a query",
+    "timestamp'12:30:00'": "ctx.clock",
+    "t > '12:30'": "the day on which it reads it",
+    "hour('T12:30')": "the day on which it reads it",
+    "cast(time'12:30' as timestamp)": "the day on which it reads it",
+    "date r'today'": "ctx.clock",
+    "date'\\164oday'": "ctx.clock",
+    "date/* as of */'today'": "ctx.clock",
+    "cast(cast(1/0 as string) as date) = date'2020-01-01'": "apply it to the DataFrame before",
     "try_add(n, 1)": "try_ function",
     "try_divide(n, 0)": "try_ function",
     "try_cast(s as int)": "try_ function",
@@ -198,7 +206,7 @@ REFUSED = {
 
 
 def test_what_only_looks_like_a_time_of_now_is_computed():
-    columns = ["s = 'now' as a", "t > timestamp'epoch' as b", "t > timestamp'2020-01-01' as c"]
+    columns = ["s = 'now' as a", "t > timestamp'epoch' as b", "t > timestamp r' 2020-01-01' as c"]
     given = [[(1, 1, "now", START), (2, 1, "today", None)]]
     found = result(stream(given, NARROW).selectExpr(*columns))
     assert set(found) == {(True, True, True), (False, None, None)}

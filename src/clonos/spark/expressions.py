@@ -72,9 +72,11 @@ _INSTEAD: Final = {
 """What to write instead of an expression that is not in the table."""
 
 _SPECIAL_TEXT: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday|epoch)\b", re.IGNORECASE)
-_SPECIAL_LITERAL: Final = re.compile(
-    r"(?:date|timestamp(?:_ntz|_ltz)?)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b.*",
-    re.IGNORECASE | re.DOTALL,
+_OF_TODAY: Final = re.compile(r"\s*(?:T|\d+:)")
+"""A time of day, to which Spark adds the day on which it reads it."""
+_LITERAL: Final = re.compile(r"(?:date|timestamp(?:_ntz|_ltz)?)\b", re.IGNORECASE)
+_FIXED: Final = re.compile(
+    r"(?:date|timestamp(?:_ntz|_ltz)?)\s*r?['\"]\s*(?:[+-]?\d{4}|epoch\b)", re.IGNORECASE
 )
 _OF_TIME: Final = frozenset({"date", "timestamp", "timestamp_ntz"})
 
@@ -363,17 +365,29 @@ class _Walker:
             self._refuse_clocks(child)
 
     def _refuse_special(self, part: Any, name: str) -> None:
-        """Refuse the texts that are times of now: whoever reads the expression again, for a plan or
-        in the next start of the job, would find another one."""
-        if name == "Cast":  # Spark replaces it only when it plans a query
-            child = part.child()
-            is_text = child.foldable() and child.dataType().catalogString() == "string"
-            if is_text and _SPECIAL_TEXT.match(str(child.eval(self._no_row))):
-                raise self._refusal(part, "Spark reads it when it plans a query", _CLOCK)
-        # Only what the user has written still says so.
-        elif _SPECIAL_LITERAL.fullmatch(written := _written(part)):
-            why = f"{written} has another value each time that it is read"
-            raise self._refusal(part, why, _CLOCK)
+        """Refuse texts that stand for the current day or time: whoever reads the expression again,
+        for a plan or at the next start of the job, would find another one."""
+        if name == "Literal":  # only what the user has written still says so
+            written = _written(part)
+            if _LITERAL.match(written) and not _FIXED.match(written):
+                why = f"{written} has another value each time that it is read"
+                raise self._refusal(part, why, _CLOCK)
+            return
+        child = part.child()
+        kind = child.dataType().catalogString()
+        text = self._text(child) if kind == "string" and child.foldable() else ""
+        if _SPECIAL_TEXT.match(text):  # Spark replaces it only then
+            raise self._refusal(part, "Spark reads it when it plans a query", _CLOCK)
+        is_zoned = part.dataType().catalogString() == "timestamp"
+        if kind.startswith("time(") or (is_zoned and _OF_TODAY.match(text)):
+            raise self._refusal(part, "Spark adds the day on which it reads it", _CLOCK)
+
+    def _text(self, part: Any) -> str:
+        """The value of a constant text; empty if it cannot be computed."""
+        try:
+            return str(part.eval(self._no_row))
+        except (Py4JError, PySparkException):
+            return ""
 
     def _type(self, part: Any) -> pa.DataType:
         text = part.dataType().catalogString()
