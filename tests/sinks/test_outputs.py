@@ -37,9 +37,9 @@ def test_rows_with_times_that_python_lacks_are_named_if_a_callback_raises():
         rows.to_pylist()
 
     rows = pa.record_batch({"day": FAR})
-    with pytest.raises(OperatorError, match="only the years 1 to 9999, the callback") as caught:
+    with pytest.raises(OperatorError, match="the callback raised OverflowError") as caught:
         hand_over("out", SinkSpec("callback", fn=read), rows)
-    assert "cast to text" in caught.value.remedy
+    assert "only the years 1 to 9999. Cast such columns to text" in caught.value.remedy
     hand_over("out", SinkSpec("callback", fn=len), rows)  # one that reads none of them
 
 

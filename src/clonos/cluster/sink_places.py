@@ -42,8 +42,8 @@ def added_sinks(graph: Mapping[str, Any] | None, compiled: CompiledJob) -> list[
 def end_left(
     left: Collection[Sequence[str]], durability: Durability, owner: str, warn: Callable[[str], None]
 ) -> None:
-    """The job is complete: end tables to which it wrote with an earlier graph. Their readers wait
-    for that."""
+    """The job is complete: end the tables to which it wrote with an earlier graph, because their
+    readers wait for that."""
     for name, path in left:
         try:
             if "***" in path:  # as the description of the job has it
@@ -52,7 +52,7 @@ def end_left(
         except ClonosError as error:
             warn(
                 f"the table of {name}, a sink that the job no longer has, could not be ended, so "
-                f"its readers wait for more: {error.where}: {error.sentence}"
+                f"its readers wait for ever: {error.where}: {error.sentence}"
             )
 
 

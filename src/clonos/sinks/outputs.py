@@ -55,12 +55,10 @@ def hand_over(name: str, sink: SinkSpec, batch: pa.RecordBatch) -> None:
         sys.stdout.writelines(f"{row}\n" for row in rows_of(batch))
         sys.stdout.flush()
     elif sink.kind == "callback" and sink.fn is not None:
-        what = "the callback raised"
         remedy = "correct the function; with a checkpoint_dir the job then goes on"
         if unreadable(batch):
-            what = f"among rows with a {FAR}, {what}"
-            remedy += ". It can read such times as Arrow's, or cast to text"
-        _call(sink.fn, batch, name, what, remedy)
+            remedy += f". Its rows have a {FAR}. Cast such columns to text, or keep them in Arrow"
+        _call(sink.fn, batch, name, "the callback raised", remedy)
 
 
 def read_all(store: DeliveredStore, operator: str, schema: pa.Schema) -> pa.Table:
