@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -29,6 +30,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 # A simulation makes many small objects and few cycles: they are looked for less often.
 gc.set_threshold(50_000, 20, 20)
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile(
+    "clonos", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("clonos")
 
 # The first session's JVM serves all that follow, and reads these once.
 os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))

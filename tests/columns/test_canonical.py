@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clonos.columns.rows  # noqa: F401 - registers rows and batches
@@ -165,7 +165,6 @@ NESTED = pa.schema(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(cells, max_size=6), st.lists(cells, max_size=6), st.integers(0, 3))
 def test_digest_is_one_of_content(some, others, cut):
     def made(values):

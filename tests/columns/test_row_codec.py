@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clonos.columns.keys import densify, factorise
@@ -30,7 +30,6 @@ COLUMNS = {
 }
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, unique=True), st.data())
 def test_rows_come_back(names, data):
     rows = data.draw(st.integers(0, 6))
@@ -67,14 +66,12 @@ def model(values):
     return codes, [codes.index(number) for number in range(len(numbers))]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-4, 4) | st.integers(-(2**62), 2**62), max_size=40))
 def test_distinct_integers_in_order_of_appearance(values):
     codes, firsts = densify(pa.array(values, pa.int64()).to_numpy())
     assert (codes.tolist(), firsts.tolist()) == model(values)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -18,7 +18,7 @@ from clonos_bench.nexmark.generator import BASE_MS
 KIND_NAMES = sorted(KINDS)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(KIND_NAMES), st.integers(0, 10**7), st.integers(0, 300), st.integers(0, 300),
     st.sampled_from([1, 50, 200]),
@@ -99,7 +99,7 @@ def test_distributions_are_those_of_beam():
         assert abs(size - mean) < 0.06 * mean
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from(["person", "auction", "bid", "event"]), st.integers(0, 700), st.integers(1, 3),
     st.lists(st.integers(1, 90), min_size=1), st.data(),

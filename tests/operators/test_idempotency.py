@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clonos
@@ -87,7 +87,6 @@ def cuts_of(rows: int) -> st.SearchStrategy[list[int]]:
     return ends.map(lambda marks: [b - a for a, b in pairwise(marks)])
 
 
-@settings(deadline=None)
 @given(cuts_of(CUSTOMERS), st.integers(1, CUSTOMERS), cuts_of(CUSTOMERS))
 def test_who_is_charged_again_gets_the_own_receipt(before, steps, after):
     """A task dies after calls in steps that nobody knows of; then the input is cut otherwise."""

@@ -207,13 +207,13 @@ events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(events)
 def test_restored_equals_continued(script):
     check_restore(process_code(drop=True).program, [*script, End(0)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(events, st.sampled_from([0, 300, 3000]), st.booleans())
 def test_it_makes_no_difference_where_values_are(script, state_memory, is_merged):
     merge = partial(merge_deltas, is_base=True) if is_merged else None

@@ -127,7 +127,7 @@ def _thresholds(request, monkeypatch):
 
 @pytest.mark.usefixtures("_thresholds")
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(scripts)
 def test_nobody_can_tell_when_layers_were_sealed_merged_or_restored(kind, script):
     make, inputs = program_of(kind), range(2 if kind == "join" else 1)

@@ -70,7 +70,7 @@ scripts = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(scripts, st.sampled_from(["inner", "left"]))
 def test_rows_see_the_version_that_came_before_them(script, how):
     _, code = looked_up(how)

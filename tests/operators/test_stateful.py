@@ -196,7 +196,7 @@ def as_tuples(made):
     return sorted((row.k, row.what, row.n) for row in made)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(scripts(OPS))
 def test_event_time_as_in_pysparks_tester(script):
     program = code_of("EventTime").program()
@@ -220,7 +220,7 @@ def ms_of(row):
     return round(row["at"].timestamp() * 1000)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(scripts(OPS))
 def test_processing_time_as_in_pysparks_tester(script):
     harness = StepHarness(code_of("ProcessingTime").program())
@@ -240,7 +240,7 @@ def test_processing_time_as_in_pysparks_tester(script):
         assert sorted(results(harness.feed(event))) == as_tuples(expected)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(scripts(UNTIMED))
 def test_no_time_as_in_pysparks_tester(script):
     harness, tester = StepHarness(code_of("None").program()), TwsTester(Script())
@@ -250,7 +250,7 @@ def test_no_time_as_in_pysparks_tester(script):
             assert made == as_tuples(in_tester(tester, event))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     scripts(OPS),
     st.sampled_from([("EventTime", Script), ("ProcessingTime", Script)])

@@ -154,7 +154,7 @@ events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(events, st.sampled_from([None, "t"]), st.booleans())
 def test_restored_equals_continued(script, on, is_merged):
     code = window_code(on=on, **ALL)
@@ -165,7 +165,7 @@ def test_restored_equals_continued(script, on, is_merged):
     assert counted == arrived if on is None else counted <= arrived
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(row_values, min_size=1, max_size=30))
 def test_agrees_with_a_model(given_rows):
     harness = StepHarness(window_code(on="t", n=clonos.count(), s=clonos.sum("x")).program())

@@ -130,7 +130,7 @@ LATER_FIRST = [
 """What comes last is due first. A restore puts both into one batch."""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(scripts, st.sampled_from(sorted(WINDOWS)), merges, st.sampled_from(["agg", "top", "rows"]))
 @example(LATER_FIRST, "between", None, "agg")
 def test_windows_restored_equal_continued(script, kind, merge, content):
@@ -145,7 +145,7 @@ def test_windows_restored_equal_continued(script, kind, merge, content):
     check_restore(whole(build), [*script, End(0)], merge=merge)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(some_rows, min_size=1, max_size=4),
     st.sampled_from([k for k in sorted(WINDOWS) if "processing" not in k]),
@@ -178,7 +178,7 @@ def test_windows_agree_with_a_model(batches, kind, marks):
         assert starts == sorted(starts)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(some_rows, min_size=1, max_size=4), st.sampled_from(["sliding", "between"]),
     st.integers(1, 3), st.booleans(), st.booleans(),
@@ -213,7 +213,7 @@ def test_top_agrees_with_a_model(batches, kind, number, ties, is_keyed):
     assert not found
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(some_rows, min_size=1, max_size=4), st.lists(st.integers(0, 70), max_size=3))
 def test_rows_of_sessions_agree_with_a_model(batches, marks):
     build = lambda s: s.key_by("k").window(WINDOWS["session"]).rows(name="op")  # noqa: E731
@@ -283,7 +283,7 @@ memories = st.sampled_from([None, 0, 4000])
 FOR_EVER: Any = [Batches(1, (batch([("", 0, at(0), 0)], f"{OTHER}, m long"),))]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS), merges, memories)
 @example(FOR_EVER, "for ever", "left", None, 0)
 def test_joins_restored_equal_continued(script, kind, how, merge, memory):
@@ -308,7 +308,7 @@ def partners(kind, how, sides):
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS))
 def test_joins_agree_with_a_model(script, kind, how):
     """Watermarks come when they are due: then nothing is late and the model is all pairs."""
@@ -342,7 +342,7 @@ slow_scripts = st.lists(
 """Rows, and how much event time advances on both sides."""
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(slow_scripts, st.sampled_from(sorted(set(JOINS) - {"for ever"})), st.sampled_from(HOWS[1:]))
 def test_a_row_that_waited_for_a_partner_is_not_late(script, kind, how):
     """What goes on behind a join has not been passed by its watermark, unless it came late."""
@@ -398,7 +398,7 @@ def test_joined_rows_are_dropped_when_their_time_has_come():
 OTHERS = ["deduplicate", "within", "last", "in_order", "look_up", "rows"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(scripts, merges, st.sampled_from(OTHERS), memories)
 @example([Batches(0, (batch([(0, 0, at(n), at(61))]),)) for n in (3, 0)], None, "in_order", 0)
 def test_others_restored_equal_continued(script, merge, kind, memory):
@@ -422,7 +422,7 @@ def build_other(kind, stream):
     return keyed.filter(lambda r: True).look_up(table, {"k": "id"}, how="left", name="op")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(some_rows, min_size=1, max_size=5))
 def test_others_agree_with_models(batches):
     given_rows = [row for b in batches for row in rows(b)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from functools import partial
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clonos
@@ -66,7 +66,6 @@ batches = st.lists(st.integers(0, 9), min_size=1, max_size=9).map(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(batches | st.builds(Tick, st.integers(1_000_000, 1_000_030)), max_size=8))
 def test_restored_equals_continued(script):
     outputs = check_restore(sink_program, [*script, End(0)])

@@ -269,7 +269,7 @@ def test_values_come_back_as_they_were(place):
     seqs = itertools.count(1)
     names = ", ".join(ALL.names)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(ROWS)
     def check(rows):
         place.sql("truncate TABLE")
@@ -287,7 +287,7 @@ def test_values_come_back_as_they_were(place):
     check()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.none()

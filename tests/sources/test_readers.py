@@ -48,7 +48,7 @@ def check_replay(make, expected):
 lines_of_file = st.lists(st.sampled_from(["", "a", "bb", "ä", "long " * 3]), max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(lines_of_file, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.integers(1, 5))
 def test_every_line_belongs_to_one_task(tmp_path_factory, lines, ends, end, parallelism):
     path = tmp_path_factory.mktemp("lines") / "x.txt"

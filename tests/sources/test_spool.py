@@ -78,7 +78,7 @@ def read(source, max_rows=1000):
 sizes = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sizes, st.integers(1, 4), st.integers(1, 7))
 def test_every_row_belongs_to_one_task_and_can_be_read_again_from_anywhere(
     tmp_path_factory, batches, tasks, max_rows

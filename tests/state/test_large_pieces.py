@@ -137,7 +137,7 @@ class Sealed:
 
 @pytest.mark.parametrize("nbytes", [0, 2000])
 @pytest.mark.parametrize("name", CONTENTS)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(script=actions, seed=st.integers(0, 999))
 def test_nobody_can_tell_where_a_piece_is(name, nbytes, script, seed):
     plain, small = Sealed(name, None, Random(seed)), Sealed(name, nbytes, Random(seed))

@@ -124,7 +124,7 @@ class Stores:
 
 @pytest.mark.parametrize("nbytes", [0, 600, 3000, 1 << 20])
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(script=actions, seed=st.integers(0, 999))
 def test_nobody_can_tell_where_a_row_is(keys, nbytes, script, seed):
     plain = Stores(keys, None, Random(seed))

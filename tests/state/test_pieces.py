@@ -84,7 +84,7 @@ class Sealed:
 
 @pytest.mark.parametrize("least", [0, 6, 10_000])
 @pytest.mark.parametrize("name", CONTENTS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(row, min_size=20, max_size=40), actions)
 def test_agrees_with_a_store_that_was_never_sealed(name, least, first, script):
     with pytest.MonkeyPatch.context() as patch:

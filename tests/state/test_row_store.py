@@ -49,7 +49,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(actions)
 def test_agrees_with_a_list(keys, script):
     store, model, count = RowStore(SCHEMA, keys), {}, 0

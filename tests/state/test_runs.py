@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clonos.core.content import Chunks, Held, Part
@@ -45,7 +45,6 @@ def found(run, keys):
     return {by_hash[i]: v for i, v in run.find(hashes[order], by_hash).items()}
 
 
-@settings(deadline=None)
 @given(st.lists(some_values, min_size=1, max_size=5), st.booleans())
 def test_merged_runs_say_what_the_newest_says(layers, is_base):
     runs = [written(values) for values in layers]
@@ -145,7 +144,6 @@ def test_a_changed_byte_is_noticed_when_it_is_read(in_memory):
     assert opened > 30  # the rest was in what the layer's own checksum covers
 
 
-@settings(deadline=None)
 @given(st.lists(some_values, max_size=4), st.booleans())
 def test_deltas_are_merged_alike_in_memory_and_on_disk(layers, is_base):
     changes = [Values(values, [7] * len(values)) for values in layers]

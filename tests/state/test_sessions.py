@@ -160,7 +160,7 @@ class Model:
 
 @pytest.mark.parametrize("nbytes", [0, 500, 3000, 1 << 20])
 @pytest.mark.parametrize("name", CONTENTS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(script=scripts, seed=st.integers(0, 999))
 def test_nobody_can_tell_where_a_piece_is(name, nbytes, script, seed):
     plain, small = Sealed(name, None, Random(seed)), Sealed(name, nbytes, Random(seed))

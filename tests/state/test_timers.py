@@ -97,7 +97,7 @@ def _few_at_once(monkeypatch):
     [("set", b"e", 0, b"a"), ("set", b"e", 0, b"b"), ("set", b"p", 0, b"a"), ("relieve",),
      ("restore", 0), ("fail", [(b"e", 0, b"a", False), (b"p", 0, b"b", True)])], 0, 0,
 )  # fmt: skip
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(OPS, max_size=40), st.sampled_from([0, 500, 3000]), st.integers(0, 99))
 def test_nobody_can_tell_where_a_timer_is(ops, nbytes, seed):
     random, deltas = Random(seed), list[bytes]()

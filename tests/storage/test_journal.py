@@ -59,7 +59,7 @@ def test_committed_records_come_back_in_order(tmp_path, durability):
         assert list(journal.replay()) == [b"a", b"", b"b" * 100_000, b"c", b"d"]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(committed=groups, torn=st.lists(st.binary(max_size=60), min_size=1), data=st.data())
 def test_a_damaged_tail_is_cut_and_nothing_committed_is(committed, torn, data):
     with tempfile.TemporaryDirectory() as name:
@@ -88,7 +88,7 @@ def test_a_damaged_tail_is_cut_and_nothing_committed_is(committed, torn, data):
         assert contents(directory) == [*survivors, b"next"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(committed=groups.filter(len), data=st.data())
 def test_damage_before_a_good_frame_is_an_error_with_file_and_offset(committed, data):
     with tempfile.TemporaryDirectory() as name:
@@ -108,7 +108,6 @@ def test_damage_before_a_good_frame_is_an_error_with_file_and_offset(committed, 
 
 
 @given(content=st.binary(max_size=200))
-@settings(deadline=None)
 def test_garbage_raises_the_typed_error_only(content):
     with tempfile.TemporaryDirectory() as name:
         Path(name, "000000000001.journal").write_bytes(content)
@@ -272,7 +271,7 @@ def test_a_closed_journal_says_so(tmp_path, monkeypatch):
 looks = st.lists(st.sampled_from(["look", "commit", "rotate", "tear", "vouch"]), max_size=30)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(looks)
 def test_a_reader_has_at_each_look_what_is_committed_and_reads_nothing_twice(events):
     with tempfile.TemporaryDirectory() as folder, Journal(folder, "process") as journal:

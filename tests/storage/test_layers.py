@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 
@@ -170,7 +170,6 @@ def test_put_get_list_delete(store):
     assert "3/b.layer" in caught.value.where
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=100), where=st.floats(0, 0.999), bit=st.integers(-1, 7))
 def test_any_damage_to_a_stored_layer_is_found(data, where, bit):
     with tempfile.TemporaryDirectory() as folder:
