@@ -501,6 +501,7 @@ def test_a_canary_follows_a_job_and_is_adopted(kit, spark, tmp_path):
     assert (same.changes, same.error) == (0, None)
     same.stop()
     assert not same.is_running
+    other.catch_up()  # before that, perhaps nothing was compared
     kit.wait_for(lambda: other.compare("out").count("changed") >= 100)
     other.catch_up()
     found = other.compare("out")

@@ -56,6 +56,10 @@ class Bench:
         return made
 
     def publish(self, *numbers: int) -> None:
+        until_s = time.monotonic() + 60
+        while not self.publisher.is_connected():  # it connects again if the broker was away
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
         for n in numbers:
             self.publisher.publish(f"{self.topic}/{n % 3}", b"%d" % n, qos=1).wait_for_publish(60)
 
