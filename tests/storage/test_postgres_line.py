@@ -19,7 +19,7 @@ Freeze = Callable[[], None]
 
 def limit(disk: PostgresDisk, answer_s: float) -> None:
     """From now on; what comes before depends on no limit, however slow the machine is."""
-    disk._line._watchdog.hangs_s = answer_s
+    disk._line._cord.watchdog.hangs_s = answer_s
 
 
 @pytest.fixture

@@ -10,13 +10,10 @@ Use a direct connection, or a pooler in session mode: advisory locks belong to s
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from clonos.causal import errors
@@ -26,7 +23,7 @@ from clonos.causal.entries import Entry, decode_chunk
 from clonos.errors.causal import LogBroken, LogUnreachable
 from clonos.extras import imported
 from clonos.postgres import STATEMENT_MS, Server
-from clonos.storage.watchdog import Watchdog
+from clonos.storage.watchdog import Cord
 
 POLL_S: Final = 0.05
 """How often an attempt that follows another one polls for news."""
@@ -78,9 +75,7 @@ class PostgresHolder:
         self._process = secrets.token_hex(8)
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._socket: socket.socket | None = None  # the connection's, under a number of our own
-        self._cutting = threading.Lock()
-        self._watchdog = Watchdog(self._cut, ANSWER_S)
+        self._cord = Cord(ANSWER_S)
         self._owned: dict[m.AnswerKey, tuple[int, int]] = {}  # log, incarnation
         self._ids: dict[m.AnswerKey, int] = {}
 
@@ -195,22 +190,11 @@ class PostgresHolder:
         with self._lock:
             connection, self._connection = self._connection, None
             self._owned.clear()
-            self._watchdog.close()
-            with self._cutting:
-                if self._socket is not None:
-                    self._socket.close()
-                self._socket = None
+            self._cord.untie()
             if connection is not None:
                 connection.close()
 
     # --- inside -------------------------------------------------------------------------------
-
-    def _cut(self) -> None:
-        """Break off the request under way: for the watchdog's thread."""
-        with self._cutting:
-            if self._socket is not None:
-                with suppress(OSError):  # it has just ended by itself
-                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def _do(self, run: Callable[[Any], T], more_s: float = 0.0) -> T:
         """Run something in one transaction. A broken connection loses all locks."""
@@ -219,7 +203,7 @@ class PostgresHolder:
             try:
                 if self._connection is None:
                     self._connect()
-                self._watchdog.begin(more_s)
+                self._cord.watchdog.begin(more_s)
                 with self._connection.transaction(), self._connection.cursor() as sql:
                     return run(sql)
             except psycopg.OperationalError as error:
@@ -235,7 +219,7 @@ class PostgresHolder:
                     remedy="check that the role may create and change the tables clonos_*",
                 ) from None
             finally:
-                self._watchdog.end()
+                self._cord.watchdog.end()
 
     def _connect(self) -> None:
         _ = self._server.parameters  # raises where libpq would tell parts of a password
@@ -255,9 +239,8 @@ class PostgresHolder:
 
     def _watch(self, connection: Any) -> None:
         self._connection = connection
-        with self._cutting:
-            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._watchdog.begin()
+        self._cord.tie(connection.fileno())
+        self._cord.watchdog.begin()
 
     def _try_lock(self, sql: Any, log: int) -> bool:
         locked: bool = sql.execute("select pg_try_advisory_lock(%s)", [_LOCKS + log]).fetchone()[0]

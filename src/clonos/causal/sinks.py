@@ -182,7 +182,7 @@ def postgres_sink(dsn: str, table: str, *, name: str | None = None) -> Write:
         import pyarrow as pa
         from psycopg import sql
 
-        from clonos.operators.bad_records import rows_of
+        from clonos.columns.rows import shown_values
 
         token = secrets.token_hex(8)
         with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
@@ -191,8 +191,8 @@ def postgres_sink(dsn: str, table: str, *, name: str | None = None) -> Write:
                 columns = sql.SQL(", ").join([*names, sql.Identifier("clonos_token")])
                 into = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(stage), columns)
                 with cursor.copy(into) as rows:
-                    for row in rows_of(batch):
-                        rows.write_row((*row.values(), token))
+                    for row in zip(*map(shown_values, batch.columns), strict=True):
+                        rows.write_row((*row, token))
         yield pa.RecordBatch.from_pydict({"token": [token]})
 
     def write(frame: Any, batch_id: int) -> None:

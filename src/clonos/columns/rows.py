@@ -144,6 +144,39 @@ def values_of(column: pa.Array) -> list[Any]:
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
+def shown_values(column: pa.Array) -> list[Any]:
+    """The values of a column; those that Python lacks, such as a time after the year 9999, are
+    texts.
+
+    Examples
+    --------
+    >>> [str(day) for day in shown_values(pa.array([0, 4_000_000], pa.date32()))]
+    ['1970-01-01', '12921-08-18']
+    """
+    try:
+        return values_of(column)
+    except UNFIT:
+        return [value_of(scalar) for scalar in column]
+
+
+def dicts_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows to be shown or written down, see `shown_values`; :func:`rows_of` has those for
+    functions."""
+    names, columns = batch.schema.names, map(shown_values, batch.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def value_of(scalar: pa.Scalar) -> Any:
+    """A value, or a text of one that Python lacks."""
+    try:
+        return scalar.as_py()
+    except UNFIT:
+        try:
+            return str(scalar.cast(pa.string()))
+        except pa.ArrowException:  # a text of what is inside of it would fail, too
+            return f"<a {type(scalar).__name__} that cannot be shown>"
+
+
 def unreadable(batch: pa.RecordBatch) -> list[int]:
     """The rows with a day or time that Python lacks, as they are before year 1 or after 9999.
 

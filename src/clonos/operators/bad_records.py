@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from clonos.blame import last_of_users
 from clonos.columns.instants import from_ms
-from clonos.columns.rows import Row, describe
+from clonos.columns.rows import Row, describe, dicts_of
 from clonos.core.canonical import placed
 
 BAD_RECORDS: Final = pa.schema(
@@ -50,7 +50,7 @@ class BadRecords:
         """Keep a bad record; if it is a batch, all of its rows."""
         told, place = _clean(describe(error)), place_of(error)
         is_batch = isinstance(record, pa.RecordBatch)
-        for each in rows_of(record) if is_batch else [record]:
+        for each in dicts_of(record) if is_batch else [record]:
             self._rows.append((from_ms(now_ms), operator, as_text(each), told, place))
 
     def take(self) -> pa.RecordBatch:
@@ -106,33 +106,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     return _shown(value)
-
-
-def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows; values that Python lacks, such as a time after the year 9999, are texts.
-
-    Examples
-    --------
-    >>> far = pa.array([0, 4_000_000], pa.date32())
-    >>> [str(row["day"]) for row in rows_of(pa.record_batch({"day": far}))]
-    ['1970-01-01', '12921-08-18']
-    """
-    try:
-        return batch.to_pylist()  # type: ignore[no-any-return]
-    except (ValueError, OverflowError, pa.ArrowException):
-        columns = list(zip(batch.schema.names, batch.columns, strict=True))
-        return [{n: value_of(c[i]) for n, c in columns} for i in range(batch.num_rows)]
-
-
-def value_of(scalar: pa.Scalar) -> Any:
-    """A value, or a text of one that Python lacks."""
-    try:
-        return scalar.as_py()
-    except (ValueError, OverflowError, pa.ArrowException):
-        try:
-            return str(scalar.cast(pa.string()))
-        except pa.ArrowException:
-            return _shown(scalar)
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from clonos.columns.rows import FAR, describe, has_times, row_type, short, unreadable
+from clonos.columns.rows import FAR, describe, has_times, row_type, short, unreadable, value_of
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import (
     BudgetSpent,
@@ -20,7 +20,7 @@ from clonos.errors import (
     ProtocolError,
     UnreadableLayer,
 )
-from clonos.operators.bad_records import BadRecords, value_of
+from clonos.operators.bad_records import BadRecords
 from clonos.operators.calls.budget import Usage
 from clonos.operators.calls.effects import effect_key
 from clonos.operators.shares import Heir, Join, Share, joined, total

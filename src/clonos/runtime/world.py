@@ -9,9 +9,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from clonos.columns.batches import from_bytes, seal
+from clonos.columns.rows import dicts_of
 from clonos.core.events import Trial
 from clonos.core.program import Batch, Program
-from clonos.operators.bad_records import rows_of
 from clonos.runtime.trial import attempt
 
 SHOWN_MAX: Final = 300
@@ -40,5 +40,5 @@ class RealWorld:
         return seal(batch.payload.take(pa.array(rows, pa.int64())), digests=False)
 
     def show(self, batch: Batch) -> str:
-        text = str(rows_of(batch.payload.slice(0, 1))[0])
+        text = str(dicts_of(batch.payload.slice(0, 1))[0])
         return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from clonos.blame import in_short, users_traceback
-from clonos.columns.rows import FAR, unreadable
+from clonos.columns.rows import FAR, dicts_of, unreadable
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.errors import OperatorError, SourceError, UnreadableOutput
-from clonos.operators.bad_records import rows_of
 from clonos.sinks.delivered import DeliveredFile, DeliveredStore, read_file
 from clonos.sinks.spec import SinkSpec
 from clonos.storage.files import files_of
@@ -52,7 +51,7 @@ class Consumers:
 def hand_over(name: str, sink: SinkSpec, batch: pa.RecordBatch) -> None:
     """Give rows to the sink if it is in the driver: ``console`` or ``callback``."""
     if sink.kind == "console":
-        sys.stdout.writelines(f"{row}\n" for row in rows_of(batch))
+        sys.stdout.writelines(f"{row}\n" for row in dicts_of(batch))
         sys.stdout.flush()
     elif sink.kind == "callback" and sink.fn is not None:
         remedy = "correct the function; with a checkpoint_dir the job then goes on"

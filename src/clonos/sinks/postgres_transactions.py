@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from clonos.columns.rows import dicts_of
 from clonos.errors import ClonosError, Fenced, RowRefused, SinkFailed, StoreAway
-from clonos.operators.bad_records import rows_of
 from clonos.postgres import driver, is_away
 from clonos.sinks import postgres_session as session
 from clonos.sinks.lanes import Lane, OutputKey
@@ -171,7 +171,7 @@ class PostgresTransactions:
             else:
                 first = middle
         sql.rollback()
-        (row,) = rows_of(rows.slice(first, 1))
+        (row,) = dicts_of(rows.slice(first, 1))
         raise RowRefused(
             f"{self.target.told(error)} The row is {row}"[:2000],
             where=self.target.place,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -13,7 +10,7 @@ from typing import Any, Final
 from clonos.errors import UnusableStore
 from clonos.extras import imported
 from clonos.postgres import understood
-from clonos.storage.watchdog import Watchdog
+from clonos.storage.watchdog import Cord
 
 CONNECT_S: Final = 5
 SILENCE_MS: Final = 5_000
@@ -75,11 +72,8 @@ class Line:
         self.is_away = False
         self._dsn = dsn
         self._connection: Any = None
-        self._socket: socket.socket | None = None  # the connection's, under a number of our own
-        self._cutting = threading.Lock()
         self._connect_s = CONNECT_S
-        self._is_cut = False
-        self._watchdog = Watchdog(self.cut, answer_s)
+        self._cord = Cord(answer_s)
 
     @property
     def place(self) -> str:
@@ -109,7 +103,7 @@ class Line:
         try:
             if self._connection is None or self._connection.closed:
                 self._connect(more_s)
-            self._watchdog.begin(more_s)
+            self._cord.watchdog.begin(more_s)
             yield self._connection
             self.is_away = False
         except self.driver.errors.UndefinedTable as error:  # no outage: it never comes back
@@ -124,11 +118,11 @@ class Line:
             self.close()  # a session keeps what was set when it began: read-only, for example
             raise OSError(errno.EIO, f"PostgreSQL: {self._told(error)}") from None
         finally:
-            self._watchdog.end()
+            self._cord.watchdog.end()
 
     def _connect(self, more_s: float) -> None:
         self.close()  # what is left of the last one
-        self._is_cut = False
+        self._cord.is_cut = False
         self._connection = self.driver.connect(
             self._dsn,
             autocommit=True,
@@ -137,9 +131,8 @@ class Line:
             tcp_user_timeout=SILENCE_MS,
             keepalives_idle=SILENCE_MS // 1000,
         )
-        with self._cutting:
-            self._socket = socket.socket(fileno=os.dup(self._connection.fileno()))
-        self._watchdog.begin(more_s)
+        self._cord.tie(self._connection.fileno())
+        self._cord.watchdog.begin(more_s)
         try:
             self._require_direct(self._connection)
             self._connection.execute(
@@ -162,8 +155,8 @@ class Line:
             )
 
     def _told(self, error: BaseException) -> str:
-        if self._is_cut:
-            return f"no answer within {self._watchdog.hangs_s:g} s"
+        if self._cord.is_cut:
+            return f"no answer within {self._cord.watchdog.hangs_s:g} s"
         text = " ".join(str(error).split()) or type(error).__name__
         with suppress(self.driver.Error):
             secret = self.driver.conninfo.conninfo_to_dict(self._dsn).get("password")
@@ -172,24 +165,15 @@ class Line:
 
     def hurry(self) -> None:
         """Do not wait long for the server any more."""
-        self._watchdog.hangs_s, self._connect_s = HURRY_S, int(HURRY_S)
+        self._cord.watchdog.hangs_s, self._connect_s = HURRY_S, int(HURRY_S)
 
     def cut(self) -> None:
-        """End the statement under way, if there is one: for other threads. Its outcome is unknown,
-        as after a failure of the network."""
-        with self._cutting:
-            if self._socket is not None:
-                self._is_cut = True
-                with suppress(OSError):  # it has just ended by itself
-                    self._socket.shutdown(socket.SHUT_RDWR)
+        """See :meth:`Cord.cut`."""
+        self._cord.cut()
 
     def close(self) -> None:
         """Close the connection."""
-        self._watchdog.close()
-        with self._cutting:
-            if self._socket is not None:
-                self._socket.close()
-            self._socket = None
+        self._cord.untie()
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(self.driver.Error):

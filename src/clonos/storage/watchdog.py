@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 LOOK_S: Final = 1.0
@@ -67,3 +70,51 @@ class Watchdog:
             if time.monotonic() >= began_s + self.hangs_s + self._more_s:
                 told_s = began_s
                 self._bark()
+
+
+class Cord:
+    """Watches what one thread asks of a server, and cuts the connection if an answer takes too
+    long: the thread then hears that it has ended.
+
+    It has a descriptor of its own for the connection's socket, which therefore cannot mean another
+    file when it is cut.
+
+    Parameters
+    ----------
+    hangs_s
+        See :class:`Watchdog`.
+
+    Attributes
+    ----------
+    is_cut
+        Whether the newest connection was cut.
+    """
+
+    def __init__(self, hangs_s: float) -> None:
+        self.watchdog = Watchdog(self.cut, hangs_s)
+        self.is_cut = False
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def tie(self, descriptor: int) -> None:
+        """There is a new connection."""
+        self.untie()
+        with self._lock:
+            self._socket, self.is_cut = socket.socket(fileno=os.dup(descriptor)), False
+
+    def cut(self) -> None:
+        """End the connection, if there is one: for other threads. What becomes of the request under
+        way is unknown, as after a failure of the network."""
+        with self._lock:
+            if self._socket is not None:
+                self.is_cut = True
+                with suppress(OSError):  # it has just ended by itself
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def untie(self) -> None:
+        """The connection is closed."""
+        self.watchdog.close()
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
