@@ -51,8 +51,8 @@ def freeze(postgres) -> Iterator[tuple[Freeze, Freeze]]:
 def test_a_write_is_broken_off_and_what_comes_of_it_later_counts_once(postgres, tmp_path, freeze):
     stop, go_on = freeze
     root = str(tmp_path)
-    PostgresDisk(postgres).make_folder(root)
     disk = PostgresDisk(postgres, answer_s=FOR_EVER)
+    disk.make_folder(root)
     with Journal(root, disk=disk) as journal:
         journal.append([b"one"])
         journal.commit()
