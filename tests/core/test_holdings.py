@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core.coordinator import Coordinator, Reported, SlotLost, SlotReady
-from clonos.core.decisions import Command, Expel, Fail, Leaving
+from clonos.core.decisions import Command, Fail
 from clonos.core.holdings import AGAIN_MS, TIDY_EACH
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (
@@ -32,7 +32,6 @@ from clonos.core.messages import (
     Restored,
     Unreadable,
 )
-from clonos.core.moves import COPIED_MS
 from clonos.core.plan import Plan, TaskSpec
 
 
@@ -551,54 +550,3 @@ def test_all_slots_with_a_disk_delete_from_it_what_counts_no_more(monkeypatch):
     job.hear(Reported(0, LayersMerged(0, command.layers, merged)))
     job.has(1, merged)
     assert [slot for slot in (7, 1) if job.told(slot, Discard)] == [7, 1]
-
-
-# --- ends on purpose ------------------------------------------------------------------------------
-
-
-def ended(job: World) -> list[int]:
-    return [action.slot for action in job.said if isinstance(action, Expel)]
-
-
-def test_slots_start_anew_when_all_others_have_their_copies():
-    job = world(MEMORY, 2)
-    ref = job.seals(0)
-    job.has(1, ref)
-    job.has(2, ref)
-    moves = job.coordinator.moves
-    assert [slot for slot in (0, 1, 2) if moves.may_renew(slot)] == [1, 2]
-    job.hear(SlotLost(1, is_death=False))
-    assert not moves.may_renew(2), "one is missing"
-    job.joins(3)
-    assert not moves.may_renew(2), "its copy is still empty"
-    assert moves.may_renew(3), "it has nothing"
-    job.has(3, ref)
-    assert moves.may_renew(2)
-
-
-def test_no_slot_starts_anew_while_its_copy_may_be_needed():
-    job = World(MEMORY, tasks=2)
-    job.joins(0, 1, 2, 3)
-    for task in 0, 1:
-        job.lives(task, task)
-    ref = job.seals(0)
-    job.has(2, ref)
-    assert job.coordinator.moves.may_renew(2)
-    job.dies(1)
-    assert not job.coordinator.moves.may_renew(2)
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_an_executor_that_ends_waits_for_copies_of_what_it_has_but_not_for_ever(comes):
-    job = world(MEMORY)
-    ref = job.seals(0)
-    job.has(1, ref)
-    job.hear(Leaving("group1", ends=True))
-    assert job.told(2, Hold)[-1].layers == (ref,), "at once"
-    job.tick()
-    assert not ended(job)
-    if comes:
-        job.has(2, ref)
-    else:
-        job.tick(COPIED_MS)
-    assert ended(job) == [1]

@@ -18,6 +18,11 @@ from clonos.nodes.standby import Copies
 LIFE = Incarnation(1, 0)
 
 
+@pytest.fixture(autouse=True)
+def _small_layers_are_used_where_they_lie(monkeypatch):
+    monkeypatch.setattr("clonos.nodes.standby.IN_PLACE_BYTES", 1000)
+
+
 class Program:
     """Notes what was applied to it."""
 
@@ -44,7 +49,7 @@ class World:
         make = lambda _: Program(has_left_memory=has_left_memory)  # noqa: E731
         plan: Any = SimpleNamespace(tasks=[SimpleNamespace(is_source=False)])
         ports: Any = SimpleNamespace(programs=make)
-        self.copies = Copies(plan, ports, count(1), self.told.append, self._fetch, 1000)
+        self.copies = Copies(plan, ports, count(1), self.told.append, self._fetch)
 
     def _fetch(self, ticket: int, _: Sequence[LayerRef], wanted: Sequence[LayerRef]) -> None:
         self.asked.append((ticket, [ref.epoch for ref in wanted]))

@@ -15,7 +15,8 @@ from clonos.core import moves
 from clonos.core.plan import Cell
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.command import main
-from clonos.simulator.jobs.programs import Behaviour, Stage, build_job, with_calls
+from clonos.simulator.jobs.calls import with_calls
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
 from clonos.simulator.runs.kinds import Kind
 

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from clonos.simulator import command, main
-from clonos.simulator.jobs.programs import random_job, with_calls
+from clonos.simulator.jobs.calls import with_calls
+from clonos.simulator.jobs.programs import random_job
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.seeds import simulate

@@ -343,14 +343,19 @@ def test_a_stream_that_is_made_again_with_lower_ids_is_an_error(
     reader.close()
 
 
-def test_a_replica_that_lags_is_no_stream_that_was_made_again(server, monkeypatch, caplog):
-    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
-    name = server.names[0]
-    reader = server.opened()
+def with_five_read(server) -> tuple[str, Any]:
+    """A stream whose five entries were read, and its reader."""
+    name, reader = server.names[0], server.opened()
     reader.read(10, 0.1)
     for n in range(1, 6):
         server.client.xadd(name, {"n": n}, id=f"100-{n}")
     assert numbers(read(reader)) == [1, 2, 3, 4, 5]
+    return name, reader
+
+
+def test_a_replica_that_lags_is_no_stream_that_was_made_again(server, monkeypatch, caplog):
+    monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
+    name, reader = with_five_read(server)
     server.client.delete(name)  # the next server that answers at the same address
     monkeypatch.setattr(redis_reader, "_connection_of", lambda hello: None)
     for n in range(1, 7):
@@ -369,12 +374,7 @@ def test_another_server_that_has_more_has_not_made_the_stream_again(
     """A replica is promoted when it has caught up, or a primary that was restarted gives way to one
     that has lost less."""
     monkeypatch.setattr(redis_reader, "CHECK_S", 0.0)
-    name = server.names[0]
-    reader = server.opened()
-    reader.read(10, 0.1)
-    for n in range(1, 6):
-        server.client.xadd(name, {"n": n}, id=f"100-{n}")
-    assert numbers(read(reader)) == [1, 2, 3, 4, 5]
+    name, reader = with_five_read(server)
     server.client.delete(name)
     answers = iter(said)
     monkeypatch.setattr(redis_reader, "_connection_of", lambda hello: next(answers))

@@ -37,7 +37,7 @@ class Level:
 
 @pytest.fixture(autouse=True)
 def _kilobytes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(levels, "IN_PLACE_BYTES", 10_000)
 
 
 def stored(keys: int) -> Run:

@@ -45,6 +45,9 @@ CHAIN_MAX: Final = 16
 """A task with more layers than this has them merged."""
 SHARE: Final = 0.5
 """A layer is merged, too, if the layers above it together reach this share of its size."""
+IN_PLACE_BYTES: Final = 64 << 20
+"""Slots use the state of a layer of this size where it lies: they do not merge it once more, and a
+copy begins again when its first layers were merged into one of this size."""
 
 _PATH: Final = re.compile(
     r"(\d+)/\.?((\d{12})-(\d+)-(\d+)(?:-from-(\d{12})-by-(\d+)(?:-(\d+))?)?\.layer)"

@@ -324,14 +324,14 @@ class Keeping:
                 transfer.is_kept = False
                 self._fail(transfer)
         elif not self._is_named(ref):
-            self._is_late(ref)
+            self._came_late(ref)
         else:  # even if it has begun to be fetched again meanwhile
             if transfer is not None:
                 self._end(transfer)
             self._here[ref.path] = ref
             self._tell([ref])
 
-    def _is_late(self, ref: LayerRef) -> None:
+    def _came_late(self, ref: LayerRef) -> None:
         """Nobody waits any more for what was written. But another slot may have it on the same
         disk, so only the coordinator knows whether it is to be deleted."""
         if ref.level == LOCAL:

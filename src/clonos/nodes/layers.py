@@ -126,7 +126,7 @@ class LayerCare:
     def merged(self, event: Merged, chain: Sequence[LayerRef]) -> Unused:
         """The coordinator has decided: only `chain` counts now. Return the layers that may go
         later."""
-        self._is_over(event.replaced)
+        self._ended(event.replaced)
         failed = self._failed.get(event.merged.task, set())
         failed.difference_update(event.replaced)
         if not failed:  # else newer layers were merged, and those that failed still wait
@@ -143,7 +143,7 @@ class LayerCare:
 
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
         """Retry later; return a warning the first time."""
-        self._is_over(event.chosen)
+        self._ended(event.chosen)
         task = event.chosen[0].task
         failed = self._failed.setdefault(task, set())
         is_new = not failed
@@ -151,7 +151,7 @@ class LayerCare:
         self._not_before[task] = now_s + AGAIN_S
         return f"{event.error}; layers of task {task} are merged later" if is_new else None
 
-    def _is_over(self, merge: tuple[LayerRef, ...]) -> None:
+    def _ended(self, merge: tuple[LayerRef, ...]) -> None:
         under_way = self._merging.get(merge[0].task, [])
         if merge in under_way:
             under_way.remove(merge)

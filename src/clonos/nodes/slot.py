@@ -34,7 +34,7 @@ from clonos.nodes.one_by_one import OneByOne
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import IDLE_S, TOLD_SHARE, Home, Resident
 from clonos.nodes.seal_times import SealSettings
-from clonos.nodes.standby import RENEWED_BYTES, Copies, Standby
+from clonos.nodes.standby import Copies, Standby
 from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection, ControlLost
 
@@ -78,8 +78,6 @@ class SlotNode:
         :data:`~clonos.core.throttle.LOG_BYTES`.
     mandate_s
         See :data:`~clonos.core.mandate.MANDATE_S`.
-    renewed_bytes
-        See :data:`~clonos.nodes.standby.RENEWED_BYTES`.
     machines
         Makes the automaton of a task (in the simulator, one that is checked).
 
@@ -106,7 +104,6 @@ class SlotNode:
         log_bytes: int = LOG_BYTES,
         dials: Callable[[], Dial] = lambda: Dial(ladder(0)),
         mandate_s: float = MANDATE_S,
-        renewed_bytes: int = RENEWED_BYTES,
     ) -> None:
         self.is_over = False
         self.lost: ClonosError | None = None
@@ -118,18 +115,19 @@ class SlotNode:
         self._layers: list[Heard] = []  # that came while the track was busy
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
-        makes = log_bytes // TOLD_SHARE, dials, machines, self._send, self._has_room
+        growth = log_bytes // TOLD_SHARE
+        makes = dials, machines, self._send, self._has_room
         self._calls = OneByOne(ports.calls, ports.clock)
         self._mandate = Mandate(mandate_s)
         if plan.needs_mandates:
             ports.calls.may_begin(self._mandate.until_s)
-        self._home = Home(plan, ports, self._links, self._calls, share_s, seals, *makes)
+        self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
         self._residents: dict[int, Resident] = {}  # by task
-        self._lives, self._tickets = count(1), count(1)
+        self._lives = count(1)
+        self._tickets = count(1)
         self._restoring: dict[int, Resident] = {}  # by ticket
         self._keeping = Keeping(ports, self._tickets, self._send, self._on_fetch_failed)
-        asks = self._tickets, self._send, self._keeping.fetch
-        self._copies = Copies(plan, ports, *asks, renewed_bytes)
+        self._copies = Copies(plan, ports, self._tickets, self._send, self._keeping.fetch)
         self._pieces: list[msg.LogPiece] = []  # of the logs that next lives here replay
         self._on_event: dict[type[Any], Callable[[Any], None]] = {
             ChannelOpened: self._on_channel_opened,

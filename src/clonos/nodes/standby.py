@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from clonos.core import messages as msg
 from clonos.core.decisions import NOBODY
+from clonos.core.layer import IN_PLACE_BYTES
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.errors import CannotUpgrade
 from clonos.nodes.ports import Prefetch, SlotPorts
-
-RENEWED_BYTES: Final = 64 << 20
-"""A copy begins again with a merged first layer of this size, if it has left memory."""
 
 
 class Standby:
@@ -71,14 +69,14 @@ class Standby:
             self.base = refs[0].path
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
 
-    def is_outdated(self, refs: Sequence[LayerRef], renewed_bytes: int) -> bool:
+    def is_outdated(self, refs: Sequence[LayerRef]) -> bool:
         """Whether its first layers were merged into a large one, which it could use where it lies.
 
         It has the same state in files of its own, and in layers that are deleted for everybody
         else. While it keeps these open, they take room on the disk and in the system's cache.
         """
         is_merged = bool(refs and self.epoch and refs[0].path != self.base)
-        is_large = is_merged and refs[0].nbytes >= renewed_bytes
+        is_large = is_merged and refs[0].nbytes >= IN_PLACE_BYTES
         return is_large and self._program is not None and self._program.has_left_memory
 
     def apply(self, layers: Iterable[Layer]) -> None:
@@ -113,8 +111,6 @@ class Copies:
         Takes reports on how far each copy has come, and of state that a copy would lose.
     fetch
         Fetches layers, given those that must be there first and those that are to be read.
-    renewed_bytes
-        See :data:`RENEWED_BYTES`.
 
     Attributes
     ----------
@@ -129,11 +125,10 @@ class Copies:
         tickets: Iterator[int],
         tell: Callable[[msg.Followed | msg.TaskError], None],
         fetch: Callable[[int, Sequence[LayerRef], Sequence[LayerRef]], None],
-        renewed_bytes: int = RENEWED_BYTES,
     ) -> None:
         self.standbys: dict[int, Standby] = {}
         self._plan, self._ports, self._tickets, self._tell = plan, ports, tickets, tell
-        self._fetch, self._renewed_bytes = fetch, renewed_bytes
+        self._fetch = fetch
         self._to_follow: dict[int, msg.Follow] = {}  # by task, the newest of each; in order
         self._following: _Following | None = None
         self._warm: dict[int, Prefetch] = {}  # of source tasks
@@ -147,7 +142,7 @@ class Copies:
         while self._to_follow and self._following is None:
             command = self._to_follow.pop(next(iter(self._to_follow)))
             standby = self._standby(command.task)
-            if standby.is_outdated(command.layers, self._renewed_bytes):
+            if standby.is_outdated(command.layers):
                 standby = standby.renewed()
             missing = standby.missing(command.layers)
             self._following = _Following(next(self._tickets), command, standby)

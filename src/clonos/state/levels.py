@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from clonos.core.content import Shelf, Shelved, Writable
+from clonos.core.layer import IN_PLACE_BYTES
 from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
 
 LOADED_BYTES: Final = 4 * 1024 * 1024
@@ -25,8 +26,6 @@ LEVELS_MAX: Final = 8
 SHARE: Final = 0.5
 """An older run is merged, too, if the newer ones together reach this share of its size. If it is a
 large run of a layer, only what this process has written counts."""
-LARGE_BYTES: Final = 64 * 1024 * 1024
-"""A large run."""
 
 
 class Unwritten(Protocol):
@@ -182,7 +181,7 @@ class Levels(Generic[_Level]):
         """Those above the newest large run of a layer that has to be left alone."""
         written = 0
         for i, run in reversed(list(enumerate(runs))):
-            if run.is_in_layer and run.nbytes >= LARGE_BYTES and written < SHARE * run.nbytes:
+            if run.is_in_layer and run.nbytes >= IN_PLACE_BYTES and written < SHARE * run.nbytes:
                 return runs[i + 1 :]
             written += run.written
         return runs

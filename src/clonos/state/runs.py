@@ -35,7 +35,7 @@ WRITTEN_ROWS: Final = 2048
 
 _BITS: Final = 16
 """Of the filter, per key: of keys that are not there, 0.4 % seem to be. Each of these reads a block
-in vain, in every run: with 10 bits it would be 1.4 %."""
+in vain, in every run."""
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS: Final = (0, 6, 12, 18)
 """Where in a hash it says which bits."""

@@ -128,10 +128,10 @@ class Toy:
         back: tuple[tuple[int, ...], ...] = (),
         feedback: tuple[int, ...] = (),
     ) -> None:
-        self.task, self.inputs = task, inputs
+        self.task = task
+        self.inputs = inputs
         self.edges = edges
         self.back, self.feedback = back, feedback
-        self.has_left_memory, self.let_go = False, lambda: None  # it has no files
         self.visits: dict[int, int] = {}
         self.behaviour = behaviour
         self.count = 0
@@ -182,6 +182,11 @@ class Toy:
     @property
     def is_full(self) -> bool:
         return self.waiting.is_full
+
+    has_left_memory = False
+
+    def let_go(self) -> None:
+        """It has no files."""
 
     def open_calls(self) -> dict[CallId, Request]:
         return self.waiting.open()
@@ -489,36 +494,6 @@ def in_cells(job: Job, random: Random) -> Job:
         for task in job.plan.tasks
     )
     return replace(job, plan=replace(job.plan, tasks=tasks))
-
-
-def with_calls(job: Job, random: Random, *, always: bool = False) -> Job:
-    """The same job, in which rows wait for calls in some stages; `always`: in each that can."""
-
-    def changed(behaviour: Behaviour) -> Behaviour:
-        if behaviour.waits_for_watermark or behaviour.timer_ms:
-            return behaviour
-        if not always and random.random() < 0.4:
-            return behaviour
-        in_flight = random.choice((1, 2, 5, 20))
-        return replace(behaviour, in_flight=in_flight, ordered=random.random() < 0.5)
-
-    stages = tuple(replace(stage, behaviour=changed(stage.behaviour)) for stage in job.stages)
-    return replace(job, stages=stages)
-
-
-def with_effects(job: Job, random: Random) -> Job:
-    """The same job, in which some of these calls are effects."""
-    stages = tuple(
-        replace(stage, behaviour=replace(stage.behaviour, has_effects=True))
-        if stage.behaviour.in_flight and random.random() < 0.7
-        else stage
-        for stage in job.stages
-    )
-    tasks = tuple(
-        replace(task, has_effects=stages[job.stage_of[task.id]].behaviour.has_effects)
-        for task in job.plan.tasks
-    )
-    return replace(job, stages=stages, plan=replace(job.plan, tasks=tasks))
 
 
 def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:

@@ -158,7 +158,6 @@ class Slot:
             log_bytes=cluster.options.log_bytes or LOG_BYTES,
             dials=self._dial,
             mandate_s=MANDATE_MS / 1000,
-            renewed_bytes=0,
         )
         self.node.random = cluster.random
         self.node.is_given_up = lambda: not self.is_controlled or cluster.is_of_the_past(self)

@@ -14,16 +14,18 @@ from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core import standbys as standbys_module
 from clonos.nodes import layers as care_module
+from clonos.nodes import standby as standby_module
 
 
 @contextmanager
 def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> Iterator[None]:
-    """Small buffers."""
+    """Small buffers, and layers of any size that are used where they lie."""
     owners = (
         (outbounds_module, "BACKLOG_ITEMS", backlog),
         (channels_module, "CREDIT_ITEMS", credit),
         (inbounds_module, "COALESCE_BATCHES", coalesce),
         (log_module, "PIECE_BYTES", piece),
+        (standby_module, "IN_PLACE_BYTES", 0),
     )
     with _changed(*owners):
         yield

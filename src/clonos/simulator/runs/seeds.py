@@ -17,19 +17,13 @@ from clonos.simulator.checks.invariants import only_poison_is_blamed
 from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
+from clonos.simulator.jobs.calls import with_calls, with_effects
 from clonos.simulator.jobs.implied import with_implied
 from clonos.simulator.jobs.lethal import lethal_row, with_lethal_call
 from clonos.simulator.jobs.levels import keeping_layers
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
-from clonos.simulator.jobs.programs import (
-    AnyJob,
-    Job,
-    in_cells,
-    random_job,
-    with_calls,
-    with_effects,
-)
+from clonos.simulator.jobs.programs import AnyJob, Job, in_cells, random_job
 from clonos.simulator.jobs.shapes import chain_job, overlap_job
 from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.runs.canaries import KEEP as CANARY_KEEP
@@ -375,7 +369,8 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     moves = drawn[0].random() < 0.5
     rivals = Random(f"rivals {seed}") if seed % 7 == 3 else None
     job = keeping_layers(job, options, seed, random, moves=moves)
-    kinds, movers = faults_of_levels(seed, options, job.plan), list[Movers]()
+    kinds = faults_of_levels(seed, options, job.plan)
+    movers: list[Movers] = []
 
     def prepare(cluster: Cluster) -> None:
         Quiet(cluster)
@@ -584,7 +579,8 @@ def _strikes(random: Random, most: int) -> int:
 
 
 def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
-    """A job may give up only for a poison record, or for state of which all copies are gone."""
+    """The only legitimate reasons to give up are a poison record, and state of which all copies are
+    gone."""
     outcome = cluster.outcome
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)
