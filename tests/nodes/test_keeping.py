@@ -395,11 +395,13 @@ def test_what_a_disk_should_have_and_has_not_is_told(world):
     assert world.said == [Lacks(0, (one.path,))]
 
 
-def test_who_is_told_the_same_again_is_asked_what_is_here(world):
+def test_who_is_asked_what_is_here_looks_again(world):
     one = ref(1)
     world.keeping.stored(one, is_over=False)
-    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
-    assert not world.asked
-    world.keeping.hold(Hold(0, LIFE, (one,), ("a",)))
+    hold = Hold(0, LIFE, (one,), ("a",))
+    world.keeping.hold(hold)
+    world.keeping.hold(hold)
+    assert not world.asked, "the same twice means no more than once"
+    world.keeping.hold(replace(hold, asks=True))
     assert looked(world, one) == (one,)
     assert world.said == [Held(0, (one,))]

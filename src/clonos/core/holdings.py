@@ -153,10 +153,7 @@ class Holdings:
         stay = self._stay(task)
         for slot in self._roster.slots.values():
             if slot.disk == disk:
-                if (told := self._told.get((slot.id, task))) is not None:  # the same once more
-                    self._roster.do(Command(slot.id, told))
-                if slot.id not in stay:  # the others are told when the event is over
-                    self._tell(slot.id, task, asks=False)
+                self._tell(slot.id, task, fetches=slot.id in stay, asks=True)
 
     def _call_off_merge(self, slot: int, task: int) -> None:
         """A merged layer that does not count yet is lost with its only copy; those that it was to
@@ -180,7 +177,7 @@ class Holdings:
         for task in self.tasks:
             self._changed.add(task)
             if slot.disk and not self.can_restore(task):
-                self._tell(slot.id, task, asks=False)
+                self._tell(slot.id, task, fetches=False)
 
     def lost(self, slot: int) -> None:
         """A slot is gone, with all layers in its memory."""
@@ -343,19 +340,23 @@ class Holdings:
         merged = [self._merged[task, False][0]] if (task, False) in self._merged else []
         return [*self._named(task), *merged]
 
-    def _tell(self, slot: int, task: int, *, asks: bool = True) -> None:
+    def _tell(self, slot: int, task: int, *, fetches: bool = True, asks: bool = False) -> None:
         layers, told = tuple(self._wanted(task)), self._told.get((slot, task))
-        sources = self._sources(slot, task, layers) if asks else ()
+        sources = self._sources(slot, task, layers) if fetches else ()
         hold = Hold(task, self._roster.tasks[task].incarnation, layers, sources)
-        is_same = told is not None and (told.life, told.layers) == (hold.life, hold.layers)
-        if told == hold or (is_same and self._has(slot, task, layers)):
-            return
-        is_home = slot == self._roster.tasks[task].slot
-        if is_home and told and told.life == hold.life and self._has(slot, task, layers):
-            return  # it has sealed them
-        self._told[slot, task] = hold
         is_first = told is None or told.life != hold.life
-        self._roster.do(Command(slot, replace(hold, tidies=self._tidies(slot, layers, is_first))))
+        if not asks and (told == hold or (not is_first and self._knows(slot, task, hold))):
+            return
+        self._told[slot, task] = hold
+        tidies = self._tidies(slot, layers, is_first)
+        self._roster.do(Command(slot, replace(hold, tidies=tidies, asks=asks)))
+
+    def _knows(self, slot: int, task: int, hold: Hold) -> bool:
+        """Whether a slot has all these layers and knows that they count: it was told the same
+        before, or has sealed them."""
+        is_home = slot == self._roster.tasks[task].slot
+        is_same = hold.layers == self._told[slot, task].layers
+        return (is_home or is_same) and self._has(slot, task, hold.layers)
 
     def _tidies(self, slot: int, layers: Sequence[LayerRef], is_first: bool) -> bool:
         """Whether a slot is told to tidy its disk, where killed processes may have left layers.

@@ -93,12 +93,12 @@ _values: Final = attrgetter(*_NAMES)
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Keep these layers of `task`: no others count. The newest Hold of a task replaces earlier
-    ones. Layers that are not here yet may be at the ``sources`` (none: do not ask). A Hold that
-    repeats the one before asks what is here.
+    ones. Layers that are not here yet may be at the ``sources`` (none: do not fetch).
 
     ``life``: the task's newest one. Layers that earlier lives have sealed here count only if named.
     ``tidies``: delete all other layers of earlier lives on this machine's disk. Killed processes
     have left them, and nobody else knows of them.
+    ``asks``: look again for those that are known to be here, too, and say which are.
     """
 
     task: int
@@ -106,6 +106,7 @@ class Hold:
     layers: tuple[LayerRef, ...]
     sources: tuple[str, ...]
     tidies: bool = False
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

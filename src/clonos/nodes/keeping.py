@@ -107,23 +107,21 @@ class Keeping:
         named = {ref.path for ref in command.layers}
         if command.tidies:
             self._ports.store.tidy(command.task, command.life, named)
-            command = replace(command, tidies=False)
-        is_asked_again = self._holds.get(command.task) == command
         self._holds[command.task] = command
         self._drop_sealed(command.task, command.life, named)
         for path, transfer in list(self._transfers.items()):
             if transfer.ref.task == command.task and path not in named:
                 self._end(transfer)
         looked_for = {ref.path for refs in self._looking.values() for ref in refs}
-        unknown = tuple(
+        doubtful = tuple(
             ref
             for ref in command.layers
-            if (ref.path not in self._here or is_asked_again)
+            if (ref.path not in self._here or command.asks)
             and (ref.path not in self._transfers or not command.sources)
             and ref.path not in looked_for
         )
-        if unknown:
-            self._look(unknown)
+        if doubtful:
+            self._look(doubtful)
         for transfer in self._transfers.values():
             if transfer.ref.task == command.task and transfer.connection is None:
                 transfer.due_s = 0.0  # there may be a new source
