@@ -191,8 +191,12 @@ def test_windows_with_little_memory_go_on_after_any_step(kind, nbytes, monkeypat
             pass
 
 
-@pytest.mark.parametrize("kind", ["process", "join", "rows", "last"])
-def test_a_program_says_that_it_has_left_memory(kind):
+KEPT_IN_FILES = ["process", "join", "rows", "last", "tumbling", "top", "session", "in_order"]
+
+
+@pytest.mark.parametrize("kind", KEPT_IN_FILES)
+def test_a_program_says_that_it_has_left_memory(kind, monkeypatch):
+    monkeypatch.setattr(pieces, "_APPENDED_MIN", 8)
     for nbytes, has_left_memory in ((0, True), (1 << 30, False)):
         program = program_of(kind)()
         program.use(SlowShelf(Random(1)), nbytes)
@@ -209,9 +213,10 @@ def open_files():
     return sum("/clonos-" in str(link.readlink()) for link in links if link.is_symlink())
 
 
-@pytest.mark.parametrize("kind", ["process", "join", "rows", "last"])
-def test_a_program_that_lets_go_has_no_files_open(kind):
+@pytest.mark.parametrize("kind", KEPT_IN_FILES)
+def test_a_program_that_lets_go_has_no_files_open(kind, monkeypatch):
     """Parts of it refer to each other, and a full garbage collection may be hours away."""
+    monkeypatch.setattr(pieces, "_APPENDED_MIN", 8)
     shelf, program, others = LocalShelf(), program_of(kind)(), open_files()
     program.use(shelf, 0)
     harness = StepHarness(program)

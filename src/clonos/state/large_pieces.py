@@ -120,6 +120,15 @@ class LargePieceStore(PieceStore):
         """Use about this much memory; the rest goes on the shelf."""
         self._below.shelf, self._limit = shelf, nbytes
 
+    @property
+    def has_levels(self) -> bool:
+        """Whether there are pieces that are not in memory."""
+        return bool(self._below.all)
+
+    def let_go(self) -> None:
+        """Give them up: the store is needed no more."""
+        self._below.let_go()
+
     def take_due(self, until: int, over: int) -> pa.RecordBatch:
         if self._is_restored:
             self._settle()

@@ -38,6 +38,17 @@ class Unwritten(Protocol):
         """Write it, in another thread."""
 
 
+class Leveled(Protocol):
+    """A store with state in levels."""
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether there is state that is not in memory."""
+
+    def let_go(self) -> None:
+        """Give it up: the store is needed no more."""
+
+
 _Level = TypeVar("_Level", bound=Unwritten)
 
 

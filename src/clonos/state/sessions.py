@@ -89,6 +89,15 @@ class SessionStore(PieceStore):
             self._limit = nbytes - nbytes // 4
             self.away.use(shelf, nbytes // 4)
 
+    @property
+    def has_levels(self) -> bool:
+        """Whether there are pieces that are not in memory."""
+        return self.away.has_levels
+
+    def let_go(self) -> None:
+        """Give them up: the store is needed no more."""
+        self.away.let_go()
+
     def combine(self) -> pa.RecordBatch:
         """Combine all pieces; return those in memory, in order."""
         old = self.all()

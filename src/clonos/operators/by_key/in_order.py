@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers, 
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
+    from clonos.state.levels import Leveled
     from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
 
@@ -100,6 +101,10 @@ class InOrderOperator(Operator):
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
         self._earliest = None
+
+    @property
+    def stores(self) -> Iterable[Leveled]:
+        return (self._store,)
 
     def use(self, shelf: Shelf, nbytes: int) -> None:
         self._store.use(shelf, nbytes)

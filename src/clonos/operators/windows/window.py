@@ -8,7 +8,7 @@ of sessions by start and end, then by hash of the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from clonos.state.sessions import AWAY, KEPT, SessionStore
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
+    from clonos.state.levels import Leveled
     from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
 
@@ -155,6 +156,10 @@ class WindowOperator(_Windowing):
     def restore_values(self, run: Run) -> None:
         self._large.restore_run(run)
         self._is_restored = True
+
+    @property
+    def stores(self) -> Iterable[Leveled]:
+        return (self._large,)
 
     @property
     def numbered(self) -> Mapping[str, Numbered]:
