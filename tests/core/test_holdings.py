@@ -360,6 +360,18 @@ def test_a_merged_layer_that_is_lost_before_it_counts_is_made_again_under_anothe
     assert not job.failure
 
 
+def test_layers_are_not_merged_while_one_of_them_is_not_there(monkeypatch):
+    """The slot would read all of them again every second."""
+    job, refs, first = with_layers_to_merge(LOCAL, monkeypatch)
+    job.hear(Reported(0, LayersMerged(0, first.layers, None)))
+    job.hear(Reported(0, Lacks(0, (refs[0].path,))))
+    for _ in range(10):
+        job.tick(AGAIN_MS)
+    assert job.told(0, MergeLayers) == [first]
+    job.has(0, refs[0])
+    assert job.told(0, MergeLayers) == [first, first], "it has been fetched from the copy"
+
+
 def test_what_an_earlier_life_has_merged_is_not_taken_for_what_this_one_merges(monkeypatch):
     """Its file may be gone: disks are tidied when a life begins."""
     monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)

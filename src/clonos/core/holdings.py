@@ -457,6 +457,8 @@ class Holdings:
             if key in begun or (other in begun and self._touches(other, chosen)):
                 continue
             assert state.slot is not None
+            if not self._has(state.slot, task, [ref for ref in chosen if ref.level != STORE]):
+                continue  # until it has fetched what it lacks
             path = merged_here_path(chosen, state.incarnation)
             if level != STORE and path in self._void[task]:
                 continue  # a standby may yet have a copy under this path: until the next layer
