@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clonos.core import messages as msg
-from clonos.core.levels import LayerRef
+from clonos.core.levels import LOCAL, STORE, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import UnreadableLayer
 from clonos.nodes.standby import Copies
@@ -43,12 +43,13 @@ class Program:
 class World:
     """The copies of a slot, and what they ask for."""
 
-    def __init__(self, *, has_left_memory: bool = True) -> None:
+    def __init__(self, *, has_left_memory: bool = True, reads_in_place: bool = True) -> None:
         self.asked: list[tuple[int, list[int]]] = []
         self.told: list[Any] = []
         make = lambda _: Program(has_left_memory=has_left_memory)  # noqa: E731
         plan: Any = SimpleNamespace(tasks=[SimpleNamespace(is_source=False)])
-        ports: Any = SimpleNamespace(programs=make)
+        store = SimpleNamespace(reads_in_place=reads_in_place)
+        ports: Any = SimpleNamespace(programs=make, store=store)
         self.copies = Copies(plan, ports, count(1), self.told.append, self._fetch)
 
     def _fetch(self, ticket: int, _: Sequence[LayerRef], wanted: Sequence[LayerRef]) -> None:
@@ -74,8 +75,8 @@ class World:
         return list(program.applied)
 
 
-def ref(epoch: int, path: str = "", nbytes: int = 10) -> LayerRef:
-    return LayerRef(0, epoch, LIFE, epoch, path or f"0/{epoch}", nbytes, 0)
+def ref(epoch: int, path: str = "", nbytes: int = 10, level: str = STORE) -> LayerRef:
+    return LayerRef(0, epoch, LIFE, epoch, path or f"0/{epoch}", nbytes, 0, level)
 
 
 @pytest.fixture
@@ -115,6 +116,16 @@ def test_it_goes_on_if_it_gains_nothing():
         world.follow(ref(1), ref(2), ref(3))
         world.come()
         assert world.follow(*chain) == [4], chain
+
+
+@pytest.mark.parametrize(("level", "asked"), [(STORE, [4]), (LOCAL, [2, 3, 4])])
+def test_a_copy_does_not_copy_all_state_once_more(level, asked):
+    """The checkpoint store is not read in parts. So a copy has files of its own anyway."""
+    world = World(reads_in_place=False)
+    world.follow(ref(1), ref(2), ref(3))
+    world.come()
+    merged = ref(2, "0/merged", 1000, level)
+    assert world.follow(merged, ref(3), ref(4)) == asked
 
 
 def test_who_is_needed_meanwhile_is_the_copy_that_there_was(world):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from clonos.core.events import StoreLayer
 from clonos.core.levels import LOCAL
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import UnusableStore
-from clonos.runtime.layers import disk_of, local_folder
+from clonos.runtime.layers import Layers, disk_of, local_folder
+from clonos.storage.files import ArrowFiles
 from clonos.storage.layers import LayerStore
 from clonos.storage.leveled import LeveledLayers
+from clonos.transport.inbox import Inbox
 
 URI = "file:///data/layers/3f"
 
@@ -63,6 +66,18 @@ def test_a_link_is_refused(temporary):
     (temporary / f"clonos-{os.getuid()}").symlink_to(temporary / "elsewhere")
     with pytest.raises(UnusableStore, match="somebody else"):
         local_folder(URI, None)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_layers_on_a_local_file_system_are_read_where_they_lie(is_local, tmp_path, monkeypatch):
+    if not is_local:
+        elsewhere = ArrowFiles(LocalFileSystem()), str(tmp_path)
+        monkeypatch.setattr("clonos.storage.layers.files_of", lambda _: elsewhere)
+    inbox = Inbox()
+    layers = Layers(str(tmp_path), "process", inbox)
+    assert layers.reads_in_place is is_local
+    layers.close()
+    inbox.close()
 
 
 def test_what_killed_processes_have_left_goes(tmp_path):

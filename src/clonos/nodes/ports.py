@@ -85,6 +85,11 @@ class WallClock(Clock, Protocol):
 class Store(Protocol):
     """Where sealed layers are: in the checkpoint store, or in this process, or on its disk."""
 
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether large layers of the checkpoint store are read where they lie. Elsewhere they are
+        copied to the local disk first."""
+
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         """Read layers, each at its level. Answered by ``Fetched`` or ``FetchFailed``."""
 

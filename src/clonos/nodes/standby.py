@@ -8,7 +8,7 @@ from typing import NamedTuple
 from clonos.core import messages as msg
 from clonos.core.decisions import NOBODY
 from clonos.core.layer import IN_PLACE_BYTES
-from clonos.core.levels import LayerRef
+from clonos.core.levels import STORE, LayerRef
 from clonos.core.messages import Layer
 from clonos.core.plan import Plan
 from clonos.core.program import Program
@@ -70,7 +70,7 @@ class Standby:
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
 
     def is_outdated(self, refs: Sequence[LayerRef]) -> bool:
-        """Whether its first layers were merged into a large one, which it could use where it lies.
+        """Whether its first layers were merged into a large one, so that a new one would have less.
 
         It has the same state in files of its own, and in layers that are deleted for everybody
         else. While it keeps these open, they take room on the disk and in the system's cache.
@@ -142,7 +142,7 @@ class Copies:
         while self._to_follow and self._following is None:
             command = self._to_follow.pop(next(iter(self._to_follow)))
             standby = self._standby(command.task)
-            if standby.is_outdated(command.layers):
+            if standby.is_outdated(command.layers) and self._lies_here(command.layers[0]):
                 standby = standby.renewed()
             missing = standby.missing(command.layers)
             self._following = _Following(next(self._tickets), command, standby)
@@ -150,6 +150,11 @@ class Copies:
                 self._fetch(self._following.ticket, missing, missing)
             else:
                 self._apply(self._following, ())
+
+    def _lies_here(self, ref: LayerRef) -> bool:
+        """Whether a layer is used where it lies. Otherwise a new copy would have to copy all state
+        once more, and have as much on the local disk as the one that there is."""
+        return ref.level != STORE or self._ports.store.reads_in_place
 
     def _apply(self, following: _Following, layers: Iterable[Layer]) -> None:
         self._following = None

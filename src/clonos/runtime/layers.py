@@ -132,6 +132,10 @@ class Layers:
             for level in LEVELS
         }
 
+    @property
+    def reads_in_place(self) -> bool:
+        return self._layers.store.is_local
+
     def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         is_stored = any(ref.level == STORE for ref in refs)
         self._fetching["stored" if is_stored else "kept"].submit(self._fetch, ticket, refs)

@@ -85,6 +85,7 @@ class LeveledLayers:
 
     def __init__(self, store: LayerStore, local: LayerStore | None) -> None:
         self.memory = MemoryLayers()
+        self.store = store
         self._at: Mapping[str, LayerStore | MemoryLayers] = {
             MEMORY: self.memory,
             STORE: store,

@@ -293,6 +293,10 @@ class SlotStore:
             local = _Disk(folder, machine[1].mount(), partial(holders.deleted, self.disk))
         self._layers = LeveledLayers(LayerStore(folder, files=self.files), local)
 
+    @property
+    def reads_in_place(self) -> bool:
+        return self.files.is_local
+
     def _later(self, work: Callable[[], object]) -> None:
         """Work that does not involve the checkpoint store: done soon, if the process lives."""
         cluster = self._cluster
