@@ -54,6 +54,13 @@ class Kept:
         self._made[address][ref.path] = ref
         self._rotten.discard((ref.path, where))
 
+    def finds(self, address: str, disk: str, ref: LayerRef) -> None:
+        """... or has read one. Whoever put it on the disk may have died, or met an error, before it
+        knew that the file is whole."""
+        where = place(address, disk, ref)
+        self._at[ref.path].add(where)
+        self._rotten.discard((ref.path, where))
+
     def drops(self, address: str, disk: str, ref: LayerRef) -> None:
         """... and does not have it any more."""
         self._made[address].pop(ref.path, None)

@@ -367,10 +367,10 @@ class SlotStore:
         self._later(lambda: self._look(ticket, refs))
 
     def _look(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        found = self._layers.look(refs)
+        found, holders = self._layers.look(refs), self._cluster.recorder.holders
         for ref in refs:
-            if ref.path not in found:
-                self._cluster.recorder.holders.drops(self._slot.address, self.disk, ref)
+            note = holders.finds if ref.path in found else holders.drops
+            note(self._slot.address, self.disk, ref)
         self._slot.post(events.Looked(ticket, found))
 
     def keep(self, ticket: int, ref: LayerRef, content: bytes) -> None:

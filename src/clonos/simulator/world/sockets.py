@@ -265,6 +265,8 @@ class SimSocket:
             del into.came[:size]
             if was_full:
                 self.world.paths.rouse(into.sender.machine)
+            if into.came:  # the next poll finds the rest
+                self.world.scheduler.after(0.0, self.world.paths.rouse, self.machine)
             return came
         if self.error:
             raise OSError(self.error, errno.errorcode[self.error])
