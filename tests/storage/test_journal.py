@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -195,6 +196,39 @@ def test_killed_writer_frees_the_lock_and_keeps_what_it_committed(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     assert contents(tmp_path) == [b"kept"]
+
+
+@pytest.mark.parametrize("ends", ["closes it", "is killed"])
+def test_a_forked_child_does_not_keep_the_lock(tmp_path, ends):
+    """Python makes the processes of a pool by fork, and they may live longer than the driver."""
+    code = (
+        "import os, signal; from clonos.storage.journal import Journal\n"
+        f"journal = Journal({str(tmp_path)!r}, 'process')\n"
+        "journal.append([b'kept']); journal.commit()\n"
+        "child = os.fork()\n"
+        "if not child: signal.pause()\n"
+        f"if {ends == 'closes it'}: journal.close()\n"
+        "print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        child = int(driver.stdout.readline())
+        try:
+            driver.wait()
+            assert contents(tmp_path) == [b"kept"]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_does_not_give_up_the_lock(tmp_path):
+    with Journal(tmp_path) as journal:
+        child = os.fork()
+        if not child:
+            journal._release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(JournalInUse):
+            Journal(tmp_path)
 
 
 def test_only_its_user_can_read_it(tmp_path):

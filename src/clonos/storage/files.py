@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyarrow import fs
@@ -252,7 +253,7 @@ class LocalFiles:
             raise Locked(found or "unknown") from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, holder.encode())
-        return _Descriptor(descriptor)
+        return _LocalLock(descriptor)
 
 
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -284,6 +285,26 @@ class _Descriptor:
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+class _LocalLock(_Descriptor):
+    """A forked child, such as one of a pool of the user's, is given a copy of each descriptor, and
+    the lock lasts until all copies are closed. So a child closes its copy at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        _LOCKS.add(self)
+
+
+_LOCKS: Final[WeakSet[_LocalLock]] = WeakSet()
+
+
+def _leave_locks() -> None:
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 class _LocalTail(_Descriptor):
