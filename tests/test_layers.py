@@ -32,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"core", "columns"},
     "operators": {"blame", "options", "core", "columns", "state"},
     "transport": {"core"},
-    "storage": {"core", "extras", "postgres"},
+    "storage": {"columns", "core", "extras", "postgres"},
     "spark": {"columns"},
     "sinks": {"arguments", "blame", "extras", "kafka", "postgres", "core", "columns", "state",
         "operators", "storage"},

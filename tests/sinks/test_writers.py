@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
@@ -189,6 +190,24 @@ def test_other_rows_under_the_right_name_are_an_error(sink):
     assert "1" in caught.value.where
     form = "arrow" if sink.kind == "table" else "parquet"
     assert pads.dataset(sink.path, format=form).to_table().equals(pa.table(BATCH))
+
+
+def test_the_same_rows_laid_out_otherwise_are_the_same_output(sink):
+    """Arrow defines no bytes under a null, nor does each of its versions write the same file; and
+    to Arrow, NaN is not NaN."""
+    values = pa.array([1.0, float("nan"), None])
+    valid, under = values.buffers()[0], np.array([1.0, np.nan, 7.0])
+    again = pa.Array.from_buffers(pa.float64(), 3, [valid, pa.py_buffer(under)])
+    rows, laid_out_otherwise = (pa.record_batch({"x": x}) for x in (values, again))
+    folders(sink).begin({"op": rows.schema}, is_new=True)
+    make = writer_of(sink, "process", LANE)
+    assert make is not None
+    make(1).write(output(1, rows))
+    for path in Path(sink.path).rglob("*.parquet"):
+        pq.write_table(pq.read_table(path), path, compression="gzip")
+    make(2).write(output(1, laid_out_otherwise))
+    with pytest.raises(OtherContent):
+        make(2).write(output(1, pa.record_batch({"x": [1.0, None, float("nan")]})))
 
 
 def test_output_that_is_gone_is_missed(sink):

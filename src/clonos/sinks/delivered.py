@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from clonos.columns.digest import have_same_rows
 from clonos.errors import ProtocolError, UnreadableOutput
 from clonos.storage.files import Durability, Files, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
@@ -138,7 +139,7 @@ class DeliveredStore:
         def is_same(found: pa.Buffer) -> bool:
             theirs = list(_batches(found))
             return len(theirs) == len(mine) and all(
-                a == b and one.equals(other)
+                a == b and have_same_rows(one, other)
                 for (a, one), (b, other) in zip(mine, theirs, strict=True)
             )
 

@@ -18,6 +18,8 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clonos.columns.batches import from_table
+from clonos.columns.digest import have_same_rows
 from clonos.columns.schema import to_ddl
 from clonos.errors import CannotUpgrade, ClonosError, OutputExists, SinkFailed, StoreAway
 from clonos.sinks.lanes import Lane, Output, OutputWriter
@@ -271,12 +273,16 @@ class ParquetWriter:
     def _write(self, output: Output) -> None:
         generation, seq = output.key
         name = f"part-{generation:04d}-{self._task:05d}-{seq:012d}.parquet"
-        table = pa.Table.from_batches([output.batch])
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(pa.Table.from_batches([output.batch]), sink)
+
+        def is_same(found: pa.Buffer) -> bool:
+            rows = from_table(pq.read_table(pa.BufferReader(found)))
+            return have_same_rows(rows, output.batch)
+
         with _naming(self.path, is_patient=True):
             self._require_folder()
-            self._folder.keep(name, sink.getvalue(), lambda found: _rows(found).equals(table))
+            self._folder.keep(name, sink.getvalue(), is_same)
 
     def _require_folder(self) -> None:
         """Check that the folder, made by the driver, exists; a new one would lack output."""
@@ -313,10 +319,6 @@ class ParquetWriter:
     def end(self) -> None:
         leftovers = self._folder.unfinished()
         self._folder.delete(i.path for i in leftovers if i.name.startswith(".part-"))
-
-
-def _rows(content: pa.Buffer) -> pa.Table:
-    return pq.read_table(pa.BufferReader(content))
 
 
 class TableWriter:
