@@ -75,7 +75,10 @@ def test_overlapping_files_are_read_once(store):
     assert [seq for _, _, seq, _ in read(store)] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("name", ["..", ".", "a/b", "Wörter zählen", "%2E"])
+LONG = "注文" * 100
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "Wörter zählen", "%2E", LONG, "x" * 255])
 def test_any_operator_name_is_a_folder_of_its_own(tmp_path, name):
     store = DeliveredStore(tmp_path / "inside")
     path = Path(store.write(name, 0, 0, 1, 1, [batch(1)]))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -110,10 +111,10 @@ def service():
     made.close()
 
 
-def writer(service: Service, **options: Any) -> Any:
+def writer(service: Service, lane: Lane = LANE, **options: Any) -> Any:
     store = clonos.sinks.http(service.url, **options).store
     assert store is not None
-    return store.writer(LANE)
+    return store.writer(lane)
 
 
 def output(seq: int, *numbers: int) -> Output:
@@ -355,10 +356,12 @@ def test_a_row_that_is_refused_is_found_and_fails_the_job(service):
     one.close()
 
 
-def test_rows_that_are_refused_are_kept_as_dead_letters_once(service, tmp_path):
+@pytest.mark.parametrize("operator", ["out / ü", "注文" * 50])
+def test_rows_that_are_refused_are_kept_as_dead_letters_once(service, tmp_path, operator):
     service.refuses = lambda row: row["n"] in (2, 5)
+    lane = replace(LANE, operator=operator)
     for _ in range(2):  # two lives
-        one = writer(service, dead_letters=str(tmp_path), rows_per_request=4)
+        one = writer(service, lane, dead_letters=str(tmp_path), rows_per_request=4)
         one.write([output(1, *range(10))])
         one.close()
     assert sorted(numbers(service)) == [0, 1, 3, 4, 6, 7, 8, 9]

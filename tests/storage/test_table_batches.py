@@ -101,6 +101,20 @@ def test_large_partitions_are_several_files(table, monkeypatch):
     assert [n for some in rows(table) for n in some] == list(range(50))
 
 
+def test_readers_with_very_long_names_are_told_apart(table):
+    one, other = "注文" * 50 + " (1)", "注文" * 50 + " (2)"
+    assert not table.is_noted(one)
+    table.note_reader(one, {0: Position(2, 0)})
+    assert (table.is_noted(one), table.is_noted(other)) == (True, False)
+    table.note_reader(other, {})
+    table.note_reader(one, {0: Position(3, 0)})
+    assert sorted(table.readers().values(), key=len) == [{}, {0: (3, 0)}]
+    assert all(name.startswith("注文注文") for name in table.readers())
+    for name in table.readers():
+        table.forget_reader(name)
+    assert not table.readers()
+
+
 def test_what_all_readers_have_passed_is_removed(table):
     for batch in range(4):
         put(table, batch, [batch], [-batch])

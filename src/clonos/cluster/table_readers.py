@@ -46,7 +46,7 @@ class TableReaders:
         for operator, codes in self._tasks.items():
             table, name = self._table(codes[0]), self._names[operator]
             try:
-                if name not in table.readers():
+                if not table.is_noted(name):
                     table.note_reader(name, {})
             except (OSError, pa.ArrowException) as error:
                 raise SourceError(

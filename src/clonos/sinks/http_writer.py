@@ -40,6 +40,8 @@ ANSWER_BYTES: Final = 1 << 16
 SHOWN: Final = 200
 """How many characters of an answer an error shows."""
 
+_SINK_BYTES_MAX: Final = 200
+"""Of a sink's name in the names of dead letters."""
 _REFUSED: Final = (400, 413, 415, 422)
 """Status codes that refuse the rows."""
 _AGAIN: Final = (408, 425, 429)
@@ -316,7 +318,7 @@ class HttpWriter:
         said = {"key": self.name(request), "status": refused.status, "answer": refused.text}
         name = "-".join(
             [
-                folder_name(self._lane.name),
+                folder_name(self._lane.name, _SINK_BYTES_MAX),
                 f"{request.key.generation:04d}",
                 f"{request.key.seq:012d}",
                 f"{request.first:06d}.json",

@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 import pyarrow as pa
 from pyarrow import fs
+from xxhash import xxh3_64_hexdigest
 
 from clonos.core.content import CHUNK, Content, pieces_of
 from clonos.errors import UnusableStore
@@ -31,6 +32,10 @@ from clonos.storage.opened import ScratchFile, open_file
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives a crash of the machine. ``"process"``: survives only the death of the
 process."""
+
+
+NAME_BYTES_MAX: Final = 255
+"""The longest name of a file or folder on almost all file systems."""
 
 
 class Locked(Exception):
@@ -443,16 +448,36 @@ def files_of(uri: str | Path) -> tuple[Files, str]:
     return ArrowFiles(system), str(path).rstrip("/")
 
 
-def folder_name(name: str) -> str:
+def folder_name(name: str, longest: int = NAME_BYTES_MAX) -> str:
     """A folder's name for any text. It is the same in a path and in a URI, and never leads
-    elsewhere, as ``..`` would.
+    elsewhere, as ``..`` would. Where a text is too long for a name, a digest stands for its end.
+
+    Parameters
+    ----------
+    longest
+        How long it may be; less if something comes behind it.
 
     Examples
     --------
     >>> folder_name("a/b"), folder_name(".."), folder_name("by_key")
     ('a=2Fb', '=2E=2E', 'by_key')
+    >>> folder_name("注文" * 100, 40)
+    '=E6=B3=A8=E6=96=87~...'
     """
-    return quote(name, safe="").replace(".", "%2E").replace("%", "=")
+    whole = _quoted(name)
+    if len(whole) <= longest:
+        return whole
+    end = f"~{xxh3_64_hexdigest(name.encode())}"
+    begin, left = "", longest - len(end)
+    for letter in map(_quoted, name):  # readers of the name see whole letters
+        if len(begin) + len(letter) > left:
+            break
+        begin += letter
+    return begin + end
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="").replace(".", "%2E").replace("%", "=")
 
 
 def sync_file(path: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable
@@ -37,7 +38,7 @@ def may_pass(error: Exception) -> bool:
     >>> may_pass(OSError(13, "Permission denied"))
     False
     """
-    return not isinstance(error, _WRONG)
+    return not (isinstance(error, _WRONG) or getattr(error, "errno", 0) == errno.ENAMETOOLONG)
 
 
 class Retry:

@@ -213,6 +213,10 @@ class Table:
 
     # --- who reads it ---------------------------------------------------------------------------
 
+    def is_noted(self, reader: str) -> bool:
+        """Whether a reader has said how far it is."""
+        return bool(self._folder.entries(f"{_READERS}/{folder_name(reader)}"))
+
     def note_reader(self, reader: str, passed: Positions) -> None:
         """A reader will never ask again for rows up to these positions, whatever happens."""
         folder = f"{_READERS}/{folder_name(reader)}"
@@ -228,7 +232,8 @@ class Table:
             self._folder.files.delete_folder(self._folder.path(folder))
 
     def readers(self) -> dict[str, dict[int, Position]]:
-        """By reader, the positions up to which it will never ask again."""
+        """By reader, the positions up to which it will never ask again. Instead of the end of a
+        very long name there is a digest, and :meth:`forget_reader` takes that, too."""
         found: dict[str, dict[int, Position]] = {}
         for info in self._folder.entries(_READERS):
             passed, notes = self._noted(
