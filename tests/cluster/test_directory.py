@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,21 @@ def compiled(
 
 def directory(path: object) -> JobDirectory:
     return JobDirectory(str(path), None, on_one_machine=True)
+
+
+def test_a_forked_child_leaves_a_temporary_checkpoint_alone():
+    code = (
+        "import os, sys; from clonos.cluster.directory import JobDirectory\n"
+        "made = JobDirectory(None, None, on_one_machine=True)\n"
+        "if not (child := os.fork()): sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(made.root, os.path.exists(made.root))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert found[1] == "True"
+    assert not Path(found[0]).exists()
 
 
 def divided(by: int, above: int) -> CompiledJob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,15 @@ def test_the_same_rows_laid_out_otherwise_are_the_same_content(store):
         store.write("out", 0, 0, 1, 1, [pa.record_batch({"x": x})]) for x in (values, again)
     )
     assert first == second
+
+
+def test_output_is_not_put_where_earlier_output_has_gone(store, tmp_path):
+    store.write("out", 0, 0, 1, 1, [batch(1)])
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(UnreadableOutput, match="deleted"):
+        store.write("out", 0, 0, 2, 2, [batch(2)])
+    assert not (tmp_path / "out").exists()
+    store.write("other", 0, 0, 1, 1, [batch(1)])
 
 
 def test_overlapping_files_are_read_once(store):

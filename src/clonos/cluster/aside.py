@@ -26,6 +26,7 @@ from pyspark import cloudpickle  # as Spark ships functions
 
 from clonos.errors import AsideFailed, ClonosError
 from clonos.nodes.versions import HASH_SEED
+from clonos.storage.files import in_this_process
 
 PRIORITY: Final = 10
 """The niceness of such a process, so that driver and slots on its machine come first."""
@@ -84,7 +85,7 @@ class Aside:
             },
             start_new_session=True,  # Ctrl+C is for the driver
         )
-        self.close = weakref.finalize(self, _end, self._process, room)
+        self.close = weakref.finalize(self, in_this_process(_end), self._process, room)
         """End the process, whatever it is doing."""
         self.tell(sys.path)
         self.tell(shipped)

@@ -36,7 +36,7 @@ from clonos.errors import BadDirectory, OtherExecution, OtherJob, UnreadableChec
 from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, names_of, require_same, tables_of, with_reads
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
-from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
+from clonos.storage.files import Disk, LocalFiles, files_of, folder_name, in_this_process
 from clonos.storage.folder import Folder
 from clonos.storage.journal import JournalReader
 from clonos.storage.objects import ObjectDisk, is_object_store, objects_of
@@ -96,7 +96,7 @@ class JobDirectory:
         if checkpoint_dir is None:
             checkpoint_dir = tempfile.mkdtemp(prefix="clonos-")
             remove = partial(shutil.rmtree, checkpoint_dir, ignore_errors=True)
-            self._temporary = weakref.finalize(self, remove)
+            self._temporary = weakref.finalize(self, in_this_process(remove))
         base = checkpoint_dir.rstrip("/")
         if "://" not in base:
             base = str(Path(base).absolute())  # executors have other working directories

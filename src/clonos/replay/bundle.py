@@ -42,6 +42,7 @@ from clonos.errors import NothingToReplay, ProtocolError, UnreadableBundle, mask
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, require_same
 from clonos.sources.readers import CutReader
+from clonos.storage.files import in_this_process
 from clonos.storage.layers import LayerStore
 
 FORMAT: Final = 3
@@ -63,7 +64,9 @@ class Bundle:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.folder = Path(tempfile.mkdtemp(prefix="clonos-bundle-"))
-        self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.close = weakref.finalize(
+            self, in_this_process(shutil.rmtree), self.folder, ignore_errors=True
+        )
         """Remove the temporary folder."""
         try:
             with self.reading():

@@ -15,6 +15,7 @@ from clonos.core.history import History, Point, decode_segment, joined, pin_path
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Run
 from clonos.errors import ClonosError, NothingToReplay, UnreadableHistory, UnreadableLayer
+from clonos.storage.files import in_this_process
 from clonos.storage.layers import LayerStore
 
 At = int | str | datetime
@@ -36,7 +37,7 @@ class Pin:
         path = pin_path(number, until_s, secrets.token_hex(6))
         with suppress(ClonosError):
             store.put(path, b"")
-        self.close = weakref.finalize(self, _unpin, store, path)
+        self.close = weakref.finalize(self, in_this_process(_unpin), store, path)
 
 
 def _unpin(store: LayerStore, path: str) -> None:

@@ -84,6 +84,7 @@ class DeliveredStore:
         self._files, self.uri = files or found, str(directory)
         self._folder = Folder(self._files, root, durability)
         self._notes = Notes(self._folder)
+        self._begun: set[str] = set()
 
     @property
     def directory(self) -> str:
@@ -132,8 +133,10 @@ class DeliveredStore:
                 where=f"{sink_operator}[{task_index}]",
                 remedy="report this: it is a bug in clonos",
             )
+        folder = folder_name(sink_operator)
+        self._require_folder(folder)
         name = f"{generation:06d}-{task_index:06d}-{first_seq:012d}-{last_seq:012d}.arrow"
-        path = f"{folder_name(sink_operator)}/{name}"
+        path = f"{folder}/{name}"
         mine = list(zip(numbers, batches, strict=True))
 
         def is_same(found: pa.Buffer) -> bool:
@@ -144,7 +147,18 @@ class DeliveredStore:
             )
 
         self._folder.keep(path, _encode(mine), is_same)
+        self._begun.add(folder)
         return self._folder.path(path)
+
+    def _require_folder(self, folder: str) -> None:
+        """Check that a folder in which files were put is there; a new one would lack output."""
+        if folder in self._begun and self._files.is_local and not self._folder.has(folder):
+            raise UnreadableOutput(
+                "output that was delivered before has been deleted",
+                where=self._folder.path(folder),
+                remedy="find out who deletes there (in folders for temporary files, systems do); "
+                "put the files back, or start the job afresh with another checkpoint_dir",
+            )
 
     def take_back(self, operator: str, generation: int, kept: Mapping[int, int]) -> None:
         """Delete output of earlier generations beyond these numbers, by task. Output of tasks not

@@ -14,7 +14,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -478,6 +478,18 @@ def folder_name(name: str, longest: int = NAME_BYTES_MAX) -> str:
 
 def _quoted(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E").replace("%", "=")
+
+
+def in_this_process(act: Callable[..., object]) -> Callable[..., None]:
+    """The same, but a forked child that ends, or forgets its copies, does nothing: what is to be
+    cleaned up is its parent's."""
+    mine = os.getpid()
+
+    def unless_forked(*args: Any, **options: Any) -> None:
+        if os.getpid() == mine:
+            act(*args, **options)
+
+    return unless_forked
 
 
 def sync_file(path: str | Path) -> None:
