@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clonos.core import codec, levels, mandate, messages
 from clonos.core.codec import CODEC, Codec, decode, encode
-from clonos.core.messages import Credit, Data, Item, Kind, Run
+from clonos.core.messages import Credit, Data, Item, Kind, Run, TaskError
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.errors import MalformedMessage, ProtocolError
@@ -158,6 +158,12 @@ def test_damaged_messages_are_refused(message: Any, data: st.DataObject) -> None
 def test_known_bad_bytes(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         decode(data)
+
+
+def test_what_an_error_says_may_be_no_text() -> None:
+    """Python's names of files have half surrogate pairs where they are not UTF-8."""
+    error = TaskError(3, Incarnation(1, 2), "OperatorError", "no file r\udce9sum\udce9", 7)
+    assert decode(encode(error)).message == "no file r\\udce9sum\\udce9"
 
 
 def test_sizes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

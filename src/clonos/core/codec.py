@@ -335,7 +335,11 @@ class Codec:
         try:
             number = self._numbers[kind]
             fields_of = self._getters[kind](message)
-            result: bytes = msgpack.packb((number, *fields_of), default=self._nested)
+            result: bytes = msgpack.packb(
+                (number, *fields_of),
+                default=self._nested,
+                unicode_errors="backslashreplace",  # an error may name any file
+            )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(
                 f"a {kind.__name__} cannot be written as a message: {error}",
