@@ -16,8 +16,16 @@ from clonos.cluster.pool import (
     unusable_store,
     wrong_environment,
 )
-from clonos.errors import JobCancelled, NotPicklable, OtherVersion, SlotBroken, UnusableStore
+from clonos.errors import (
+    JobCancelled,
+    NotPicklable,
+    OtherVersion,
+    SlotBroken,
+    SparkStopped,
+    UnusableStore,
+)
 from clonos.nodes.errors import ExecutorLost
+from clonos.nodes.places import Places
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
 from clonos.spark.errors import SlotFailed
@@ -56,6 +64,40 @@ def test_slots_that_have_ended_are_forgotten(monkeypatch):
     assert not cancelled
     made.cancel(4)
     assert cancelled == [4]
+    inbox.close()
+
+
+def test_a_slot_that_cannot_be_launched_is_launched_again(monkeypatch):
+    """A machine may start no more threads for a moment."""
+
+    class Launcher:
+        is_local, is_stopped = True, False
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def launch(self, *_: Any, **__: Any) -> SlotHandle:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pool, "SlotLauncher", Launcher)
+    job = clonos.Job("copy")
+    job.source(clonos.sources.from_batches([], "n long")).sink(clonos.sinks.collect())
+    shipment: Any = SimpleNamespace(job_id="copy-1")
+    inbox = Inbox()
+    made = pool.SlotPool(None, job.compile(), shipment, inbox, standby_slots=0)
+    places = Places("copy", [None], made, spare=False, versions={})
+    places.launch_all(0.0)
+    told: list[str] = []
+    for now_s in range(1, 6):
+        (ended,) = inbox.take()
+        assert places.ended(ended, float(now_s)) is None
+        told += places.tick(now_s + 0.9, waiting=[0])
+    (text,) = told
+    assert "can't start new thread" in text
+    Launcher.is_stopped = True
+    places.ended(inbox.take()[0], 20.0)
+    places.tick(40.0)
+    assert isinstance(inbox.take()[0].error, SparkStopped)
     inbox.close()
 
 

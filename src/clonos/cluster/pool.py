@@ -139,9 +139,12 @@ class SlotPool:
         running = {n: handle for n, handle in self._handles.items() if handle.is_running}
         try:
             self._handles = {**running, attempt: self._launch(place)}
-        except Exception as error:  # noqa: BLE001 - an error of Spark's
-            text = f"slot {place} cannot be launched: {error}"
-            self._inbox.put(OutsideFailed(self._stopped() or ClonosError(text)))
+        except Exception as error:  # noqa: BLE001 - Spark's, or no thread can be started
+            if (stopped := self._stopped()) is not None:
+                self._inbox.put(OutsideFailed(stopped))
+                return
+            why = ClonosError(f"slot {place} cannot be launched: {error}")
+            self._inbox.put(Ended(place, attempt, why))  # it is launched again, after a while
 
     def _launch(self, place: int) -> SlotHandle:
         task = self.places[place]
