@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,13 @@ from clonos.core.messages import Stop
 from clonos.errors import ClonosError, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
 from clonos.spark.session import require_driver
-from clonos.spark.slots import Body, SlotInfo, SlotLauncher
+from clonos.spark.slots import (
+    Body,
+    SlotInfo,
+    SlotLauncher,
+    driver_address,
+    interface_towards,
+)
 from clonos.transport.events import ControlLost, ControlOpened, Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
@@ -68,6 +75,14 @@ def launched(spark: SparkSession) -> Iterator[Launched]:
     made = Launched(spark)
     yield made
     made.plane.shutdown()
+
+
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.1"])
+def test_the_address_of_a_driver_as_spark_writes_it(host):
+    conf = SimpleNamespace(get={"spark.driver.host": host}.get)
+    context = SimpleNamespace(master="spark://there:7077", getConf=lambda: conf)
+    spark: Any = SimpleNamespace(sparkContext=context, _jsparkSession=None)
+    assert driver_address(spark) == interface_towards(driver_address(spark)) == host.strip("[]")
 
 
 def registering(secret: JobSecret, coordinator: str) -> Body:

@@ -520,7 +520,8 @@ def driver_address(spark: SparkSession) -> str:
     context = spark.sparkContext
     if (context.master or "").startswith("local"):
         return LOOPBACK
-    host = context.getConf().get("spark.driver.host") or LOOPBACK
+    # Spark writes addresses of IPv6 in brackets, and takes no others.
+    host = (context.getConf().get("spark.driver.host") or LOOPBACK).strip("[]")
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
