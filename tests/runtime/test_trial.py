@@ -75,6 +75,23 @@ def test_a_copy_that_hangs_says_nothing_and_is_ended(tmp_path):
             os.kill(int(file.read_text()), 0)
 
 
+def test_a_copy_that_dies_is_not_taken_for_a_child_of_its_own(tmp_path):
+    """Functions may use processes of their own, which outlive the copy."""
+
+    def dies() -> None:
+        if not (child := os.fork()):
+            signal.pause()
+        (tmp_path / "child").write_text(str(child))
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    began_s = time.monotonic()
+    try:
+        assert attempt(dies, limit_s=60.0) is Trial.DIED
+        assert time.monotonic() - began_s < 30.0
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
 def test_nothing_of_it_stays():
     kept = [1]
     before = len(list(OPEN_FILES.iterdir())) if sys.platform == "linux" else 0

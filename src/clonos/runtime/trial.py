@@ -138,11 +138,28 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _outcome(pid: int, told: int, limit_s: float) -> Trial:
-    poll = select.poll()
-    poll.register(told, select.POLLIN)
-    word = os.read(told, 1) if poll.poll(1000 * limit_s) else b"?"
+    word = _word(pid, told, limit_s)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     return {b".": Trial.SURVIVED, b"": Trial.DIED}.get(word, Trial.UNKNOWN)
+
+
+def _word(pid: int, told: int, limit_s: float) -> bytes:
+    """What the copy tells; b"" if it dies without a word, b"?" if nothing is known in time."""
+    poll = select.poll()
+    poll.register(told, select.POLLIN)
+    with contextlib.ExitStack() as opened:
+        if sys.platform == "linux":  # a process that the copy has forked may keep the pipe open
+            with contextlib.suppress(OSError):
+                copy = os.pidfd_open(pid)
+                opened.callback(os.close, copy)
+                poll.register(copy, select.POLLIN)
+        if not poll.poll(1000 * limit_s):
+            return b"?"
+    os.set_blocking(told, False)
+    try:
+        return os.read(told, 1)
+    except BlockingIOError:
+        return b""
