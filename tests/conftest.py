@@ -4,10 +4,12 @@ import gc
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,7 @@ class PostgresServer:
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres")
         data = f"{folder}/data"
+        self._data = Path(data)
         self._run([f"{binaries}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "-N"])
         port = free_port()
         self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
@@ -132,6 +135,31 @@ class PostgresServer:
 
     def stop(self) -> None:
         self._run([*self._control, "-m", "immediate", "stop"])
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It is away, and comes back."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All of its processes stand still, though their kernel goes on: nothing is answered."""
+        main = int((self._data / "postmaster.pid").read_text().split()[0])
+        stopped = [main]
+        os.kill(main, signal.SIGSTOP)  # before its sessions are listed: it begins no more
+        try:
+            for child in Path(f"/proc/{main}/task/{main}/children").read_text().split():
+                stopped.append(int(child))
+                os.kill(int(child), signal.SIGSTOP)
+            yield
+        finally:
+            for pid in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     @staticmethod
     def _run(command: list[str]) -> None:

@@ -13,13 +13,13 @@ ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
     "clonos/__init__.py", "clonos/arguments.py", "clonos/blame.py", "clonos/extras.py",
-    "clonos/kafka.py", "clonos/named.py", "clonos/options.py", "clonos/postgres.py",
-    "clonos/py.typed", "clonos/pytest_plugin.py",
+    "clonos/kafka.py", "clonos/named.py", "clonos/options.py", "clonos/py.typed",
+    "clonos/pytest_plugin.py",
     "clonos/version.py", "clonos/web.py",
     "clonos/api", "clonos/branch", "clonos/causal", "clonos/cli", "clonos/cluster",
     "clonos/columns",
     "clonos/core", "clonos/dataframes", "clonos/errors", "clonos/exports", "clonos/graph",
-    "clonos/nodes", "clonos/operators", "clonos/replay", "clonos/runtime",
+    "clonos/nodes", "clonos/operators", "clonos/postgres", "clonos/replay", "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",
     "clonos/transport", "clonos/upgrade", "clonos/watch",

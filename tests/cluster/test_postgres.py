@@ -118,18 +118,16 @@ def test_frozen_in_a_transaction(kit, spark, tmp_path, table, monkeypatch):
     check(kit, table)
 
 
-def test_server_away_and_back(kit, spark, tmp_path, table, postgres_server, monkeypatch):
+@pytest.mark.parametrize("away", ["stopped", "frozen"])
+def test_server_away_and_back(kit, spark, tmp_path, table, postgres_server, monkeypatch, away):
     monkeypatch.setattr(progress, "AWAY_S", 1)
     job = kit.build(kit.gated(tmp_path, ROWS), sink=table.sink(), is_fused=True).start(spark)
     kit.wait_quiet(job)
     kit.wait_for(table.count)
-    postgres_server.stop()
-    try:
+    with getattr(postgres_server, away)():
         kit.open_tap(tmp_path)
         kit.wait_for(lambda: job.delivered["out"] == len(kit.expected(ROWS)))
         kit.wait_for(lambda: any("has taken nothing for" in told for told in job.warnings))
-    finally:
-        postgres_server.start()
     job.wait(kit.WAIT_S)
     check(kit, table)
 

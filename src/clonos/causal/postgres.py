@@ -23,7 +23,6 @@ from clonos.causal.entries import Entry, decode_chunk
 from clonos.errors.causal import LogBroken, LogUnreachable
 from clonos.extras import imported
 from clonos.postgres import STATEMENT_MS, Server
-from clonos.storage.watchdog import Cord
 
 POLL_S: Final = 0.05
 """How often an attempt that follows another one polls for news."""
@@ -75,7 +74,6 @@ class PostgresHolder:
         self._process = secrets.token_hex(8)
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._cord = Cord(ANSWER_S)
         self._owned: dict[m.AnswerKey, tuple[int, int]] = {}  # log, incarnation
         self._ids: dict[m.AnswerKey, int] = {}
 
@@ -190,7 +188,6 @@ class PostgresHolder:
         with self._lock:
             connection, self._connection = self._connection, None
             self._owned.clear()
-            self._cord.untie()
             if connection is not None:
                 connection.close()
 
@@ -203,7 +200,7 @@ class PostgresHolder:
             try:
                 if self._connection is None:
                     self._connect()
-                self._cord.watchdog.begin(more_s)
+                self._connection.answer_s = ANSWER_S + more_s
                 with self._connection.transaction(), self._connection.cursor() as sql:
                     return run(sql)
             except psycopg.OperationalError as error:
@@ -218,13 +215,13 @@ class PostgresHolder:
                     f"the database of the log refuses: {self._server.told(error)[:300]}",
                     remedy="check that the role may create and change the tables clonos_*",
                 ) from None
-            finally:
-                self._cord.watchdog.end()
 
     def _connect(self) -> None:
         _ = self._server.parameters  # raises where libpq would tell parts of a password
         try:
-            self._server.connect("clonos answers", autocommit=True, watch=self._watch)
+            self._connection = self._server.connect(
+                "clonos answers", autocommit=True, answer_s=ANSWER_S
+            )
             with self._connection.transaction():
                 # Serialize: creating the same table twice at the same time would fail.
                 self._connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
@@ -236,11 +233,6 @@ class PostgresHolder:
         except BaseException:
             self.close()
             raise
-
-    def _watch(self, connection: Any) -> None:
-        self._connection = connection
-        self._cord.tie(connection.fileno())
-        self._cord.watchdog.begin()
 
     def _try_lock(self, sql: Any, log: int) -> bool:
         locked: bool = sql.execute("select pg_try_advisory_lock(%s)", [_LOCKS + log]).fetchone()[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +13,11 @@ CONNECT_S: Final = 10
 SILENCE_MS: Final = 20_000
 """Either side gives the other up after so long without an answer of its kernel."""
 STATEMENT_MS: Final = 300_000
+LOOK_S: Final = 15.0
+"""After so long without an answer, and then again and again, the server is looked at: it may be
+frozen, though its kernel is not."""
+ANSWER_S: Final = STATEMENT_MS / 1000 + LOOK_S
+"""Nothing is waited for any longer: by then the server has broken off what takes long."""
 IDLE_MS: Final = 20_000
 """The server ends a transaction whose client says nothing for so long: it is frozen, or gone."""
 
@@ -72,19 +76,14 @@ class Server:
             raise _not_understood()
         return found
 
-    def connect(
-        self,
-        name: str,
-        *,
-        autocommit: bool = False,
-        watch: Callable[[Any], object] = lambda _: None,
-    ) -> Any:
-        """A new connection; `name` is shown in ``pg_stat_activity``.
-
-        `watch` is called with it before it is asked anything: even that may hang.
+    def connect(self, name: str, *, autocommit: bool = False, answer_s: float = ANSWER_S) -> Any:
+        """A new :class:`~clonos.postgres.watched.Watched`; `name` is shown in
+        ``pg_stat_activity``.
         """
-        psycopg = driver()
-        found = psycopg.connect(
+        driver()
+        from clonos.postgres.watched import Watched
+
+        found = Watched.connect(
             self.dsn,
             application_name=name,
             connect_timeout=CONNECT_S,
@@ -93,7 +92,7 @@ class Server:
             client_encoding="utf8",
         )
         try:
-            watch(found)
+            found.look_s, found.answer_s = LOOK_S, answer_s
             found.execute(
                 f"set statement_timeout = {STATEMENT_MS};"
                 f"set idle_in_transaction_session_timeout = {IDLE_MS};"
