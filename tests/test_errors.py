@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 import traceback
@@ -63,6 +64,9 @@ def test_what_a_slot_reports_by_name_is_known():
         *("AWSAccessKeyId", "access_key", "accountKey", "subscription-key", "password", "passwd"),
         *("pwd", "pass", "client_secret", "SharedAccessKey", "auth", "jwt", "passcode"),
         *("masterKey", "sasKey", "user[password]", "app.key", "auth[key]", "user%5Bpassword%5D"),
+        *("hmac", "hdnts", "hdnea", "otp", "code_verifier", "client_assertion", "SAMLResponse"),
+        *("sid", "session_id", "PHPSESSID", "JSESSIONID", "cookie", "creds", "bearer", "pw"),
+        *("primaryKey", "routing_key", "sslkey", "X-Goog-Signature", "OSSAccessKeyId"),
         *("api%5fkey", "p%61ssword", "x%2Dfunctions%2Dkey", "tokens.token", "keyToken"),
     ],
 )
@@ -88,8 +92,57 @@ def test_parameters_of_uris_that_are_secrets_are_not_shown(name, text):
 
 
 @pytest.mark.parametrize(
+    ("place", "asked", "secrets"),
+    [
+        ("shop.azurewebsites.net/api/charge", "code=h3Jk/o8xQ2VwZ9a==&clientId=default", ["code"]),
+        (
+            "prod-1.logic.azure.com/workflows/7/triggers/manual/paths/invoke",
+            "api-version=2016-10-01&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0&sig=Xo0bHu-3_x",
+            ["sig"],
+        ),
+        (
+            "a.blob.core.windows.net/container/blob",
+            (
+                "sv=2022-11-02&ss=b&srt=sco&sp=rl&se=2026-01-01T00:00:00Z&st=2025-01-01&spr=https&sr=c"
+                "&skoid=1&sktid=2&skt=3&ske=4&sks=b&skv=5&sdd=1&saoid=6&suoid=7&sig=a%2Bb%3D"
+            ),
+            ["sig"],
+        ),
+        (
+            "bucket.s3.amazonaws.com/key",
+            (
+                "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIA%2F2026&X-Amz-Date=20260101T000"
+                "000Z&X-Amz-Expires=3600&X-Amz-SignedHeaders=host&X-Amz-Signature=0f1e"
+                "&x-id=GetObject&X-Amz-Checksum-Mode=ENABLED&X-Amz-Security-Token=FwoGZ"
+            ),
+            ["X-Amz-Credential", "X-Amz-Signature", "X-Amz-Security-Token"],
+        ),
+        (
+            "d1.cloudfront.net/x",
+            "Expires=1767225600&Policy=eyJ9&Signature=ab~c_&Key-Pair-Id=K2JCJMDEHXQW5F",
+            ["Signature"],
+        ),
+        (
+            "me.example/callback",
+            "state=abc&auth_code=4/0AX4XfWjh&ticket=ST-1856339-aA5Yuvrxz",
+            ["auth_code", "ticket"],
+        ),
+    ],
+)
+def test_of_an_address_that_is_signed_only_the_secrets_are_not_shown(place, asked, secrets):
+    shown = f"cannot reach https://{place}?{asked}"
+    for name in secrets:
+        shown = re.sub(f"(?<=[?&]{name}=)[^&]+", "***", shown)
+    assert masked(f"cannot reach https://{place}?{asked}") == masked(shown) == shown
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "https://api.example/?code=404&country_code=DE&zip_code=10115&status_code=503&session=morning",
+        "https://api.example/?partition_key=7&sortKey=a&foreign_key=b&PublicKey=c&idempotency_key=d",
+        "https://api.example/?tokenizer=bpe&token_type=bearer&codec=zstd&code_challenge_method=S256",
+        "https://api.example/?side=left&hash=1&pwned=no&cookies=yes&credit=4&photopic=1&hmacs=2",
         "https://api.example/?signal=on&design=new&monkey=1&author=me&compass=n&passage=2&keys=3",
         "say retry_token=3; token=4 is another",
         "https://api.example/?max_tokens=7&SignatureVersion=2&SignatureMethod=HmacSHA256&token=",

@@ -11,12 +11,24 @@ _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
 _NAME: Final = re.compile(r"""[?&;#]([\w.%\[\]@$:+-]+)=""")
 """The name of a parameter of a URI."""
 _SECRET: Final = re.compile(
-    r"""(?<!max)(?<!max_)token|secret|passw|passphrase|passcode|credential|signature(?!_?(?:version|method)$)
+    r"""token|secret|passw|passphrase|passcode|credential|signature|assertion|verifier$|saml
+    |sess(?:ion)?_?id\]?$|^hdn(?:ts|ea|tl)$
     |(?:api|access|account|shared|private|subscription|auth)[_-]?key(?:[_-]?id)?\]?$
-    |(?:^|[\W_]|(?-i:[a-z](?=[A-Z])))(?:key|sig|pwd|pass|auth|authorization|jwt|sas)\]?$""",
+    |(?:^|[\W_]|(?-i:[a-z](?=[A-Z])))
+    (?:key|sslkey|sig|hmac|pwd?|pass|auth|authorization|jwt|sas|otp|sid|creds?|cookie|bearer)\]?$""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""What such a name has if its value may be a secret."""
+"""What such a name has if its value may be a secret, ..."""
+_NONE: Final = re.compile(
+    r"(?:max_?tokens?|tokenizer|token_?type|signature_?(?:version|method)"
+    r"|(?:partition|row|sort|foreign|public|idempotency)[_-]?key)$",
+    re.IGNORECASE,
+)
+"""... what ends one that only looks like that, ..."""
+_PERHAPS: Final = re.compile(r"(?:auth(?:orization)?_?)?code|ticket", re.IGNORECASE)
+"""... and those whose value may be a secret if it is not short, as the code of a country is. The
+keys of Azure's functions are called code; what lets a user in is called so, too, or ticket."""
+_SHORT: Final = 10
 _VALUE: Final = re.compile(r"""(?:[^&#\s"'<>\\]|\\+[uUx])+""")
 r"""A letter may be escaped, such as \u00fc in JSON."""
 _ESCAPED: Final = re.compile("%([0-9a-fA-F]{2})")
@@ -38,11 +50,17 @@ def masked(text: str) -> str:
     text = _KEY.sub("***@", text)
     shown, at = "", 0
     for name in _NAME.finditer(text):
-        letters = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), name[1])
         value = _VALUE.match(text, name.end())
-        if name.start() >= at and value is not None and _SECRET.search(letters):
+        if name.start() >= at and value is not None and _is_secret(name[1], value[0]):
             shown, at = f"{shown}{text[at : name.end()]}***", value.end()
     return shown + text[at:]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    name = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), name)
+    if _PERHAPS.fullmatch(name):
+        return len(value) >= _SHORT
+    return _SECRET.search(name) is not None and _NONE.search(name) is None
 
 
 class ClonosError(Exception):
