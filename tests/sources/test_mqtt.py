@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 import clonos
 from clonos.errors import ClonosError, SourceError, WrongType
-from clonos.sources import outage
+from clonos.sources import mqtt_inlet, outage
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.mqtt_inlet import Session
 from clonos.sources.offered import OFFERED
@@ -229,6 +230,10 @@ class Broker:
             self._process.communicate()
             self._process = None
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
 
 @pytest.fixture
 def broker(mqtt_port):
@@ -330,6 +335,30 @@ def test_a_broker_that_stays_away_is_mentioned_once_and_when_it_is_back(
     assert "the connection has ended" in ended
     assert "it cannot be reached. It is tried again until it works." in away
     assert len(back) == 2, "and it has lost the session"
+    bench.close()
+
+
+def test_a_frozen_broker_is_given_up_and_found_again(broker, tmp_path, monkeypatch):
+    """Its kernel goes on, so the connection does not end by itself."""
+    assert mqtt_inlet.SILENCE_S <= 30, "its users hear of it within a minute"
+    monkeypatch.setattr(mqtt_inlet, "SILENCE_S", 1)
+    broker.start("allow_anonymous true")
+    bench = Bench(broker.port, tmp_path)
+    feed = bench.feed()
+    bench.publish(0, 1)
+    bench.rows(2)
+    broker.signal(signal.SIGSTOP)
+    until = time.monotonic() + 60
+    while not any("the connection has ended" in said for said in bench.said):
+        assert time.monotonic() < until, "nobody hears of it"
+        time.sleep(0.01)
+    broker.signal(signal.SIGCONT)
+    bench.publish(2, 3)
+    rows = bench.rows(4)
+    while len({row["value"] for row in rows}) < 4:  # what was not acknowledged comes again
+        rows = bench.rows(len(rows) + 1)
+    feed.close()
+    assert not bench.errors
     bench.close()
 
 

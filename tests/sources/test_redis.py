@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -419,6 +421,30 @@ def test_what_is_said_of_a_server_that_is_away(server):
     with pytest.raises(SourceError, match="WRONGTYPE"):
         wrong.read(10, 0.1)
     wrong.close()
+
+
+def test_a_frozen_server_is_waited_for_and_nothing_is_lost_or_comes_twice(
+    server, monkeypatch, caplog
+):
+    monkeypatch.setattr(redis_reader, "ANSWER_S", 0.2)
+    monkeypatch.setattr(outage, "SILENT_S", 0.0)
+    server.add(server.names[0], 1)
+    reader = server.opened()
+    assert numbers(read(reader)) == [1]
+    server.add(server.names[0], 2)
+    pid = server.client.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while not reader.away_s:
+            assert reader.read(10, 0.1) is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    server.add(server.names[0], 3)
+    assert numbers(read(reader)) == [2, 3]
+    reader.close()
+    away, back = caplog.messages
+    assert "it cannot be read: Timeout" in away
+    assert back.endswith("it works again")
 
 
 def test_a_server_that_stays_away_is_mentioned_once(monkeypatch, caplog):

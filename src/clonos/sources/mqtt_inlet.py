@@ -18,6 +18,8 @@ from clonos.sources.outage import Outage, Rarely
 from clonos.sources.spec import Fail, Offer, Warn
 
 CONNECT_S: Final = 10.0
+SILENCE_S: Final = 20
+"""After so long without a word the broker is pinged; after as long again it counts as gone."""
 UNTHANKED: Final = 1000
 """How many messages the broker sends without waiting for acknowledgements."""
 FULL_S: Final = 0.05
@@ -124,7 +126,11 @@ class Session:
         properties.ReceiveMaximum = UNTHANKED
         try:
             self._client.connect(
-                self._mqtt.host, self._mqtt.port, clean_start=False, properties=properties
+                self._mqtt.host,
+                self._mqtt.port,
+                keepalive=SILENCE_S,
+                clean_start=False,
+                properties=properties,
             )
         except (OSError, ValueError) as error:
             raise self._failed(f"it cannot be reached: {error}") from error
