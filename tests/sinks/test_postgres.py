@@ -569,7 +569,7 @@ def test_the_contract_is_kept(postgres, upsert, every, monkeypatch):
     def read(sink):
         return Place(postgres, sink.store.transactions.target.table).rows()
 
-    report = check_sink(make, read, patience="10 seconds", every=every)
+    report = check_sink(make, read, patience="10 seconds", every=every, keyed=bool(upsert))
     assert report.passed, report
     lines = [f.points for f in report.findings if "every line" in f.scenario]
     assert min(lines) > 100 / every

@@ -19,6 +19,8 @@ from clonos.sinks.lanes import Lane, incarnation_number
 from clonos.testing import check_sink
 from clonos.testing.sinks import _Check, _outputs
 from examples.transactional import sqlite_sink
+from tests import broken_sinks
+from tests.broken_sinks import of
 
 _numbers = itertools.count()
 LANE = Lane("me", "out", 0, 1)
@@ -30,17 +32,6 @@ def make():
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield lambda: of(sqlite_sink.sqlite(f"{folder}/{next(_numbers)}.db", "t", "id, word"))
-
-
-def of(sink, **changed) -> Any:
-    """A sink whose functions may be others; it knows its file."""
-    functions = sink.store.transactions
-    (path,) = [c.cell_contents for c in functions.open_fn.__closure__ if ".db" in c.cell_contents]
-    given = {"open": functions.open_fn, "last_key": functions.last_key_fn}
-    given |= {"write": functions.write_fn, "retry_on": functions.retry_on} | changed
-    made: Any = clonos.sinks.transactional(**given)
-    object.__setattr__(made, "path", path)
-    return made
 
 
 def read(sink: Any) -> Any:
@@ -61,273 +52,39 @@ def away(sink):
 def test_sqlite_keeps_the_contract(make, every):
     report = check_sink(make, read, away=away, patience="100 ms", every=every)
     assert report.passed, report
-    assert len(report.findings) == 12
+    assert len(report.findings) == 15
     assert all(f.points > 10 for f in report.findings if "every" in f.scenario), report
 
 
-def insert(db, outputs):
-    for batch in outputs:
-        rows = [tuple(row.values()) for row in batch.to_pylist()]
-        db.executemany("insert into t values (?, ?)", rows)
-
-
-def move(db, lane, last):
-    query = "update marks set generation = ?, seq = ? where lane = ?"
-    db.execute(query, (*last, lane.name))
-
-
-def without_fence(sink):
-    """`open` does not look at the incarnation, `write` neither."""
-    functions = sink.store.transactions
-
-    def open_lane(lane):
-        return functions.open_fn(Lane(lane.run, lane.operator, lane.number, 0))
-
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, open=open_lane, write=write)
-
-
-def with_its_mark_in_another_transaction(sink):
-    def write(db, lane, outputs, before, last):
-        if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
-            raise clonos.Fenced("a later life")
-        with sqlite_sink.transaction(db):
-            insert(db, outputs)
-        move(db, lane, last)
-
-    return of(sink, write=write)
-
-
-def that_does_not_compare(sink):
-    """The incarnation is looked at before the transaction, the mark is not looked at."""
-
-    def write(db, lane, outputs, before, last):
-        found: Any = sqlite_sink.mark_of(db, lane)
-        if found[0] != lane.incarnation:
-            raise clonos.Fenced("a later life")
-        with sqlite_sink.transaction(db):
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, write=write)
-
-
-def whose_lanes_share_a_mark(sink):
-    functions = sink.store.transactions
-
-    def one(fn):
-        return lambda *args: fn(
-            *[Lane("", "", 0, a.incarnation) if isinstance(a, Lane) else a for a in args]
-        )
-
-    return of(
-        sink,
-        open=one(functions.open_fn),
-        last_key=one(functions.last_key_fn),
-        write=one(functions.write_fn),
-    )
-
-
-def that_forgets_its_mark(sink):
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-
-    return of(sink, write=write)
-
-
-def that_commits_each_batch(sink):
-    def write(db, lane, outputs, before, last):
-        for batch in outputs:
-            with sqlite_sink.transaction(db):
-                require_mark(db, lane, before)
-                insert(db, [batch])
-                if batch is outputs[-1]:
-                    move(db, lane, last)
-
-    return of(sink, write=write)
-
-
-def that_swallows_errors(sink):
-    def write(db, lane, outputs, before, last):
-        with contextlib.suppress(sqlite3.Error), sqlite_sink.transaction(db):
-            require_mark(db, lane, before)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, write=write)
-
-
-def that_takes_any_error_for_a_fence(sink):
-    written = sink.store.transactions.write_fn
-
-    def write(*what):
-        try:
-            written(*what)
-        except Exception as error:
-            raise clonos.Fenced("it does not work") from error
-
-    return of(sink, write=write)
-
-
-def that_tries_again_by_itself(sink):
-    """If the answer to the commit is lost, nobody looks at the mark."""
-
-    def write(db, lane, outputs, before, last):
-        for _ in range(3):
-            try:
-                with sqlite_sink.transaction(db):
-                    require_incarnation(db, lane)
-                    insert(db, outputs)
-                    move(db, lane, last)
-                return
-            except sqlite3.OperationalError:
-                pass
-        raise sqlite3.OperationalError("three times")
-
-    return of(sink, write=write)
-
-
-def whose_mark_is_off_by(sink, n):
-    last_key = sink.store.transactions.last_key_fn
-
-    def off(db, lane):
-        found = last_key(db, lane)
-        return None if found is None else (found[0], found[1] + n)
-
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, last_key=off, write=write)
-
-
-def that_knows_no_generation(sink):
-    last_key = sink.store.transactions.last_key_fn
-
-    def without(db, lane):
-        found = last_key(db, lane)
-        return None if found is None else (0, found[1])
-
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, last_key=without, write=write)
-
-
-def that_fences_when_it_writes(sink):
-    """Between `open` and the first `write` an older life can still commit."""
-    functions = sink.store.transactions
-
-    def open_lane(lane):
-        return functions.open_fn(Lane(lane.run, lane.operator, lane.number, 0))
-
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            found: Any = sqlite_sink.mark_of(db, lane)
-            if found[0] > lane.incarnation:
-                raise clonos.Fenced("a later life")
-            db.execute("update marks set incarnation = ?", (lane.incarnation,))
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, open=open_lane, write=write)
-
-
-def that_looks_before_it_fences(sink):
-    functions, known = sink.store.transactions, {}
-
-    def open_lane(lane):
-        db = functions.open_fn(Lane(lane.run, lane.operator, lane.number, 0))
-        known["mark"] = functions.last_key_fn(db, lane)
-        db.execute("update marks set incarnation = ?", (lane.incarnation,))
-        return db
-
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, open=open_lane, last_key=lambda db, lane: known["mark"], write=write)
-
-
-def whose_life_opens_once(sink):
-    opened = sink.store.transactions.open_fn
-
-    def open_lane(lane):
-        with contextlib.closing(opened(Lane(lane.run, lane.operator, lane.number, 0))) as db:
-            found: Any = sqlite_sink.mark_of(db, lane)
-            if found[0] >= lane.incarnation:
-                raise clonos.Fenced("a life of this number, or a later one")
-        return opened(lane)
-
-    return of(sink, open=open_lane)
-
-
-def whose_mark_is_for_all_jobs(sink):
-    functions = sink.store.transactions
-
-    def one(fn):
-        return lambda *args: fn(
-            *[
-                Lane("", a.operator, a.number, a.incarnation) if isinstance(a, Lane) else a
-                for a in args
-            ]
-        )
-
-    return of(
-        sink,
-        open=one(functions.open_fn),
-        last_key=one(functions.last_key_fn),
-        write=one(functions.write_fn),
-    )
-
-
-def require_incarnation(db, lane):
-    found: Any = sqlite_sink.mark_of(db, lane)
-    if found[0] != lane.incarnation:
-        raise clonos.Fenced("a later life")
-
-
-def require_mark(db, lane, before):
-    if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
-        raise clonos.Fenced("a later life")
-
-
-WRONG = "rows are missing|ence|mark|could not write"
+WRONG = "rows are missing|not committed|ence|mark|could not write"
 
 
 @pytest.mark.parametrize(
     ("break_it", "caught"),
     [
-        (without_fence, "older_life"),
-        (with_its_mark_in_another_transaction, "killed"),
-        (that_does_not_compare, "frozen"),
-        (that_does_not_compare, "two_copies"),
-        (whose_lanes_share_a_mark, "two_lanes"),
-        (whose_mark_is_for_all_jobs, "two_lanes"),
-        (that_forgets_its_mark, "killed"),
-        (that_commits_each_batch, "killed"),
-        (that_swallows_errors, "failing"),
-        (that_takes_any_error_for_a_fence, "failing"),
-        (that_tries_again_by_itself, "failing"),
-        (partial(whose_mark_is_off_by, n=1), "offered_twice"),
-        (partial(whose_mark_is_off_by, n=-1), "offered_twice"),
-        (that_knows_no_generation, "generation_up"),
-        (that_fences_when_it_writes, "late"),
-        (that_looks_before_it_fences, "late"),
-        (whose_life_opens_once, "failing"),
+        (broken_sinks.without_fence, "older_life"),
+        (broken_sinks.with_its_mark_in_another_transaction, "killed"),
+        (broken_sinks.that_does_not_compare, "frozen"),
+        (broken_sinks.that_does_not_compare, "two_copies"),
+        (broken_sinks.whose_lanes_share_a_mark, "two_lanes"),
+        (broken_sinks.whose_mark_is_for_all_jobs, "two_lanes"),
+        (broken_sinks.that_forgets_its_mark, "killed"),
+        (broken_sinks.that_commits_each_batch, "killed"),
+        (broken_sinks.that_swallows_errors, "failing"),
+        (broken_sinks.that_takes_any_error_for_a_fence, "failing"),
+        (broken_sinks.that_tries_again_by_itself, "failing"),
+        (partial(broken_sinks.whose_mark_is_off_by, n=1), "offered_twice"),
+        (partial(broken_sinks.whose_mark_is_off_by, n=-1), "offered_twice"),
+        (broken_sinks.that_knows_no_generation, "generation_up"),
+        (broken_sinks.that_fences_when_it_writes, "late"),
+        (broken_sinks.that_looks_before_it_fences, "late"),
+        (broken_sinks.whose_life_opens_once, "failing"),
+        (broken_sinks.whose_rows_are_seen_before_they_are_committed, "killed"),
+        (broken_sinks.that_takes_equal_rows_for_repetitions, "equal"),
+        (broken_sinks.that_takes_equal_rows_for_repetitions, "killed"),
+        (broken_sinks.that_commits_when_it_has_returned, "killed"),
+        (broken_sinks.whose_lanes_share_a_stage, "beside"),
+        (broken_sinks.that_knows_no_null, "texts"),
     ],
 )
 def test_a_broken_sink_is_caught(make, break_it, caught):
@@ -447,7 +204,7 @@ def test_functions_are_asked_for():
 
 def test_other_sinks_cannot_be_checked():
     report = check_sink(clonos.sinks.collect, read)
-    assert len(report.failures) == 11
+    assert len(report.failures) == 14
     assert "collect is no sink with transactions" in str(report)
 
 

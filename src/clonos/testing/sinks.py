@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,22 @@ SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
 """The schema of the test rows."""
 POINTS_MAX: Final = 1000
 HUGE_ROWS: Final = 100_000
+TEXTS: Final = (
+    *(
+        "",
+        None,
+        "null",
+        "it's",
+        'say "so"',
+        "a,b;c\td",
+        "a\\",
+        "%s {0} $1 ?",
+        "a\r\nb",
+        " a ",
+        "ü😀",
+    ),
+)
+"""Texts that are lost where they are written into other texts, such as statements or lines."""
 _RUN: Final = "check_sink"
 _NAME: Final = "checked"
 _HANGS_S: Final = 60.0
@@ -37,7 +53,7 @@ _GONE: Final = "check_sink: the connection is gone"
 _NEVER_CAME: Final = 6
 """An exit code of a child."""
 
-Rows = list[tuple[int, str]]
+Rows = Sequence[tuple[int, str | None]]
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ def check_sink(
     away: Callable[[SinkSpec], AbstractContextManager[Any]] | None = None,
     patience: str = "2 seconds",
     every: int = 1,
+    keyed: bool = False,
 ) -> SinkReport:
     """Test a sink of :func:`clonos.sinks.transactional`, or one that is built on it.
 
@@ -93,7 +110,7 @@ def check_sink(
     reach, and when `write` has returned. Each call that your lines make fails once, with the first
     exception of ``retry_on``: before it has done anything, and after it has done its work, as when
     the answer to a commit is lost. After each, the place must have exactly the rows that were
-    written.
+    written. Where a process was killed, it must have all rows of the group, or none.
 
     Parameters
     ----------
@@ -109,6 +126,9 @@ def check_sink(
     every
         Test only every n-th line and call, which is quicker. With more than 1,000 of them a test
         fails, and asks for it.
+    keyed
+        Whether a row replaces one that has the same id. Otherwise rows that are equal are written,
+        too, and all of them must be there.
 
     Returns
     -------
@@ -122,13 +142,17 @@ def check_sink(
         check.run("the generation goes up", check.generation_up),
         check.run("two lanes", check.two_lanes),
         check.run("a huge batch", check.huge),
+        check.run("texts of all kinds", check.texts),
         check.run("an older life writes", check.older_life),
         check.run("two copies of a life write", check.two_copies),
         check.run("killed at every line", check.killed),
         check.run("frozen at every line, and woken after its successor", check.frozen),
         check.run("an older life writes at every line", check.late),
+        check.run("another lane writes at every line", check.beside),
         check.run("every call fails, before and after it has worked", check.failing),
     ]
+    if not keyed:
+        findings.append(check.run("rows that are equal", check.equal))
     if away is not None:
         findings.append(check.run("the store is away and back", lambda: check.away(away)))
     return SinkReport(tuple(findings))
@@ -194,6 +218,21 @@ class _Check:
             place.write(place.life(1), [Output(OutputKey(0, 1), _batch(rows))])
             place.expect_rows(rows)
 
+    def texts(self) -> None:
+        rows = list(enumerate(TEXTS))
+        with self._place() as place:
+            place.write(place.life(1), [Output(OutputKey(0, 1), _batch(rows))])
+            place.expect_rows(rows)
+
+    def equal(self) -> None:
+        """Who leaves out a row that is there already has lost one."""
+        rows = [(1, "word 1")]
+        with self._place(lanes=2) as place:
+            for number in (0, 1):
+                one, other = (Output(OutputKey(0, n), _batch(rows * n)) for n in (1, 2))
+                place.write(place.life(1, number), [one], [one, other])
+            place.expect_rows(rows * 6)
+
     def older_life(self) -> None:
         with self._place() as place:
             old, new = place.life(1), place.life(2)
@@ -221,7 +260,11 @@ class _Check:
     def _kill_at(self, point: int) -> bool:
         with self._place() as place, place.signalled(place.life(1), point, signal.SIGKILL) as child:
             has_come = child.wait() == -signal.SIGKILL
-            place.write(place.life(3), _outputs(2, 3), _outputs(4))
+            if not has_come:  # `write` has returned: the group is not offered again
+                place.expect(1, 2, 3)
+            life = place.life(3)
+            place.expect_whole(lambda: place.write(life, _outputs(1)))  # opens, and writes nothing
+            place.write(life, _outputs(2, 3), _outputs(4))
             place.expect(1, 2, 3, 4)
             return has_come
 
@@ -256,6 +299,23 @@ class _Check:
                 place.write(place.life(3), _outputs(2, 3), _outputs(4))
                 place.expect(1, 2, 3, 4)
                 return has_come
+
+    def beside(self) -> int:
+        return self._at_every_point(self._beside_at)
+
+    def _beside_at(self, point: int) -> bool:
+        with self._place(lanes=2) as place:
+            with place.signalled(place.life(1), point, signal.SIGSTOP) as child:
+                has_come, other = child.has_stopped(), place.life(1, number=1)
+                with child.waking(self._patience_s):
+                    place.write(other, _outputs(1, 2, first_id=100))
+                child.wake()
+                if child.wait() not in (0, AWAY):
+                    raise _Wrong(f"a lane could not write beside another: {child.told()}")
+            place.write(place.life(3), _outputs(2, 3), _outputs(4))
+            place.write(other, _outputs(3, first_id=100))
+            place.expect(1, 2, 3, 4, 101, 102, 103)
+            return has_come
 
     def failing(self) -> int:
         return self._at_every_point(self._fail_at)
@@ -357,13 +417,28 @@ class _Place:
     def expect(self, *ids: int) -> None:
         self.expect_rows([(n, f"word {n}") for n in ids])
 
+    def expect_whole(self, go_on: Callable[[], None]) -> None:
+        """Of the group of outputs 2 and 3 all rows can be seen, or none; and those that can be seen
+        stay when another life goes on."""
+        seen = [number for number, _ in self._found()]
+        if sorted(seen) not in ([1], [1, 2, 3]):
+            raise _Wrong(f"of a transaction that was not committed a part can be seen: {seen}")
+        go_on()
+        if missing := set(seen) - {number for number, _ in self._found()}:
+            raise _Wrong(f"rows could be seen that were not committed: {sorted(missing)}")
+
+    def _found(self) -> Rows:
+        return [
+            (int(row[0]), None if row[1] is None else str(row[1])) for row in self._read(self.sink)
+        ]
+
     def expect_rows(self, rows: Rows) -> None:
-        found = Counter((int(row[0]), str(row[1])) for row in self._read(self.sink))
+        found = Counter(self._found())
         missing, extra = Counter(rows) - found, found - Counter(rows)
         if missing or extra:
             raise _Wrong(
                 f"{sum(missing.values())} rows are missing, {sum(extra.values())} too many: "
-                f"{sorted(missing | extra)[:3]}"
+                f"{sorted(missing | extra, key=str)[:3]}"
             )
 
     @contextlib.contextmanager
