@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from pyspark import cloudpickle, serializers
 
+import clonos
 from clonos import causal
 from clonos.causal import gate, process
 from clonos.causal import task as tasks
 from clonos.causal.server import LogServer
-from clonos.errors import CallError, DefinitionError, UnencodableValue
+from clonos.errors import CallError, DefinitionError, UnencodableValue, WrongType
 
 from .conftest import Attempt, access_to
 
@@ -406,6 +407,17 @@ def test_wrong_definitions(options):
         causal.service(dict, **options)
     with pytest.raises(DefinitionError):
         causal.service(3)  # type: ignore[call-overload]
+
+
+def test_the_service_of_a_job_is_no_function():
+    class Judge(clonos.Service):
+        async def call(self, text):
+            return text
+
+    with pytest.raises(WrongType, match=r"Judge is a class.*make an object of it, Judge\(\)"):
+        clonos.service(timeout="1 s")(Judge)
+    with pytest.raises(DefinitionError, match=r"not a function.*where it is used"):
+        clonos.service(timeout="1 s")(Judge())  # type: ignore[type-var]
 
 
 def test_causal_itself_is_the_decorator():

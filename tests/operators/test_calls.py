@@ -389,6 +389,14 @@ def test_bad_input_gives_clear_errors():
     for generator in (answers_one_by_one, answers_later, Generates()):
         with pytest.raises(WrongType, match="generator"):
             rows_of_job.map_async(generator, SCHEMA)
+    with pytest.raises(WrongType, match=r"Generates is a class.*Generates\(\)"):
+        rows_of_job.map_async(Generates, SCHEMA)
+    with pytest.raises(WrongType, match=r"called with \(\).*name the columns"):
+        rows_of_job.with_column_async("n int", score)
+    with pytest.raises(WrongType, match=r"on_error: .*To do: write it as def fn\(row, error\)"):
+        rows_of_job.map_async(score, SCHEMA, on_error=score)
+    with pytest.raises(WrongType, match=r"on_error: .*a coroutine"):
+        rows_of_job.map_async(score, SCHEMA, on_error=two)
     with pytest.raises(WrongType, match="in_flight=0"):
         rows_of_job.map_async(score, SCHEMA, in_flight=0)
     with pytest.raises(WrongType, match="attempts='2'"):

@@ -16,6 +16,7 @@ from clonos.operators.calls.service import (
     of_several,
     policy_of,
     require_arguments,
+    require_handler,
     undeclared,
 )
 from clonos.options import require_known
@@ -98,15 +99,8 @@ def call_policy(
     fn, how = undeclared(fn, how)
     policy = policy_of(fn, where, in_flight=in_flight, **how)
     require_arguments(fn, where, values)
-    if on_error is not None and not callable(on_error):
-        raise WrongType(
-            f"on_error={on_error!r} is not a function",
-            where=where,
-            remedy="give a function that gives an answer for a row whose call has failed, or say "
-            'Job(on_bad_record="drop") to skip such rows',
-        )
     if on_error is not None:
-        require_arguments(on_error, f"{where}: on_error", (*values, "error"))
+        require_handler(on_error, where, values)
     names = (identity,) if isinstance(identity, str) else tuple(identity or ())
     if names and policy.effect is None:
         raise WrongType(

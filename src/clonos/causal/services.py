@@ -35,6 +35,7 @@ from clonos.operators.calls.service import (
     PolicyOptions,
     ServiceOptions,
     policy_of,
+    require_object,
 )
 from clonos.options import OF_OPERATORS, require_known
 
@@ -442,8 +443,12 @@ def service(
     if isinstance(fn, Service):
         _require_bare(fn, name, idempotent, check, how)
         return fn
+    require_object(fn, "clonos.service")
     if not callable(fn):
-        raise DefinitionError(f"{fn!r} is not a function", remedy="decorate a function")
+        raise DefinitionError(
+            f"{fn!r} is not a function",
+            remedy="decorate a function; give the options of a clonos.Service where it is used",
+        )
     named = name or _name_of(fn.fn if isinstance(fn, Effect) else fn)
     if idempotent or check is not None:
         fn = effect(fn, idempotent=idempotent, check=check)

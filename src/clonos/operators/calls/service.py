@@ -397,6 +397,7 @@ def _require_function(fn: Any, where: str) -> None:
             remedy="declare both at once: @clonos.service(idempotent=True, ...) or check=, or "
             "write @clonos.service(...) above @clonos.effect(...)",
         )
+    require_object(fn, where)
     if isinstance(fn, Service) and type(fn).call is Service.call:
         raise WrongType(
             f"{type(fn).__name__} has no call",
@@ -412,6 +413,17 @@ def _require_function(fn: Any, where: str) -> None:
             "the function has a yield, so it is a generator, and a call has one answer",
             where=where,
             remedy="return the answer; several values may be a list",
+        )
+
+
+def require_object(fn: Any, where: str) -> None:
+    """Raise `WrongType` if it is the class of a service, which would be called for each row."""
+    if isinstance(fn, type) and issubclass(fn, Service):
+        raise WrongType(
+            f"{fn.__name__} is a class",
+            where=where,
+            remedy=f"make an object of it, {fn.__name__}(), and give that and the options to "
+            "map_async, with_column_async, for_each_async or ctx.service",
         )
 
 
@@ -492,8 +504,36 @@ def require_arguments(
     _require_arguments(fn.call if isinstance(fn, Service) else fn, where, values, named)
 
 
+def require_handler(on_error: Any, where: str, values: Sequence[str]) -> None:
+    """Check that `on_error` is a function that can be called with these arguments and an error.
+
+    Raises
+    ------
+    WrongType
+        It is not.
+    """
+    if not callable(on_error):
+        raise WrongType(
+            f"on_error={on_error!r} is not a function",
+            where=where,
+            remedy="give a function that gives an answer for a row whose call has failed, or say "
+            'Job(on_bad_record="drop") to skip such rows',
+        )
+    _require_arguments(on_error, f"{where}: on_error", (*values, "error"), {}, "def")
+    if is_async(on_error):
+        raise WrongType(
+            "the function makes a coroutine, and what it returns takes the place of an answer",
+            where=f"{where}: on_error",
+            remedy="write it with def; to ask another service, do so in the function itself",
+        )
+
+
 def _require_arguments(
-    fn: Callable[..., Any], where: str, values: Sequence[str], named: dict[str, Any]
+    fn: Callable[..., Any],
+    where: str,
+    values: Sequence[str],
+    named: dict[str, Any],
+    kind: str = "async def",
 ) -> None:
     try:
         signature = inspect.signature(fn)
@@ -505,5 +545,7 @@ def _require_arguments(
         raise WrongType(
             f"the function cannot be called with ({', '.join(values)}): {error}",
             where=where,
-            remedy=f"write it as async def fn({', '.join(values)})",
+            remedy=f"write it as {kind} fn({', '.join(values)})"
+            if values
+            else "name the columns whose values it gets",
         ) from error
