@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql import types
 
 from clonos.columns.schema import parse_schema, parse_type, require_columns
-from clonos.errors import BadSchema, UnknownColumn
+from clonos.errors import BadSchema, UnknownColumn, WrongType
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,10 @@ def test_suggestions():
     with pytest.raises(BadSchema, match="StringType"):
         parse_schema(types.StringType())
     assert parse_type("array<int>") == pa.list_(pa.int32())
+
+
+@pytest.mark.parametrize("column", [5, None, ["word"], len])
+def test_a_column_is_named_by_a_text(column):
+    """PySpark takes columns in such places, and other libraries take functions."""
+    with pytest.raises(WrongType, match=r"is no name of a column. To do: give texts"):
+        require_columns(parse_schema("word string"), [column], "key_by")

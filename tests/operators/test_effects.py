@@ -82,6 +82,8 @@ def test_what_cannot_be_kept_is_refused():
     by_key = clonos.effect(idempotent=True)(pay)
     with pytest.raises(UnknownColumn, match="number"):
         orders().with_column_async("key string", by_key, "order", identity="number")
+    with pytest.raises(WrongType, match="is no name of a column"):
+        orders().with_column_async("key string", by_key, "order", identity=len)
     with pytest.raises(WrongType, match="pay is an effect"):
         orders().map(declared, "order long")
     with pytest.raises(WrongType, match="check: the function cannot be called with"):

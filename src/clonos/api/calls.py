@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from clonos.columns.schema import require_columns
@@ -101,7 +101,9 @@ def call_policy(
     require_arguments(fn, where, values)
     if on_error is not None:
         require_handler(on_error, where, values)
-    names = (identity,) if isinstance(identity, str) else tuple(identity or ())
+    given: Any = identity or ()
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    names = (given,) if is_one else tuple(given)
     if names and policy.effect is None:
         raise WrongType(
             "identity= names effects, and this function is not an effect",

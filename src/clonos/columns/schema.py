@@ -134,6 +134,13 @@ def _named(name: str) -> str:
 def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
     """Raise :class:`UnknownColumn`, with similar names as a hint, unless all columns exist."""
     for column in columns:
+        if not isinstance(column, str):
+            raise WrongType(
+                f"{column!r} is no name of a column",
+                where=where,
+                remedy=f"give texts; the columns are {', '.join(schema.names)}. What is computed "
+                "becomes a column first, with with_column",
+            )
         if column not in schema.names:
             raise UnknownColumn(
                 f"there is no column {column!r}", where=where, remedy=columns_like(schema, column)
