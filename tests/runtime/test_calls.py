@@ -476,6 +476,24 @@ def test_a_service_that_cannot_be_opened_or_copied(slot):
     assert decode(slot.one(policy(Hanging(), timeout_s=0.05, attempts=5)).answer) == 3
 
 
+def test_a_service_that_cannot_be_closed_is_told_of(caplog):
+    class Flushes(Service):
+        async def call(self, n):
+            return n
+
+        async def close(self):
+            raise OSError("what was buffered is lost")
+
+    slot = Slot()
+    slot.make(policy(Flushes()), (1,))
+    slot.outcomes(1)
+    slot.runner.close()
+    (said,) = caplog.messages
+    assert "Flushes.close" in said
+    assert "what was buffered is lost" in said
+    assert "test_calls.py" in said, "the user's lines"
+
+
 def test_services_are_closed_when_the_slot_ends():
     closed = threading.Event()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from clonos.blame import awaiting_lines, your_code
+from clonos.blame import awaiting_lines, in_short, users_traceback, your_code
+from clonos.errors import masked
 from clonos.operators.calls.service import Service
 from clonos.runtime.effects import by_engine
 from clonos.runtime.first import guarded
+
+_LOG: Final = logging.getLogger("clonos")
 
 
 class Connection:
@@ -78,5 +81,9 @@ class Connection:
         """Close the service if it was ever opened, or tried."""
         if self._opening is not None:
             self._opening.cancel()
-            with contextlib.suppress(Exception):  # user code, and nothing depends on it
+            try:
                 await guarded(self._service.close(), "close")
+            except Exception as error:  # noqa: BLE001 - user code, and nothing depends on it
+                name = type(self._service).__name__
+                shown = masked(users_traceback(error) or in_short(error))
+                _LOG.warning("%s.close has failed:\n%s", name, shown)
