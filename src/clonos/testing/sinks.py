@@ -30,19 +30,17 @@ SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
 POINTS_MAX: Final = 1000
 HUGE_ROWS: Final = 100_000
 TEXTS: Final = (
-    *(
-        "",
-        None,
-        "null",
-        "it's",
-        'say "so"',
-        "a,b;c\td",
-        "a\\",
-        "%s {0} $1 ?",
-        "a\r\nb",
-        " a ",
-        "ü😀",
-    ),
+    "",
+    None,
+    "null",
+    "it's",
+    'say "so"',
+    "a,b;c\td",
+    "a\\",
+    "%s {0} $1 ?",
+    "a\r\nb",
+    " a ",
+    "ü😀",
 )
 """Texts that are lost where they are written into other texts, such as statements or lines."""
 _RUN: Final = "check_sink"
