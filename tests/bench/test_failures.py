@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from clonos.nodes.views import Recovery
 from clonos.sources.readers import EndOfInput
 from clonos_bench import jobs, plots
 from clonos_bench.failures import analyse
-from clonos_bench.kills import Kill
+from clonos_bench.kills import Kill, kill_workers
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import summarize
 from clonos_bench.watch import Ledger
@@ -55,6 +59,17 @@ def test_each_kill_has_its_own_recovery():
     first, second = analyse(kills, series, recoveries, pause_s=2)
     assert first.gap_ms == pytest.approx(0, abs=1e-6)
     assert second.gap_ms == pytest.approx(50)
+
+
+def test_a_kill_is_timed_before_anybody_can_notice_it(monkeypatch):
+    """A recovery that began before the kill would be taken for none of this kill's."""
+    noticed_s, seconds = [], itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(os, "kill", lambda *_: noticed_s.append(time.monotonic()))
+    slot = SimpleNamespace(pid=1, runs=("state[0]",))
+    job: Any = SimpleNamespace(slots=lambda: [slot])
+    kill = kill_workers(job, ["state[0]"])
+    assert noticed_s[0] > kill.at_s
 
 
 def test_what_comes_after_the_last_kill_s_time_is_due_to_something_else():

@@ -77,15 +77,19 @@ def _slot_of(job: RunningJob, task: str) -> SlotView:
     return next(slot for slot in job.slots() if task in slot.runs)
 
 
-def _kill_worker(job: RunningJob, task: str) -> SlotView:
-    """Kill the process that runs a task. The view is some ms old: one that is gone already is not
-    killed twice, but the next that runs the task is."""
+def _kill_worker(job: RunningJob, task: str) -> tuple[SlotView, float]:
+    """Kill the process that runs a task, and say when: just before anybody could notice it.
+
+    The view is some ms old: one that is gone already is not killed twice, but the next that runs
+    the task is.
+    """
     until = time.monotonic() + PATIENCE_S
     while True:
         with contextlib.suppress(StopIteration, ProcessLookupError):
             slot = _slot_of(job, task)
+            at_s = time.monotonic()
             os.kill(slot.pid, signal.SIGKILL)
-            return slot
+            return slot, at_s
         if time.monotonic() > until:
             raise ClonosError(f"no process runs {task}", remedy="see why it is not placed")
         time.sleep(LOOK_S)
@@ -93,11 +97,11 @@ def _kill_worker(job: RunningJob, task: str) -> SlotView:
 
 def kill_workers(job: RunningJob, tasks: Sequence[str], apart_s: float = 0.0) -> Kill:
     """Kill the processes of some tasks, at once or one after the other."""
-    slots = [_kill_worker(job, tasks[0])]
-    at_s = time.monotonic()
+    first, at_s = _kill_worker(job, tasks[0])
+    slots = [first]
     for number, task in enumerate(tasks[1:], 1):
         time.sleep(max(0.0, at_s + number * apart_s - time.monotonic()))
-        slots.append(_kill_worker(job, task))
+        slots.append(_kill_worker(job, task)[0])
     lost = tuple(name for slot in slots for name in slot.runs)
     return Kill("worker" if len(tasks) == 1 else "workers", slots[0].pid, lost, at_s)
 
