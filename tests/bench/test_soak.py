@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import time
@@ -15,9 +16,11 @@ import pytest
 
 from clonos.testing import InMemoryRun
 from clonos_bench import run
-from clonos_bench.soak import service
+from clonos_bench.report import Report
+from clonos_bench.soak import driver, service
 from clonos_bench.soak.faults import KINDS, Faults
 from clonos_bench.soak.job import DEAR, build
+from clonos_bench.soak.run import add_findings, plot
 from clonos_bench.soak.verdict import FAULTS, answered, judge
 
 ROWS = 300
@@ -52,6 +55,29 @@ def test_who_was_dead_before_it_could_be_frozen_is_not_thawed():
         faults.look(float(now_s))
     faults.end()
     assert len(told) >= 2
+
+
+def test_memory_is_that_of_the_driver_and_of_the_largest_slot():
+    own, other = (SimpleNamespace(pid=pid) for pid in (os.getpid(), 1 << 30))
+    job: Any = SimpleNamespace(slots=lambda: [own, other])
+    found = driver.memory(job)
+    assert found["slot"] > 1e6  # the other one is gone
+    assert found["driver"] > 1e6
+
+
+def test_the_picture_and_the_report_of_a_soak_have_its_memory(tmp_path):
+    lines: list[dict[str, Any]] = [{"what": "begin", "at_s": 0.0}]
+    for at_s in range(1, 60):
+        lines += [
+            {"what": "sample", "at_s": at_s, "live": 1, "tasks": 2, "bills": at_s},
+            {"what": "memory", "at_s": at_s, "driver": 2e8, "slot": 1e6 * at_s},
+        ]
+    found = Report("soak", "a minute", ("", "n", "worst (s)", "target"))
+    add_findings(found, lines, [], 1.0)
+    assert "memory of slot, most in each quarter of the time: 14, 29, 44, 59 MB" in found.notes
+    for name, drawn in (("with.png", lines), ("without.png", lines[:-1:2])):
+        plot(tmp_path / name, drawn, [30.0], "a minute")
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_processes_with_other_working_directories_find_the_files(tmp_path, monkeypatch):

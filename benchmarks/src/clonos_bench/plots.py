@@ -247,19 +247,33 @@ def bars(path: Path, values: Mapping[str, float], unit: str, title: str) -> None
 
 def soak(
     path: Path,
-    times: Sequence[float],
-    bills: Sequence[int],
-    live: Sequence[float],
+    output: tuple[Sequence[float], Sequence[int], Sequence[float]],
+    memory: Mapping[str, Sequence[tuple[float, float]]],
     faults: Mapping[str, Sequence[float]],
     title: str,
 ) -> None:
-    """Delivered output, the share of tasks that are live, and what was struck when (s)."""
-    figure, (top, middle, bottom) = _figure(3, 8.0, one_time=True)
+    """What was delivered, the share of tasks that are live, memory, and what was struck when.
+
+    Parameters
+    ----------
+    output
+        Moments (s), the output delivered so far, and the share of tasks that are live.
+    memory
+        By whose it is: moments (s) and MB.
+    """
+    figure, (top, middle, weight, bottom) = _figure(4, 10.0, one_time=True)
+    times, bills, live = output
     top.plot(times, bills, color=_INK, linewidth=1.0)
     top.set_ylabel("bills delivered")
     middle.fill_between(times, live, step="post", color=_INK, alpha=0.35, linewidth=0)
     middle.set_ylim(0.0, 1.05)
     middle.set_ylabel("share of tasks live")
+    for (name, points), color in zip(memory.items(), (_INK, _AIM), strict=True):
+        moments_s, mb = zip(*points, strict=True) if points else ((), ())
+        weight.plot(moments_s, mb, color=color, linewidth=1.0, label=name)
+    weight.set_ylim(bottom=0.0)
+    weight.set_ylabel("memory (MB)")
+    weight.legend(frameon=False, loc="lower right", ncols=2)
     right = bottom.get_yaxis_transform()  # x: of the panel; y: of the data
     for line, (kind, moments) in enumerate(sorted(faults.items(), reverse=True)):
         bottom.plot(moments, [line] * len(moments), "|", color=_KILL, markersize=11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +16,14 @@ import clonos
 from clonos.cluster.driver import RunningJob
 from clonos.errors import OtherJob
 from clonos.spark.session import get_or_create
+from clonos_bench.processes import resident_bytes
 from clonos_bench.soak.faults import Faults
 from clonos_bench.soak.job import build
 from clonos_bench.soak.verdict import answered, judge
 
 LOOK_S: Final = 0.05
+MEMORY_S: Final = 1.0
+"""How often it is looked what the processes keep in memory."""
 QUIET_S: Final = 10.0
 """No fault so long before the last row is due: the end is to be measured, too."""
 FIRST_S: Final = 60.0
@@ -99,7 +103,7 @@ def _start(
 
 def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:
     begin, last_s = folder / "begin", 60 * settings["minutes"]
-    has_begun, started_s = False, time.time()
+    has_begun, started_s, weighed_s = False, time.time(), 0.0
     faults = Faults(
         job,
         settings["seed"] + job.term,
@@ -115,6 +119,9 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
                 begin.write_text(repr(time.time()))
                 diary.write("begin")
             diary.write("sample", live=live, tasks=len(tasks), bills=job.delivered["bills"])
+            if time.time() >= weighed_s + MEMORY_S:
+                weighed_s = time.time()
+                diary.write("memory", **memory(job))
             if begin.exists():
                 ends_s = float(begin.read_text()) + last_s
                 if time.time() < ends_s - QUIET_S:
@@ -129,6 +136,12 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
             time.sleep(LOOK_S)
     finally:
         faults.end()
+
+
+def memory(job: RunningJob) -> dict[str, int]:
+    """What the driver keeps in memory, and the largest process of all that run or copy tasks."""
+    slots = [resident_bytes(slot.pid) for slot in job.slots()]
+    return {"driver": resident_bytes(os.getpid()), "slot": max(slots, default=0)}
 
 
 def main(settings: str, folder: str, url: str) -> None:

@@ -6,6 +6,9 @@ standstill
     The longest time without a delivered bill between the first and the last row's being due (bills
     are made every 0.2 s per merchant), and what was struck before it; apart from those behind a
     kill of the driver, which are measured from the kill to the first bill delivered by the next.
+memory
+    What the driver keeps resident, and the largest of all processes that run or copy tasks: the
+    most in each quarter of the time.
 verdict
     Faults in the output, by Spark SQL (:mod:`clonos_bench.soak.verdict`).
 """
@@ -60,8 +63,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     diary = [json.loads(line) for line in (folder / "diary.jsonl").read_text().splitlines()]
     title = f"soak: {arguments.minutes:g} minutes, a fault every {arguments.mean_s:g} s"
     report = Report("soak", title, ("", "n", "worst (s)", "target"))
-    _report(report, diary, kills, arguments.minutes)
-    _plot(folder / "soak.png", diary, kills, title)
+    add_findings(report, diary, kills, arguments.minutes)
+    plot(folder / "soak.png", diary, kills, title)
     return report
 
 
@@ -148,9 +151,10 @@ def standstills(
     return sorted(found, reverse=True)
 
 
-def _report(
+def add_findings(
     report: Report, diary: list[dict[str, Any]], kills: list[float], minutes: float
 ) -> None:
+    """What the diary says: faults, standstills, memory, the verdict."""
     failed = [line["error"] for line in diary if line["what"] == "failed"]
     verdicts = [line for line in diary if line["what"] == "verdict"]
     struck = Counter(line["kind"] for line in diary if line["what"] == "fault")
@@ -164,6 +168,12 @@ def _report(
                 aim = "" if of_driver else f"{STANDSTILL}: {STANDSTILL.judge(mine[0][0])}"
                 report.add(name, str(len(mine)), f"{mine[0][0]:.1f}", aim)
         report.notes += [_story(diary, seconds, since) for seconds, since, _ in found[:_WORST]]
+        report.notes += [
+            f"memory of {whose}, most in each quarter of the time: "
+            + ", ".join(f"{mb:,.0f}" for mb in quarters(diary, whose, minutes))
+            + " MB"
+            for whose in ("driver", "slot")
+        ]
     for verdict in verdicts:
         faults = [f"{n:,} {what}" for what, n in verdict["faults"].items() if n]
         said = "; ".join(faults) or "nothing lost, repeated or changed"
@@ -177,6 +187,26 @@ def _report(
     report.data |= {"driver_kills": kills, "verdicts": verdicts, "failed": failed}
 
 
+def quarters(diary: list[dict[str, Any]], whose: str, minutes: float) -> list[float]:
+    """The most memory in each quarter of the time in which rows were due, in MB.
+
+    Examples
+    --------
+    >>> lines = [{"what": "begin", "at_s": 0.0}]
+    >>> weighed = (1, 2e6), (2, 9e6), (50, 3e6)
+    >>> lines += [{"what": "memory", "at_s": t, "slot": n} for t, n in weighed]
+    >>> quarters(lines, "slot", 1.0)
+    [9.0, 0.0, 0.0, 3.0]
+    """
+    begin_s = next(line["at_s"] for line in diary if line["what"] == "begin")
+    most = [0.0] * 4
+    for line in diary:
+        quarter = int(4 * (line["at_s"] - begin_s) / (60 * minutes))
+        if line["what"] == "memory" and 0 <= quarter < len(most):
+            most[quarter] = max(most[quarter], line[whose] / 1e6)
+    return most
+
+
 def _story(diary: list[dict[str, Any]], seconds: float, since: float) -> str:
     """What was struck in the ten seconds before a standstill, and during it."""
     before = [
@@ -187,7 +217,8 @@ def _story(diary: list[dict[str, Any]], seconds: float, since: float) -> str:
     return f"{seconds:.1f} s without a bill: " + ("; ".join(before) or "nothing was struck")
 
 
-def _plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: str) -> None:
+def plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: str) -> None:
+    """Draw what the diary says, if the job has begun."""
     begin_s = next((line["at_s"] for line in diary if line["what"] == "begin"), None)
     if begin_s is None:
         return
@@ -201,4 +232,9 @@ def _plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: st
         marks["driver"] = [kill - begin_s for kill in kills]
     live = [sample["live"] / max(1, sample["tasks"]) for sample in samples]
     times, bills = [at_s for at_s, _ in delivered], [n for _, n in delivered]
-    plots.soak(path, times, bills, live, marks, title)
+    weighed = [line for line in diary if line["what"] == "memory" and line["at_s"] >= begin_s]
+    memory = {
+        name: [(line["at_s"] - begin_s, line[whose] / 1e6) for line in weighed]
+        for name, whose in (("driver", "driver"), ("largest slot", "slot"))
+    }
+    plots.soak(path, (times, bills, live), memory, marks, title)
