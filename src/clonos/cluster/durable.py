@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -129,7 +129,20 @@ class JournalFile:
                 self._writing.release()
 
 
-_Fresh = tuple[tuple[int, int], list[Deliver]]
+BATCH_BYTES: Final = 900
+COLUMN_BYTES: Final = 400
+"""What Arrow takes in memory for a batch, and for each of its columns, however few rows it has."""
+
+
+class _Output(NamedTuple):
+    """What a file has of a delivered output; ``nbytes``: what that takes in memory."""
+
+    seq: int
+    payload: Any
+    nbytes: int
+
+
+_Fresh = tuple[tuple[int, int], list[_Output]]
 """A channel and a generation, and their delivered output."""
 
 
@@ -160,7 +173,7 @@ class DeliveredOutputs:
     ) -> None:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
         self._rows, self._each = rows, each
-        self._fresh: dict[tuple[int, int], list[Deliver]] = {}
+        self._fresh: dict[tuple[int, int], list[_Output]] = {}
         self._begun: tuple[list[_Fresh], Iterable[_Fresh]] | None = None
         self.nbytes = 0
         self._failure: ClonosError | None = None  # of a consumer
@@ -171,8 +184,9 @@ class DeliveredOutputs:
             return  # it stays in the journal: the next run begins with it
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
-            self._fresh.setdefault((output.channel, output.generation), []).append(output)
-            self.nbytes += batch.nbytes
+            kept = _Output(output.item.seq, batch.payload, batch.nbytes + _overhead(batch.payload))
+            self._fresh.setdefault((output.channel, output.generation), []).append(kept)
+            self.nbytes += kept.nbytes
             if output.again and self._plan.leaves_gaps:
                 return  # a file is written only once; a consumer would get it twice
         try:
@@ -218,7 +232,7 @@ class DeliveredOutputs:
         try:
             for lane, outputs in written:
                 del left[lane]
-                self.nbytes -= sum(o.item.batch.nbytes for o in outputs if o.item.batch)
+                self.nbytes -= sum(output.nbytes for output in outputs)
         finally:
             for lane, outputs in left.items():
                 self._fresh[lane] = outputs + self._fresh.get(lane, [])
@@ -233,7 +247,7 @@ class DeliveredOutputs:
     def _written(self, fresh: _Fresh) -> _Fresh:
         (channel, generation), outputs = fresh
         task = self._plan.tasks[self._plan.channels[channel].sender]
-        numbers = [output.item.seq for output in outputs]
+        numbers = [output.seq for output in outputs]
         assert task.sink is not None
         self._store.write(
             task.sink,
@@ -241,7 +255,12 @@ class DeliveredOutputs:
             generation,
             numbers[0],
             numbers[-1],
-            [self._rows(o.item.batch.payload) for o in outputs if o.item.batch is not None],
+            [self._rows(output.payload) for output in outputs],
             seqs=numbers,
         )
         return fresh
+
+
+def _overhead(payload: Any) -> int:
+    is_simulated = not isinstance(payload, pa.RecordBatch)
+    return 0 if is_simulated else BATCH_BYTES + COLUMN_BYTES * payload.num_columns

@@ -31,7 +31,7 @@ ROTATE_BYTES: Final = 64 << 20
 FLOORLESS: Final = 2
 """... or at this many times that size without a floor, which may be hours away. (It is better to
 wait for a floor, because it shortens the logs.)"""
-OUTPUT_BYTES: Final = 256 << 20
+OUTPUT_BYTES: Final = 64 << 20
 """While this much delivered output is in no file (they cannot be written), nothing is released."""
 VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
