@@ -35,6 +35,25 @@ def move(db, lane, last):
     db.execute(query, (*last, lane.name))
 
 
+def require_incarnation(db, lane):
+    found: Any = sqlite_sink.mark_of(db, lane)
+    if found[0] != lane.incarnation:
+        raise clonos.Fenced("a later life")
+
+
+def require_mark(db, lane, before):
+    if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
+        raise clonos.Fenced("a later life")
+
+
+def write_unless_fenced(db, lane, outputs, before, last):
+    """It looks at the life, and not at the mark."""
+    with sqlite_sink.transaction(db):
+        require_incarnation(db, lane)
+        insert(db, outputs)
+        move(db, lane, last)
+
+
 def without_fence(sink):
     """`open` does not look at the incarnation, `write` neither."""
     functions = sink.store.transactions
@@ -52,8 +71,7 @@ def without_fence(sink):
 
 def with_its_mark_in_another_transaction(sink):
     def write(db, lane, outputs, before, last):
-        if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
-            raise clonos.Fenced("a later life")
+        require_mark(db, lane, before)
         with sqlite_sink.transaction(db):
             insert(db, outputs)
         move(db, lane, last)
@@ -140,10 +158,7 @@ def that_tries_again_by_itself(sink):
     def write(db, lane, outputs, before, last):
         for _ in range(3):
             try:
-                with sqlite_sink.transaction(db):
-                    require_incarnation(db, lane)
-                    insert(db, outputs)
-                    move(db, lane, last)
+                write_unless_fenced(db, lane, outputs, before, last)
                 return
             except sqlite3.OperationalError:
                 pass
@@ -159,13 +174,7 @@ def whose_mark_is_off_by(sink, n):
         found = last_key(db, lane)
         return None if found is None else (found[0], found[1] + n)
 
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, last_key=off, write=write)
+    return of(sink, last_key=off, write=write_unless_fenced)
 
 
 def that_knows_no_generation(sink):
@@ -175,13 +184,7 @@ def that_knows_no_generation(sink):
         found = last_key(db, lane)
         return None if found is None else (0, found[1])
 
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, last_key=without, write=write)
+    return of(sink, last_key=without, write=write_unless_fenced)
 
 
 def that_fences_when_it_writes(sink):
@@ -212,13 +215,9 @@ def that_looks_before_it_fences(sink):
         db.execute("update marks set incarnation = ?", (lane.incarnation,))
         return db
 
-    def write(db, lane, outputs, before, last):
-        with sqlite_sink.transaction(db):
-            require_incarnation(db, lane)
-            insert(db, outputs)
-            move(db, lane, last)
-
-    return of(sink, open=open_lane, last_key=lambda db, lane: known["mark"], write=write)
+    return of(
+        sink, open=open_lane, last_key=lambda db, lane: known["mark"], write=write_unless_fenced
+    )
 
 
 def whose_life_opens_once(sink):
@@ -354,14 +353,3 @@ def that_knows_no_null(sink):
             move(db, lane, last)
 
     return of(sink, write=write)
-
-
-def require_incarnation(db, lane):
-    found: Any = sqlite_sink.mark_of(db, lane)
-    if found[0] != lane.incarnation:
-        raise clonos.Fenced("a later life")
-
-
-def require_mark(db, lane, before):
-    if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
-        raise clonos.Fenced("a later life")

@@ -74,7 +74,10 @@ def test_the_picture_and_the_report_of_a_soak_have_its_memory(tmp_path):
         ]
     found = Report("soak", "a minute", ("", "n", "worst (s)", "target"))
     add_findings(found, lines, [], 1.0)
-    assert "memory of slot, most in each quarter of the time: 14, 29, 44, 59 MB" in found.notes
+    assert (
+        "memory of the largest slot, most in each quarter of the time: 14, 29, 44, 59 MB"
+        in found.notes
+    )
     for name, drawn in (("with.png", lines), ("without.png", lines[:-1:2])):
         plot(tmp_path / name, drawn, [30.0], "a minute")
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

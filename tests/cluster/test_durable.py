@@ -9,7 +9,6 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.errors import JournalInUse, OtherContent
 from clonos.nodes.events import JournalFailed, OutsideFailed
+from clonos.runtime.room import Room
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers
 from clonos.storage.files import LocalFiles
@@ -57,11 +57,6 @@ def output(plan: Any, seq: int, number: int) -> Deliver:
     rows = pa.RecordBatch.from_pydict({"n": [number]})
     item = Item(seq, Kind.BATCH, 0, 0, Batch(rows, 1, 8, 0), {task.id: Dependency(LIFE, seq)}, 0)
     return Deliver(task.outputs[0], task.id, 0, item)
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def refuse(*_: Any) -> None:
@@ -169,13 +164,14 @@ def test_small_outputs_are_counted_with_the_memory_that_arrow_takes_for_them(
     job = compiled([])
     outputs = DeliveredOutputs(job.plan, DeliveredStore(tmp_path), lambda _: None, inbox.put)
     rows = pa.RecordBatch.from_pydict({f"n{n}": [n] for n in range(columns)})
-    body, before = rows.serialize().to_pybytes(), resident_bytes()
+    body, (before, _) = rows.serialize().to_pybytes(), Room()()
     for seq in range(1, 5001):
         whole = output(job.plan, seq, 7)
         came = pa.ipc.read_record_batch(pa.py_buffer(bytes(bytearray(body))), rows.schema)
         item = replace(whole.item, batch=Batch(came, 1, rows.nbytes, 0))
         outputs.take(replace(whole, item=item))
-    assert resident_bytes() - before < 1.3 * outputs.nbytes
+    after, _ = Room()()
+    assert after - before < 1.3 * outputs.nbytes
 
 
 def test_of_an_output_that_waits_for_its_file_only_the_rows_are_kept(tmp_path, inbox):

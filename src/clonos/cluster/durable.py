@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from clonos.columns.batches import from_bytes, to_bytes
+from clonos.columns.batches import from_bytes, kept_bytes, to_bytes
 from clonos.core.history import Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind
@@ -129,11 +129,6 @@ class JournalFile:
                 self._writing.release()
 
 
-BATCH_BYTES: Final = 900
-COLUMN_BYTES: Final = 400
-"""What Arrow takes in memory for a batch, and for each of its columns, however few rows it has."""
-
-
 class _Output(NamedTuple):
     """What a file has of a delivered output; ``nbytes``: what that takes in memory."""
 
@@ -157,6 +152,8 @@ class DeliveredOutputs:
     rows
         Makes the rows in a file from the payload of a batch: Arrow's own, unless the job is
         simulated.
+    size
+        Tells what a batch takes in memory.
     each
         Calls a function with each element of a list, one by one or at the same time: a disk syncs
         several files in little more time than one.
@@ -169,10 +166,11 @@ class DeliveredOutputs:
         consumers: Callable[[Deliver], object],
         tell: Callable[[OutsideFailed], object],
         rows: Callable[[Any], pa.RecordBatch] = lambda payload: payload,
+        size: Callable[[Batch], int] = lambda batch: kept_bytes(batch.payload),
         each: Callable[[Callable[[_Fresh], _Fresh], list[_Fresh]], Iterable[_Fresh]] = map,
     ) -> None:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
-        self._rows, self._each = rows, each
+        self._rows, self._size, self._each = rows, size, each
         self._fresh: dict[tuple[int, int], list[_Output]] = {}
         self._begun: tuple[list[_Fresh], Iterable[_Fresh]] | None = None
         self.nbytes = 0
@@ -184,7 +182,7 @@ class DeliveredOutputs:
             return  # it stays in the journal: the next run begins with it
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
-            kept = _Output(output.item.seq, batch.payload, batch.nbytes + _overhead(batch.payload))
+            kept = _Output(output.item.seq, batch.payload, self._size(batch))
             self._fresh.setdefault((output.channel, output.generation), []).append(kept)
             self.nbytes += kept.nbytes
             if output.again and self._plan.leaves_gaps:
@@ -259,8 +257,3 @@ class DeliveredOutputs:
             seqs=numbers,
         )
         return fresh
-
-
-def _overhead(payload: Any) -> int:
-    is_simulated = not isinstance(payload, pa.RecordBatch)
-    return 0 if is_simulated else BATCH_BYTES + COLUMN_BYTES * payload.num_columns

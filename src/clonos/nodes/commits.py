@@ -32,7 +32,8 @@ FLOORLESS: Final = 2
 """... or at this many times that size without a floor, which may be hours away. (It is better to
 wait for a floor, because it shortens the logs.)"""
 OUTPUT_BYTES: Final = 64 << 20
-"""While this much delivered output is in no file (they cannot be written), nothing is released."""
+"""Delivered output that takes this much memory is put into files. While they cannot be written,
+nothing is released."""
 VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
 PROVE_S: Final = 1.0

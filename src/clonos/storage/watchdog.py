@@ -87,7 +87,7 @@ class Cord:
     Attributes
     ----------
     is_cut
-        Whether the newest connection was cut.
+        Whether a connection was cut; who makes the next one takes it back.
     """
 
     def __init__(self, hangs_s: float) -> None:
@@ -97,10 +97,9 @@ class Cord:
         self._socket: socket.socket | None = None
 
     def tie(self, descriptor: int) -> None:
-        """There is a new connection."""
-        self.untie()
+        """There is a new connection; that before it was untied."""
         with self._lock:
-            self._socket, self.is_cut = socket.socket(fileno=os.dup(descriptor)), False
+            self._socket = socket.socket(fileno=os.dup(descriptor))
 
     def cut(self) -> None:
         """End the connection, if there is one: for other threads. What becomes of the request under

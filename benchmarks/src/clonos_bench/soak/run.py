@@ -36,6 +36,8 @@ STANDSTILL: Final = Aim(5.0)
 """In seconds."""
 _WORST: Final = 5
 """So many standstills are named."""
+_WEIGHED: Final = {"driver": "driver", "slot": "largest slot"}
+"""Whose memory is in the diary, and what it is called."""
 _LOOK_S: Final = 0.2
 
 
@@ -169,10 +171,10 @@ def add_findings(
                 report.add(name, str(len(mine)), f"{mine[0][0]:.1f}", aim)
         report.notes += [_story(diary, seconds, since) for seconds, since, _ in found[:_WORST]]
         report.notes += [
-            f"memory of {whose}, most in each quarter of the time: "
+            f"memory of the {name}, most in each quarter of the time: "
             + ", ".join(f"{mb:,.0f}" for mb in quarters(diary, whose, minutes))
             + " MB"
-            for whose in ("driver", "slot")
+            for whose, name in _WEIGHED.items()
         ]
     for verdict in verdicts:
         faults = [f"{n:,} {what}" for what, n in verdict["faults"].items() if n]
@@ -235,6 +237,6 @@ def plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: str
     weighed = [line for line in diary if line["what"] == "memory" and line["at_s"] >= begin_s]
     memory = {
         name: [(line["at_s"] - begin_s, line[whose] / 1e6) for line in weighed]
-        for name, whose in (("driver", "driver"), ("largest slot", "slot"))
+        for whose, name in _WEIGHED.items()
     }
     plots.soak(path, (times, bills, live), memory, marks, title)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from clonos.cluster import compaction
@@ -126,7 +127,8 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
 
     store = DeliveredStore(DELIVERED, files=driver.disk)
     rows = partial(rows_of, cluster.job)
-    return DeliveredOutputs(cluster.job.plan, store, consume, driver.post, rows)
+    size = attrgetter("nbytes")
+    return DeliveredOutputs(cluster.job.plan, store, consume, driver.post, rows, size)
 
 
 class SimulatedMerger:
