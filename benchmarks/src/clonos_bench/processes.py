@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -67,6 +68,31 @@ def resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files(pids: Iterable[int]) -> list[Path]:
+    """The regular files that processes have open, those without a name, too, as /proc has them.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     Path(f"/proc/{os.getpid()}/fd/{file.fileno()}") in open_files([os.getpid()])
+    True
+    """
+    found: list[Path] = []
+    for pid in pids:
+        with suppress(OSError):  # it is gone
+            found += [path for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_file()]
+    return found
+
+
+def forget(path: Path) -> None:
+    """Have the system's cache forget a file, as far as nobody maps it: who reads it next, reads
+    the disk. A file that is gone, or none, is left alone."""
+    with suppress(OSError), path.open("rb") as file:
+        os.fdatasync(file.fileno())  # what is not on the disk yet cannot be forgotten
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def command_line(pid: int) -> str:

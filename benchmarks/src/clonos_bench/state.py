@@ -6,7 +6,8 @@ key, and lets rows out by timers; or, with ``--kind window``, one that counts th
 in a window that does not end, and lets rows out by short ones. Its state is filled first, and
 stored; then rows come for random keys, and when they are in time the process with the state is
 killed again and again.
-Every size has the same memory for it (``--state-memory``). Measured:
+Every size has the same memory for it (``--state-memory``). With ``--cold``, the system's cache
+forgets all files of the state before each kill, as on a machine that has never read them. Measured:
 
 gap
     The longest pause in the output after a kill, less the usual pause, in ms.
@@ -33,7 +34,7 @@ from clonos.cluster.driver import RunningJob
 from clonos.nodes.views import Recovery
 from clonos_bench import jobs, run
 from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers, stages_of
-from clonos_bench.processes import resident_bytes
+from clonos_bench.processes import forget, open_files, resident_bytes
 from clonos_bench.report import Aim, Report
 from clonos_bench.statistics import output_gap, percentile
 from clonos_bench.watch import Watch
@@ -82,12 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kills", type=int, default=5, help="of each case")
     add("--checkpoint-ms", type=int, default=500, help="time between checkpoints; 0: auto")
     add("--pause", type=float, default=3.0, help="seconds of normal work before each kill")
+    add("--cold", action="store_true", help="no file of the state is in the system's cache")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All sizes, with and without a copy."""
     what = _KINDS[arguments.kind]
-    title = f"state: {arguments.state_memory} for {what}, {arguments.rate:,.0f} rows/s"
+    cold = ", cold" if arguments.cold else ""
+    title = f"state: {arguments.state_memory} for {what}, {arguments.rate:,.0f} rows/s{cold}"
     report = Report("state", title, _COLUMNS)
     for standbys in arguments.standbys:
         first: float | None = None
@@ -143,7 +146,8 @@ def _measured(
             run.until(started, watch, stored, 3 * run.FILL_S, "the state is in a checkpoint")
             in_time = lambda: watch.latest_ms() <= IN_TIME_MS  # noqa: E731
             run.until(started, watch, in_time, 3 * run.FILL_S, "rows are in time")
-            blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
+            cold = Path(folder) if arguments.cold else None
+            blows = [partial(_kill, started, cold)] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause, in_time)
             sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)
             recoveries = started.observer.recoveries
@@ -162,6 +166,15 @@ def _measured(
         f"{gigabytes:g} GB, {standbys} standbys: {_stages(recoveries, kills, until_s)}"
     )
     return [gap for gap in gaps if gap is not None], sizes
+
+
+def _kill(job: RunningJob, cold: Path | None) -> Kill:
+    """Kill the process with the state, after the system's cache has forgotten what is in `cold`,
+    and the files without a name that slots have open."""
+    if cold is not None:
+        for path in [*cold.rglob("*"), *open_files(slot.pid for slot in job.slots())]:
+            forget(path)
+    return kill_workers(job, ["state[0]"])
 
 
 def _gap(watch: Watch, kill: Kill, until_s: float) -> float | None:
