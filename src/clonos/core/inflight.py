@@ -28,6 +28,8 @@ class InFlightLog:
     processed
         The receiver is done with items up to this one (it may still ask for them again, until
         its floor passes them).
+    nbytes, backlog_bytes
+        Bytes of all items kept, and of those that the receiver has not processed.
     spilled
         The oldest items, whose batches are on the local disk.
     """
@@ -36,11 +38,11 @@ class InFlightLog:
         "_base_chain",
         "_expected",
         "_items",
-        "_nbytes",
-        "_sizes",
+        "backlog_bytes",
         "chain",
         "cursor",
         "last",
+        "nbytes",
         "processed",
         "spilled",
     )
@@ -52,8 +54,7 @@ class InFlightLog:
         self.processed = last
         self._items: deque[Item] = deque()
         self._base_chain = last_chain  # running digest before the first item kept
-        self._sizes = 0
-        self._nbytes = 0  # of the items not yet processed
+        self.nbytes = self.backlog_bytes = 0
         self._expected: tuple[int, int] | None = None
         self.spilled = Spilled()
 
@@ -61,9 +62,9 @@ class InFlightLog:
         """Begin with items that a layer carries: the receiver's floor may lack them."""
         self._items.extend(items)
         self._base_chain = base_chain
-        self._sizes = self._nbytes = sum(item.batch.nbytes for item in items if item.batch)
+        self.nbytes = sum(item.batch.nbytes for item in items if item.batch)
         self.cursor = self.first
-        self.processed = self.first - 1
+        self._go_back(self.first - 1)
 
     @property
     def carried(self) -> tuple[int, tuple[Item, ...]]:
@@ -75,21 +76,11 @@ class InFlightLog:
         return self.last + 1 - len(self._items)
 
     @property
-    def backlog_bytes(self) -> int:
-        """Bytes of the items that the receiver has not processed."""
-        return self._nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all items kept."""
-        return self._sizes
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of all items in memory."""
         files = self.spilled.files
         of_items = KEPT_BYTES * (files[-1].last + 1 - self.first) if files else 0
-        return self._sizes - self.spilled.nbytes + max(of_items, 0)
+        return self.nbytes - self.spilled.nbytes + max(of_items, 0)
 
     @property
     def is_verified(self) -> bool:
@@ -112,9 +103,9 @@ class InFlightLog:
         item = Item(self.last, kind, epoch, value, batch, dep, self.chain, born_ms, watermark)
         self._items.append(item)
         size = batch.nbytes if batch else 0
-        self._sizes += size
+        self.nbytes += size
         if self.last > self.processed:
-            self._nbytes += size
+            self.backlog_bytes += size
         if self._expected is not None and self._expected[0] == self.last:
             self._verify(self.chain)
         return item
@@ -149,19 +140,25 @@ class InFlightLog:
             self._verify(self._base_chain)
         elif next_seq - 1 <= self.last:
             self._verify(self.item(next_seq - 1).chain)
-        self.acknowledge(next_seq - 1, rewind=True)
+        if next_seq <= self.processed:
+            self._go_back(next_seq - 1)
+        else:
+            self.acknowledge(next_seq - 1)
 
-    def acknowledge(self, processed: int, *, rewind: bool = False) -> None:
+    def _go_back(self, processed: int) -> None:
+        """The receiver has processed no more than this."""
+        self.processed = processed
+        self.backlog_bytes = sum(
+            i.batch.nbytes for i in self._items if i.batch and i.seq > processed
+        )
+
+    def acknowledge(self, processed: int) -> None:
         """The receiver has processed the items up to `processed`, some of which we may yet have to
         make."""
-        if rewind and processed < self.processed:
-            self.processed = processed
-            self._nbytes = sum(i.batch.nbytes for i in self._items if i.batch and i.seq > processed)
-            return
         for seq in range(max(self.processed + 1, self.first), min(processed, self.last) + 1):
             batch = self.item(seq).batch
             if batch:
-                self._nbytes -= batch.nbytes
+                self.backlog_bytes -= batch.nbytes
         self.processed = max(self.processed, processed)
 
     def item(self, seq: int) -> Item:
@@ -191,8 +188,7 @@ class InFlightLog:
         self.cursor = last + 1
         self.spilled.rewind()
         self._expected = None
-        self.processed = last
-        self._nbytes = sum(i.batch.nbytes for i in self._items if i.batch and i.seq > last)
+        self._go_back(last)
 
     # --- on the disk --------------------------------------------------------------------------
 
@@ -258,9 +254,9 @@ class InFlightLog:
             item = self._items.popleft()
             self._base_chain = item.chain
             size = item.batch.nbytes if item.batch else 0
-            self._sizes -= size
+            self.nbytes -= size
             if item.seq > self.processed:
-                self._nbytes -= size
+                self.backlog_bytes -= size
             if item.batch and item.batch.payload is ON_DISK:
                 self.spilled.nbytes -= size
         return self.spilled.truncate(seq) if self.spilled.files else []
@@ -268,8 +264,8 @@ class InFlightLog:
     def check(self) -> None:
         """Assertions over the whole state."""
         sizes = [(i.seq > self.processed, i.batch.nbytes if i.batch else 0) for i in self._items]
-        assert self._sizes == sum(size for _, size in sizes)
-        assert self._nbytes == sum(size for is_backlog, size in sizes if is_backlog)
+        assert self.nbytes == sum(size for _, size in sizes)
+        assert self.backlog_bytes == sum(size for is_backlog, size in sizes if is_backlog)
         assert self.chain == (self._items[-1].chain if self._items else self._base_chain)
         assert self._expected is None or self._expected[0] > self.last
         on_disk = [i.batch.nbytes for i in self._items if i.batch and i.batch.payload is ON_DISK]

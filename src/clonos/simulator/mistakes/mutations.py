@@ -420,7 +420,7 @@ MUTATIONS: dict[str, Mutation] = {
         "sound state", (Log, "truncate", wrong.unchanged("nbytes"))
     ),
     "items below the floor still count as kept": mutation(
-        "sound state", (InFlightLog, "truncate", wrong.unchanged("_sizes"))
+        "sound state", (InFlightLog, "truncate", wrong.unchanged("nbytes"))
     ),
     "a stream that has closed is still listened to": mutation(
         "sound state", (Inbound, "close", wrong.unchanged("conn"))
