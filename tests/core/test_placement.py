@@ -73,18 +73,18 @@ def test_placement_comes_to_rest_with_every_copy_in_a_slot_of_its_own(groups, ta
 
 def test_the_most_advanced_standby_is_activated():
     slots = [Slot(0, ""), Slot(1, "", standbys={7: 3}), Slot(2, "", standbys={7: 4, 8: 4})]
-    best = best_slot((7,), slots, running=(), bound=())
+    best = best_slot((7,), slots, taken=(), bound=())
     assert best is slots[2]
-    assert best_slot((7,), slots, running=(2, 1), bound=()) is slots[0]
-    assert best_slot((7,), slots, running=(), bound=(7,)) is None
+    assert best_slot((7,), slots, taken=(2, 1), bound=()) is slots[0]
+    assert best_slot((7,), slots, taken=(), bound=(7,)) is None
 
 
 def test_a_copy_of_a_cell_is_worth_as_much_as_the_least_of_its_tasks():
     slots = [Slot(0, "", standbys={7: 9}), Slot(1, "", standbys={7: 3, 8: 3})]
-    assert best_slot((7, 8), slots, running=(), bound=()) is slots[1]
+    assert best_slot((7, 8), slots, taken=(), bound=()) is slots[1]
 
 
 def test_a_cell_with_a_bound_task_needs_the_slot_of_that_task():
     slots = [Slot(0, ""), Slot(1, "", bound=7), Slot(2, "", bound=5)]
-    assert best_slot((7, 8), slots, running=(), bound=(5, 7)) is slots[1]
-    assert best_slot((8, 9), slots, running=(), bound=(5, 7)) is slots[0]
+    assert best_slot((7, 8), slots, taken=(), bound=(5, 7)) is slots[1]
+    assert best_slot((8, 9), slots, taken=(), bound=(5, 7)) is slots[0]

@@ -39,8 +39,10 @@ class Job:
         self.demand = dict.fromkeys(self.cost, 2_000.0)
         self.rows = dict.fromkeys(self.cost, 0.0)
         self.busy = dict.fromkeys(self.cost, 0.0)
-        self.roster: Any = SimpleNamespace(now_ms=0, plan=self.plan, all_run=True)
-        self.rivals = Rivals(cast("Roster", self.roster), frozenset())
+        self.roster: Any = SimpleNamespace(
+            now_ms=0, plan=self.plan, bound=frozenset(), all_run=True
+        )
+        self.rivals = Rivals(cast("Roster", self.roster))
         self.is_full = False  # no slot is free for a rival
 
     def look(self):

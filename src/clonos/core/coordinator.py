@@ -98,11 +98,10 @@ class Coordinator:
     ) -> None:
         self.plan = plan
         self.keeper = keeper
-        self._bound = frozenset(bound)
         self.done = False
-        self.roster = Roster(plan, keeper, address, term)
+        self.roster = Roster(plan, keeper, address, term, bound)
         self.holdings = Holdings(self.roster, standbys, lost_ms)
-        self.standbys = Standbys(self.roster, standbys, self._bound, self.holdings)
+        self.standbys = Standbys(self.roster, standbys, self.holdings)
         self.checkpoints = Checkpoints(self.roster, self.standbys, self.holdings)
         self.throttle = Throttle(self.roster, inflight_bytes, log_bytes)
         self.reach = Reach(self.roster, gather_ms)
@@ -111,7 +110,6 @@ class Coordinator:
             self.roster,
             self.checkpoints,
             availability=availability or not plan.causal_log,
-            bound=self._bound,
             reach=self.reach,
             blame=self.blame,
             standbys=self.standbys,
@@ -119,9 +117,8 @@ class Coordinator:
             throttle=self.throttle,
             patience_ms=patience_ms,
         )
-        self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound, self.holdings)
-        self._rivals = Rivals(self.roster, self._bound) if speculation else None
-        self.moves.rivals = self._rivals
+        self._rivals = Rivals(self.roster) if speculation else None
+        self.moves = Moves(self.roster, self.standbys, self.recoveries, self.holdings, self._rivals)
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,
             msg.LogPrefix: self.recoveries.read,
@@ -164,16 +161,13 @@ class Coordinator:
         }
         if not waiting:  # asked in every turn
             return []
-        slots, homes = self.slots.values(), self.roster.homes()
-        running = {home for home in homes.values() if home is not None}
+        slots, taken, bound = self.slots.values(), self.roster.taken(), self.roster.bound
         missing = [
             cell
-            for cell in homes
-            if cell in waiting
-            and homes[cell] is None
-            and best_slot(cell, slots, running, self._bound) is None
+            for cell, home in self.roster.homes().items()
+            if cell in waiting and home is None and best_slot(cell, slots, taken, bound) is None
         ]
-        return [next((t for t in cell if t in self._bound), cell[0]) for cell in missing]
+        return [next((t for t in cell if t in bound), cell[0]) for cell in missing]
 
     @property
     def is_restoring(self) -> bool:

@@ -93,11 +93,6 @@ MOVE = Table(
 class Moves:
     """The planned moves of one job.
 
-    Parameters
-    ----------
-    bound
-        Tasks that can only live in slots of their own.
-
     Attributes
     ----------
     target
@@ -111,15 +106,14 @@ class Moves:
         roster: Roster,
         standbys: Standbys,
         recoveries: Recoveries,
-        bound: frozenset[int],
         holdings: Holdings,
+        rivals: Rivals | None,
     ) -> None:
         self._roster = roster
         self._standbys = standbys
         self._recoveries = recoveries
-        self._bound = bound
         self._holdings = holdings
-        self.rivals: Rivals | None = None
+        self.rivals = rivals
         self.machine = MOVE.machine("moves")
         self._wanted: dict[Cell, int] = {}  # since when all tasks run, and there may be no slot
         self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
@@ -168,16 +162,16 @@ class Moves:
         roster, now_ms = self._roster, self._roster.now_ms
         if not roster.all_run:
             return []
-        running = {task.slot for task in roster.tasks.values()}
+        taken = roster.taken()
         empty = [s.id for s in roster.slots.values() if s.group in self._ending]
-        empty = [slot for slot in empty if slot not in running]
+        empty = [slot for slot in empty if slot not in taken]
         self._empty = {slot: self._empty.get(slot, now_ms) for slot in empty}
         overdue = {slot for slot, ms in self._empty.items() if now_ms - ms >= COPIED_MS}
         return [s for s in empty if s in overdue or self._holdings.is_safe_without(s)]
 
     def may_renew(self, slot: int) -> bool:
         """Whether a slot may be started anew. One copy is missing then, until it is back."""
-        is_empty = all(task.slot != slot for task in self._roster.tasks.values())
+        is_empty = slot not in self._roster.taken()
         return is_empty and self._roster.all_run and self._holdings.is_safe_without(slot, fewer=1)
 
     def tick(self) -> None:
@@ -235,16 +229,16 @@ class Moves:
         """The best slot to move to; never one that leaves. For a rival, preferably on another
         executor, and never a slot in which a cell was overtaken lately."""
         roster = self._roster
-        running = {t.slot for t in roster.tasks.values() if t.slot is not None}
+        taken, bound = roster.taken(), roster.bound
         slots = [slot for slot in roster.slots.values() if not slot.leaves]
         home = roster.home(cell)
         if cell not in self._slow or home is None:
-            return best_slot(cell, slots, running, self._bound)
+            return best_slot(cell, slots, taken, bound)
         for slot in slots:
             if slot.slow_since is not None and roster.now_ms - slot.slow_since >= SLOW_MS:
                 slot.slow_since = None
         fast = [slot for slot in slots if slot.slow_since is None]
-        return best_slot(cell, fast, running, self._bound, {roster.slots[home].group})
+        return best_slot(cell, fast, taken, bound, {roster.slots[home].group})
 
     def _begin(self, cell: Cell, target: Slot) -> None:
         self.machine.on(MoveEvent.ASKED)
@@ -257,7 +251,7 @@ class Moves:
     def _is_broken(self) -> bool:
         """Whether a task has failed, or the target slot is gone or taken."""
         target = self._roster.slots.get(self.target)
-        is_taken = any(t.slot == self.target for t in self._roster.tasks.values())
+        is_taken = self.target in self._roster.taken()
         return target is None or target.leaves or is_taken or not self._roster.all_run
 
     def _prepare(self) -> None:

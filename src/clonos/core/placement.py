@@ -48,7 +48,7 @@ def bound_of(cell: Cell, bound: Collection[int]) -> int | None:
 def best_slot(
     cell: Cell,
     slots: Iterable[Slot],
-    running: Collection[int],
+    taken: Collection[int],
     bound: Collection[int],
     shunned: Collection[str] = (),
 ) -> Slot | None:
@@ -57,7 +57,7 @@ def best_slot(
     Leaving or slow slots, and executors in `shunned` (which cannot reach the cell's neighbours),
     are taken only if there is no other.
     """
-    free = [s for s in slots if s.id not in running and s.serves(cell, bound)]
+    free = [s for s in slots if s.id not in taken and s.serves(cell, bound)]
     return min(
         free,
         key=lambda s: (
@@ -80,8 +80,8 @@ def place_standbys(
     A copy never shares the slot of its cell, nor of another copy of it; it avoids the executor of
     its cell, and the disk on which that keeps layers, if another has room; slots fill evenly.
     """
-    running = {slot for slot in homes.values() if slot is not None}
-    spare = [s for s in slots.values() if s.id not in running and not s.leaves]
+    taken = {slot for slot in homes.values() if slot is not None}
+    spare = [s for s in slots.values() if s.id not in taken and not s.leaves]
     load = {s.id: len(s.standbys) for s in spare}
     result: list[tuple[Slot, Cell]] = []
     for cell, home in homes.items():
@@ -111,19 +111,19 @@ def misplaced_standby(
 ) -> tuple[Slot, Slot, Cell] | None:
     """A copy that should move, as (from, to, cell). Slots register one after the other, and the
     first ones should keep neither all copies nor copies of cells on their own executors."""
-    running = {slot for slot in homes.values() if slot is not None}
-    spare = [s for s in slots.values() if s.id not in running and not s.leaves]
+    taken = {slot for slot in homes.values() if slot is not None}
+    spare = [s for s in slots.values() if s.id not in taken and not s.leaves]
     cell_of = {task: cell for cell in homes for task in cell}
     for keeper in sorted(spare, key=lambda s: (-len(s.standbys), s.id)):
         for cell in dict.fromkeys(cell_of[task] for task in keeper.standbys):
             if any(task in bound for task in cell):
                 continue  # its slot has begun to read: it could not begin again
             home = homes[cell]
-            taken = [s for s in spare if s.keeps(cell) and s is not keeper]
+            used = [s for s in spare if s.keeps(cell) and s is not keeper]
             if home is not None and home in slots:
-                taken.append(slots[home])
+                used.append(slots[home])
             others = [s for s in spare if not s.keeps(cell) and s.serves(cell, bound)]
-            near = {s.id: _near(s, taken) for s in (keeper, *others)}
+            near = {s.id: _near(s, used) for s in (keeper, *others)}
             best = min(others, key=lambda s: (near[s.id], len(s.standbys), s.id), default=None)
             if best is None or near[best.id] > near[keeper.id]:
                 continue

@@ -47,8 +47,6 @@ class Recoveries:
     availability
         What happens to orphans. False: they roll back to a floor. True: they go on, at least once,
         in a new generation.
-    bound
-        Tasks that can only live in slots of their own.
     reach
         Which slots cannot reach which.
     blame
@@ -69,7 +67,6 @@ class Recoveries:
         checkpoints: Checkpoints,
         *,
         availability: bool,
-        bound: frozenset[int],
         reach: Reach,
         blame: Blame,
         standbys: Standbys,
@@ -84,7 +81,6 @@ class Recoveries:
         self._do = roster.do
         self._checkpoints = checkpoints
         self._availability = availability
-        self._bound = bound
         self._reach = reach
         self._blame = blame
         self._standbys = standbys
@@ -381,10 +377,9 @@ class Recoveries:
         home = self._roster.home(cell)
         if home is not None:
             return home
-        running = {t.slot for t in self._tasks.values() if t.slot is not None}
-        running.update(self._heirs.values())
+        taken = self._roster.taken().union(self._heirs.values())
         slots, shunned = self._roster.slots.values(), self._reach.shunned(cell)
-        slot = best_slot(cell, slots, running, self._bound, shunned)
+        slot = best_slot(cell, slots, taken, self._roster.bound, shunned)
         return slot.id if slot is not None else None
 
     def _may_live(self, task: TaskState) -> bool:

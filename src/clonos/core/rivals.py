@@ -175,12 +175,12 @@ class Rivals:
     there the service is slow, and a failure would ask it again.
     """
 
-    def __init__(self, roster: Roster, bound: frozenset[int]) -> None:
+    def __init__(self, roster: Roster) -> None:
         self._roster, self._paces = roster, Paces(roster.plan)
         self._left_alone = {
             cell
             for cell in roster.plan.cells
-            if any(roster.plan.tasks[t].has_effects or t in bound for t in cell)
+            if any(roster.plan.tasks[t].has_effects or t in roster.bound for t in cell)
         }
         self._asked: dict[Cell, int] = {}  # when: there may have been no slot for it
         self._overtaken: dict[Cell, tuple[int, int]] = {}  # when, and how often

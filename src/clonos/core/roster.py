@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -97,6 +98,8 @@ class Roster:
 
     Attributes
     ----------
+    bound
+        Tasks that can only live in slots of their own (they read a DataFrame's partition).
     do
         Takes an action that was decided.
     now_ms
@@ -104,11 +107,17 @@ class Roster:
     """
 
     def __init__(
-        self, plan: Plan, keeper: HouseKeeper, address: str, term: int | None = None
+        self,
+        plan: Plan,
+        keeper: HouseKeeper,
+        address: str,
+        term: int | None = None,
+        bound: Collection[int] = (),
     ) -> None:
         self.plan = plan
         self.keeper = keeper
         self.address = address
+        self.bound = frozenset(bound)
         self.term = keeper.term + 1 if term is None else term
         self.slots: dict[int, Slot] = {}
         self.tasks = {
@@ -145,6 +154,10 @@ class Roster:
     def homes(self) -> dict[Cell, int | None]:
         """Where each cell lives."""
         return {cell: self.home(cell) for cell in self.plan.cells}
+
+    def taken(self) -> set[int]:
+        """The slots in which tasks live."""
+        return {t.slot for t in self.tasks.values() if t.slot is not None}
 
     def active(self) -> list[TaskState]:
         """Tasks that live in a slot."""

@@ -24,17 +24,12 @@ class Standbys:
     ----------
     copies
         How many each cell has.
-    bound
-        Tasks that can only live in slots of their own.
     """
 
-    def __init__(
-        self, roster: Roster, copies: int, bound: frozenset[int], holdings: Holdings
-    ) -> None:
+    def __init__(self, roster: Roster, copies: int, holdings: Holdings) -> None:
         self._roster = roster
         self._holdings = holdings
         self._copies = copies
-        self._bound = bound
         self._failed: dict[tuple[int, int], int] = {}  # (slot, task): when
 
     def fill(self) -> None:
@@ -46,9 +41,9 @@ class Standbys:
         if not roster.all_run:
             return
         homes = roster.homes()
-        for slot, cell in place_standbys(roster.slots, homes, self._copies, self._bound):
+        for slot, cell in place_standbys(roster.slots, homes, self._copies, roster.bound):
             self.follow(slot, cell)
-        while (move := misplaced_standby(roster.slots, homes, self._bound)) is not None:
+        while (move := misplaced_standby(roster.slots, homes, roster.bound)) is not None:
             keeper, better, cell = move
             for task in cell:
                 if keeper.standbys.pop(task, None) is not None:
