@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clonos.core.coordinator import Reported
+from clonos.core.decisions import Reported
 from clonos.core.determinants import Marker, encode_record
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clonos.core.coordinator import Coordinator, Reported, SlotLost, SlotReady
-from clonos.core.decisions import Command, Fail
+from clonos.core.coordinator import Coordinator
+from clonos.core.decisions import Command, Fail, Reported, SlotLost, SlotReady
 from clonos.core.holdings import AGAIN_MS, TIDY_EACH
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (

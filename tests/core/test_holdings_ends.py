@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.core.coordinator import SlotLost
-from clonos.core.decisions import Expel, Leaving
+from clonos.core.decisions import Expel, Leaving, SlotLost
 from clonos.core.levels import MEMORY, Hold
 from clonos.core.moves import COPIED_MS
 from tests.core.test_holdings import World, world

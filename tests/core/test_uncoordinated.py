@@ -10,7 +10,8 @@ import pytest
 from clonos.columns.batches import seal
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.coordinator import Command, Compacted, Coordinator, Reported, SlotLost, SlotReady
+from clonos.core.coordinator import Coordinator
+from clonos.core.decisions import Command, Compacted, Reported, SlotLost, SlotReady
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec

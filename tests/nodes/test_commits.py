@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Source, encode_record

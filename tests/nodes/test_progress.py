@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
+from clonos.core.coordinator import Coordinator
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
 from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
+from clonos.core.roster import TaskPhase
 from clonos.nodes.places import Seat
 from clonos.nodes.progress import Chronicle
 from clonos.nodes.views import Sample
@@ -37,7 +39,7 @@ class Job:
         compiled = word_count().compile()
         self.plan = compiled.plan
         self.keeper = HouseKeeper(self.plan, lambda batch: b"", lambda content: None)
-        self.coordinator = co.Coordinator(self.plan, self.keeper, address="here")
+        self.coordinator = Coordinator(self.plan, self.keeper, address="here")
         link: Any = None
         self.seats = {9: Seat(4, 77, "1", 7, link)}
         names = {c.task.id: [name for name, _ in c.operators] for c in compiled.codes}
@@ -71,7 +73,7 @@ def report(rows: int, **more: int) -> dict[str, int]:
 def test_a_progress_says_all_of_it(job):
     seen = job.chronicle
     job.coordinator.tasks[0].slot = 9
-    job.coordinator.tasks[0].machine.state = co.TaskPhase.LIVE
+    job.coordinator.tasks[0].machine.state = TaskPhase.LIVE
     assert seen.is_due(100.0, 1.0)
     seen.progress(100.0, 0.0)
     assert not seen.is_due(100.9, 1.0)
@@ -177,8 +179,8 @@ def test_status(job):
     assert job.chronicle.view(is_running=True).status.message == "tasks: 2 waiting for a slot"
     assert not job.chronicle.view(is_running=True).status.is_recovering
     for state in job.coordinator.tasks.values():
-        state.machine.state = co.TaskPhase.LIVE
-    job.coordinator.tasks[1].machine.state = co.TaskPhase.REPLAYING
+        state.machine.state = TaskPhase.LIVE
+    job.coordinator.tasks[1].machine.state = TaskPhase.REPLAYING
     job.coordinator.tasks[1].incarnation = Incarnation(1, 1)
     status = job.chronicle.view(is_running=True).status
     assert status.message == "tasks: 1 live, 1 replaying"

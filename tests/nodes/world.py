@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import messages as msg
 from clonos.core.history import Chains, Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper

@@ -10,8 +10,8 @@ import pytest
 from clonos import sinks, sources
 from clonos.api import aggregates, windows
 from clonos.api.job import Job
-from clonos.core.coordinator import TaskPhase
 from clonos.core.life import Phase
+from clonos.core.roster import TaskPhase
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob
 from clonos.simulator.mistakes.mutations import MUTATIONS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import messages as msg
 from clonos.core import moves
 from clonos.core.plan import Cell

@@ -13,7 +13,7 @@ import pytest
 
 import clonos
 from clonos.cluster.audience import Observer
-from clonos.core.coordinator import Note
+from clonos.core.decisions import Note
 from clonos.errors import OtherContent, OutputExists, SinkFailed
 from clonos.nodes.views import JobEvent
 from clonos.sinks.lanes import Lane, Output, OutputKey

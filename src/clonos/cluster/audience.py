@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from clonos.cluster.feeds import Feeds
 from clonos.cluster.listener import Listener
-from clonos.core.coordinator import Note
+from clonos.core.decisions import Note
 from clonos.core.history import Chains
 from clonos.errors import masked
 from clonos.nodes.views import (

@@ -16,12 +16,10 @@ from clonos.core.blame import Blame
 from clonos.core.checkpoints import Checkpoints
 from clonos.core.decisions import (
     Action,
-    Command,
     Compacted,
     Done,
     Event,
     Expel,
-    Fail,
     Leaving,
     MoveAsked,
     Note,
@@ -42,11 +40,6 @@ from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.standbys import Standbys
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES, Throttle
 from clonos.errors import ProtocolError
-
-__all__ = [
-    "Action", "Command", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail",
-    "Leaving", "MoveAsked", "Note", "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
-]  # fmt: skip
 
 
 class Coordinator:

@@ -17,7 +17,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from clonos.core.coordinator import Action
+from clonos.core.decisions import Action
 from clonos.core.events import Action as Reaction
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.machine import Table

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from clonos import errors
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.coordinator import Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import left_behind
 from clonos.core.mandate import MandateAsked
@@ -91,7 +92,7 @@ class DriverNode:
         self._ports, self._settings, self._recovered = ports, settings, recovered
         self._warn = ports.audience.warned
         bound = frozenset(task for task in settings.places if task is not None)
-        self.coordinator = co.Coordinator(
+        self.coordinator = Coordinator(
             self.plan,
             keeper,
             address=settings.address,

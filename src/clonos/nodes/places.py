@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Final
 
 from clonos.core import messages as msg
-from clonos.core.coordinator import SlotReady
+from clonos.core.decisions import SlotReady
 from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
 from clonos.errors import (

@@ -13,10 +13,12 @@ from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Final
 
-from clonos.core.coordinator import Coordinator, Note, TaskPhase
+from clonos.core.coordinator import Coordinator
+from clonos.core.decisions import Note
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import AUTO, LOCAL, STORE
 from clonos.core.plan import HOUSE_KEEPER, Cell
+from clonos.core.roster import TaskPhase
 from clonos.core.watch import LIVES
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (

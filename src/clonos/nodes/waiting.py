@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from clonos.core import messages as msg
-from clonos.core.coordinator import SlotReady
+from clonos.core.decisions import SlotReady
 from clonos.core.levels import STORE, LayerRef
 from clonos.core.placement import bound_of
 from clonos.core.plan import Cell, Plan

@@ -10,7 +10,8 @@ from typing import Any
 
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
-from clonos.core.coordinator import Coordinator, Done, TaskState
+from clonos.core.coordinator import Coordinator
+from clonos.core.decisions import Done
 from clonos.core.determinants import Clock, Determinant, Outcomes, Timer
 from clonos.core.events import Trial
 from clonos.core.fences import Fences, Trust, merge
@@ -25,7 +26,7 @@ from clonos.core.messages import Dependencies, Item
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.recovery import Recoveries
-from clonos.core.roster import TaskPhase
+from clonos.core.roster import TaskPhase, TaskState
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal

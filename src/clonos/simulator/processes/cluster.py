@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import messages as msg
 from clonos.core.history import Keep
 from clonos.core.levels import AUTO

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from clonos.core.coordinator import TaskPhase
+from clonos.core.roster import TaskPhase
 
 if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster

@@ -9,7 +9,7 @@ from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core.roster import RUNNING
 from clonos.errors import JournalInUse, OtherJournal
 from clonos.simulator.runs.coverage import Coverage, state_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
+from clonos.core.coordinator import Coordinator
 from clonos.nodes import events
 from clonos.simulator.checks.violations import require
 
@@ -54,7 +55,7 @@ class Movers:
         self.moved, self.overtaken, self.has_failures = 0, 0, False
         self._rivals = rivals
         self._overtaking: co.Note | None = None
-        self._heard_of: co.Coordinator | None = None
+        self._heard_of: Coordinator | None = None
         self._kills = KILLS if deadly else 0
         cluster.on_note.append(self._noted)
         for _ in range(ASKED):
@@ -151,7 +152,7 @@ class Movers:
             self.cluster.kill(self.random.choice(slots), "killed while something moves")
 
 
-def rival_wins(rival: co.Note, end: co.Note, coordinator: co.Coordinator) -> None:
+def rival_wins(rival: co.Note, end: co.Note, coordinator: Coordinator) -> None:
     """An overtaken task goes on where its rival is, unless the rival is gone. Otherwise it was
     fenced for nothing."""
     is_there = rival.value in coordinator.slots

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from clonos.core import coordinator as co
+from clonos.core import decisions as co
 from clonos.core import layer as layer_module
 from clonos.core.levels import MEMORY, STORE
 from clonos.core.moves import MovePhase
