@@ -36,8 +36,8 @@ class InTheLoop:
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.cluster.options.long_jobs = 0.7
-        self.cluster.job_random.seed(seed)
+        self.cluster.options.long_work = 0.7
+        self.cluster.work_random.seed(seed)
         self.port: Track = SlotTrack(self.ear)
 
 

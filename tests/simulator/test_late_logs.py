@@ -26,7 +26,7 @@ def entries_of_a_dead_task_come_late(seed):
     play.all_live()
     play.at(2, 4)
     durations = [0.4 * LATE_MS]
-    cluster.job_duration = lambda: (
+    cluster.work_duration = lambda: (
         durations.pop() if durations and play.machine(2).under_way is not None else 0.0
     )
     play.until(lambda: not durations)

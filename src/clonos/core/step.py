@@ -36,8 +36,8 @@ BATCH_BYTES_MAX: Final = 1 << 30
 
 D = TypeVar("D", Clock, Call)
 
-Job = Callable[[], object]
-"""The part of a step that user code does."""
+Work = Callable[[], object]
+"""The part of a step that user code does, between its two halves."""
 
 
 def checked(record: bytes, position: int, where: str) -> bytes:
@@ -58,7 +58,7 @@ class Abandoned(BaseException):  # user code may well catch every Exception
 
 
 def nothing() -> None:
-    """Do the job of a step without user code."""
+    """Do the work of a step without user code."""
 
 
 def end_all(program: Program, step: Step, ended: Sequence[int]) -> None:
@@ -67,13 +67,13 @@ def end_all(program: Program, step: Step, ended: Sequence[int]) -> None:
         program.on_end(step, channel)
 
 
-def job_of(
+def work_of(
     program: Program,
     step: RunningStep,
     cause: Determinant,
     items: Sequence[Item],
     batches: Sequence[Batch],
-) -> Job:
+) -> Work:
     """What a program has to do in a step; `batches`: the rows that it takes."""
     match cause:
         case SourceCut(rows=0):
@@ -100,10 +100,10 @@ def job_of(
     return nothing
 
 
-def attempt(job: Job) -> Exception | None:
-    """Do a job; return what it has raised."""
+def attempt(work: Work) -> Exception | None:
+    """Do the work of a step; return what it has raised."""
     try:
-        job()
+        work()
     except Exception as error:  # noqa: BLE001 - the caller decides what it means
         return error
     except Abandoned:

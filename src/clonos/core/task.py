@@ -44,7 +44,7 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
-from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_of, kind_of_step
+from clonos.core.step import RunningStep, TaskTime, Work, attempt, checked, kind_of_step, work_of
 from clonos.core.watch import Calls, Watch
 from clonos.errors import ProtocolError
 
@@ -410,10 +410,10 @@ class TaskMachine:
 
     def step(self) -> list[ev.Action] | None:
         """Take both halves of a step at once, if there is one to take."""
-        job = self.begin()
-        return None if job is None else self.end(attempt(job))
+        work = self.begin()
+        return None if work is None else self.end(attempt(work))
 
-    def begin(self) -> Job | None:
+    def begin(self) -> Work | None:
         """The first half of a step: choose, take the items, depend on what they depend on.
 
         Returns what the program has to do; ``None``: nothing for now. Until :meth:`end` the machine
@@ -460,7 +460,7 @@ class TaskMachine:
         if self.under_way is not None:
             self.under_way.is_abandoned = True
 
-    def _begin_logged(self) -> Job | None:
+    def _begin_logged(self) -> Work | None:
         """The log decides what is next; wait until the input for it has come again."""
         record = self.book.record(self.id, self.position + 1)
         cause, left_out, logged = in_parts(decode_record(record))
@@ -488,7 +488,7 @@ class TaskMachine:
 
     def _begin(
         self, cause: Determinant, items: list[Item], logged: Logged, left_out: Sequence[int]
-    ) -> Job:
+    ) -> Work:
         """Take what the step takes: an answer to a fence from now on says that we depend on it."""
         step = self.under_way = self.new_step(cause, logged)
         batches: list[Batch] = []
@@ -510,7 +510,7 @@ class TaskMachine:
             step.rows += batch.rows
         if left_out:
             batches = step.leave_out(left_out, batches)
-        return job_of(self.program, step, cause, items, batches)
+        return work_of(self.program, step, cause, items, batches)
 
     def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> list[Batch]:
         for item in items:

@@ -36,7 +36,7 @@ from clonos.core.intake import Intake
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program
-from clonos.core.step import RunningStep, job_of, pick_rows
+from clonos.core.step import RunningStep, pick_rows, work_of
 from clonos.core.suspects import (
     CALLS,
     MADE,
@@ -114,7 +114,7 @@ class Rehearsal:
         if isinstance(cause, Marker) or any(i.kind is Kind.MARKER for i in self._items):
             bytes(program.delta())  # a marker makes the program seal
         else:
-            job_of(program, self._task.new_step(cause), cause, self._items, batches)()
+            work_of(program, self._task.new_step(cause), cause, self._items, batches)()
 
     def narrow_down(self, rows: Sequence[int]) -> tuple[Sequence[int], bool]:
         """The fewest of these rows found, in one piece, of which a copy dies; and whether fewer

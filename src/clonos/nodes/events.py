@@ -107,7 +107,7 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that took longer is done; ``error``: what it has raised."""
+    """The work of a step took longer, and is done; ``error``: what it has raised."""
 
     life: int
     error: Exception | None

@@ -33,7 +33,7 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.levels import LayerRef, MergeLayers
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
-from clonos.core.step import Job
+from clonos.core.step import Work
 from clonos.errors import ClonosError
 from clonos.nodes.views import News, Sample
 from clonos.transport.events import Connection
@@ -120,15 +120,15 @@ class Store(Protocol):
 
 
 class Track(Protocol):
-    """Where user code runs: one job at a time, always in the same thread."""
+    """Where user code runs: the work of one step at a time, always in the same thread."""
 
     @property
     def is_free(self) -> bool:
-        """Whether no job is under way. While one is, turns go on and take all events."""
+        """Whether no work is under way. While one is, turns go on and take all events."""
 
-    def run(self, life: int, job: Job) -> bool:
-        """Do a job. True: it is done (if it raises, this raises, too). False: ``Ran`` follows in a
-        later turn."""
+    def run(self, life: int, work: Work) -> bool:
+        """Do the work of a step. True: it is done (if it raises, this raises, too). False: ``Ran``
+        follows in a later turn."""
 
 
 class Prefetch(Protocol):

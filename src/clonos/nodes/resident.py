@@ -326,12 +326,12 @@ class Resident:
         for _ in range(steps_max):
             if self._yields and not machine.calls.came:
                 return
-            job = machine.begin()
-            if job is None:
+            work = machine.begin()
+            if work is None:
                 return
             error = None
             try:
-                if not self._ports.track.run(self.number, job):
+                if not self._ports.track.run(self.number, work):
                     return
             except Exception as raised:  # noqa: BLE001 - it belongs to the step
                 error = raised
@@ -355,7 +355,7 @@ class Resident:
         self.is_busy = True
 
     def ran(self, error: Exception | None) -> None:
-        """The job of the step under way is done; `error`: what it raised."""
+        """The work of the step under way is done; `error`: what it raised."""
         assert self.machine is not None
         step = self.machine.under_way
         self._has_called |= step is not None and step.has_called

@@ -28,7 +28,7 @@ from clonos.core.life import Phase
 from clonos.core.messages import Item
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.program import Batch
-from clonos.core.step import Job, RunningStep
+from clonos.core.step import RunningStep, Work
 from clonos.core.task import TaskMachine
 from clonos.errors import ClonosError, Divergence, NothingToReplay, OperatorError
 from clonos.nodes.versions import HASH_SEED
@@ -267,12 +267,12 @@ class ReplayedTask:
         before = self._states() if state else {}
         machine, self.watched.took = self.machine, []
         is_logged = machine.position < self.log_ends_at or (self._is_implied and not beyond)
-        job = machine.begin()
+        work = machine.begin()
         step = machine.under_way
-        if job is None or step is None:
+        if work is None or step is None:
             return None
         try:
-            self._attempt(step, job)
+            self._attempt(step, work)
         except ClonosError as error:
             self._failure = error
             raise
@@ -288,9 +288,9 @@ class ReplayedTask:
         operators = self.watched.program.operators.items()
         return {name: one.state() for name, one in operators if isinstance(one, ProcessOperator)}
 
-    def _attempt(self, step: RunningStep, job: Job) -> None:
+    def _attempt(self, step: RunningStep, work: Work) -> None:
         try:
-            job()
+            work()
             self.machine.end()
         except NotInLog as asked:
             raise NothingToReplay(

@@ -2,9 +2,9 @@
 
 User code always runs in the same thread, the loop's: SQLite and many clients demand that. The node
 and its connections belong to the thread that has the *baton*, a lock. The loop gives it up only
-around a job. A second thread, the *relief*, looks now and then. If a job takes long, the relief
+while user code runs. A second thread, the *relief*, looks now and then. If user code takes long, it
 takes the baton and turns the node, so that fences, credits and log entries are handled, until the
-loop wants the baton back. The relief begins no job.
+loop wants the baton back. The relief begins no step.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from clonos.core.step import Abandoned, Job
+from clonos.core.step import Abandoned, Work
 from clonos.nodes.events import Heard
 from clonos.nodes.slot import SlotNode
 
 LOOK_S: Final = 0.02
-"""How often the relief looks while there are jobs: a job that lasts from one look to the next is
-long.
-"""
+"""How often the relief looks while user code runs: what lasts from one look to the next is long."""
 
 
 class MainTrack:
-    """A :class:`~clonos.nodes.ports.Track` that runs jobs at once, in the loop's own thread.
+    """A :class:`~clonos.nodes.ports.Track` that does all work at once, in the loop's own thread.
 
     Parameters
     ----------
@@ -38,15 +36,15 @@ class MainTrack:
     baton
         Held by the thread that turns the node.
     is_free
-        Whether no job is under way.
-    jobs
-        How many were begun.
+        Whether no work is under way.
+    steps
+        Of how many steps the work was begun.
     is_used
-        Set as a job begins. The relief clears it when there was none for a while, and sleeps.
+        Set as work begins. The relief clears it when there was none for a while, and sleeps.
     is_wanted
         Whether the loop wants the baton back.
     long
-        The life whose job takes long, and when the relief first saw that, by the monotonic clock;
+        The life whose work takes long, and when the relief first saw that, by the monotonic clock;
         any thread may ask.
     turns_since_s
         When the turn under way began; None between two turns.
@@ -56,22 +54,22 @@ class MainTrack:
         self.baton = threading.Lock()
         self.is_free = True
         self.is_wanted = False
-        self.jobs = 0
+        self.steps = 0
         self.is_used = threading.Event()
         self.long: tuple[int, float] | None = None
         self.turns_since_s: float | None = None
         self._life = 0
         self._ring = ring
 
-    def run(self, life: int, job: Job) -> bool:
-        self.jobs += 1
+    def run(self, life: int, work: Work) -> bool:
+        self.steps += 1
         self._life = life
         self.is_free = False
         if not self.is_used.is_set():  # after the count, at which the relief looks last
             self.is_used.set()
         self.baton.release()
         try:
-            job()
+            work()
         except Abandoned:
             pass
         except (Exception, SystemExit, KeyboardInterrupt):
@@ -141,7 +139,7 @@ def serve(
 
 
 class Relief:
-    """Turns the node while a job takes long.
+    """Turns the node while user code takes long.
 
     Parameters
     ----------
@@ -179,8 +177,8 @@ class Relief:
     def _run(self) -> None:
         track, seen = self._track, 0
         while not self._stopped.wait(LOOK_S):
-            if track.jobs != seen:
-                seen = track.jobs
+            if track.steps != seen:
+                seen = track.steps
                 continue
             if track.is_free:
                 self._sleep(seen)
@@ -195,14 +193,14 @@ class Relief:
                     return
 
     def _sleep(self, seen: int) -> None:
-        """Sleep until there is a job again."""
+        """Sleep until there is work again."""
         used = self._track.is_used
         used.clear()
-        if self._track.jobs == seen and not self._stopped.is_set():
+        if self._track.steps == seen and not self._stopped.is_set():
             used.wait()
 
-    def _relieve(self, job: int) -> None:
+    def _relieve(self, step: int) -> None:
         track, wait_s = self._track, 0.0
-        while not (track.is_free or track.is_wanted or track.jobs != job):
+        while not (track.is_free or track.is_wanted or track.steps != step):
             track.takes_long()
             wait_s = self._turn(wait_s)

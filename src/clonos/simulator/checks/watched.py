@@ -13,7 +13,7 @@ from clonos.core.determinants import Outcomes
 from clonos.core.fences import Cut
 from clonos.core.life import Phase
 from clonos.core.messages import Layer
-from clonos.core.step import Job
+from clonos.core.step import Work
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Calls
 from clonos.simulator.checks import invariants
@@ -108,12 +108,12 @@ class WatchedMachine(TaskMachine):
         elif isinstance(event, ev.Received) and self._recorder.checks_state:
             check_state(self.inputs[event.channel])
 
-    def begin(self) -> Job | None:
+    def begin(self) -> Work | None:
         self._loop_was_full = loop_is_full(self)  # its input no longer circulates
-        job = super().begin()
-        if job is not None:  # often there is none, and backlogs change only when a step ends
+        work = super().begin()
+        if work is not None:  # often there is none, and backlogs change only when a step ends
             self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
-        return job
+        return work
 
     def flush(self) -> list[ev.Action]:
         actions = self._watch(super().flush())

@@ -369,7 +369,7 @@ MUTATIONS: dict[str, Mutation] = {
         "calls", (TaskMachine, "_take_calls", wrong.ask_on_replay)
     ),
     "answers come in another order on replay": mutation(
-        "equivalence", (task_module, "job_of", wrong.reversed_on_replay)
+        "equivalence", (task_module, "work_of", wrong.reversed_on_replay)
     ),
     "answers are shared at the next tick": mutation(
         "log before effect", (Outbounds, "share_soon", constant(None))

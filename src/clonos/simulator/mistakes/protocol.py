@@ -267,12 +267,12 @@ def never_full(_: Any) -> Any:
 
 
 def reversed_on_replay(original: Any) -> Any:
-    def job_of(program: Any, step: RunningStep, cause: Determinant, *rest: Any) -> Any:
+    def work_of(program: Any, step: RunningStep, cause: Determinant, *rest: Any) -> Any:
         if isinstance(cause, Outcomes) and not step.is_live:
             cause = Outcomes(cause.outcomes[::-1])
         return original(program, step, cause, *rest)
 
-    return job_of
+    return work_of
 
 
 def never_unknown(original: Any) -> Any:

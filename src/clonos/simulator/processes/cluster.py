@@ -103,7 +103,7 @@ class Options:
     """How much of logs a process may hold. None: processes do not report how much they hold."""
     scratch_faults: float = 0.0
     """The probability that the local disk fails, while there are faults."""
-    long_jobs: float = 0.0
+    long_work: float = 0.0
     """The probability that user code takes longer, so that its slot takes turns meanwhile."""
     wired: bool = False
     """Whether channels are bytes on simulated sockets."""
@@ -160,7 +160,7 @@ class Cluster:
         self.job = job
         self.options = options
         self.random = random
-        self.job_random = Random(0)
+        self.work_random = Random(0)
         """Draws the duration of user code; separate, so that the rest of a seed does not change."""
         self.call_random = Random(0)
         """Draws the duration of calls."""
@@ -188,7 +188,7 @@ class Cluster:
         self.outcome = Outcome()
         self.litter = Litter(self.disks.shared.observe(), options.grace_ms, job.plan)
         self.on_note: list[Callable[[co.Note], None]] = []
-        self.on_job: list[Callable[[Slot, float], None]] = []
+        self.on_work: list[Callable[[Slot, float], None]] = []
         self.on_steps: list[Callable[[Slot], None]] = []
         self.before_end: list[Callable[[], bool]] = []
         """Sources go on until all of these are true."""
@@ -247,15 +247,15 @@ class Cluster:
         random, longest = self.line_random, self.options.lines_ms
         return longest * random.random() if longest and random.random() < 0.25 else 0.0
 
-    def job_duration(self) -> float:
-        random = self.job_random
-        if random.random() >= self.options.long_jobs:
+    def work_duration(self) -> float:
+        random = self.work_random
+        if random.random() >= self.options.long_work:
             return 0.0
         return random.choice((0.5, 3.0, 30.0, 30.0)) * random.random()
 
     def under_way(self, slot: Slot, duration: float) -> None:
         """A long piece of user code has begun."""
-        for listener in self.on_job:
+        for listener in self.on_work:
             listener(slot, duration)
 
     def stepped(self, slot: Slot) -> None:

@@ -16,7 +16,7 @@ from clonos.core.dial import Dial, ladder
 from clonos.core.levels import AUTO, LOCAL
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
-from clonos.core.step import Job, attempt, nothing
+from clonos.core.step import Work, attempt, nothing
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import LOG_BYTES
 from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PoisonRecord, UnreadableLayer
@@ -322,22 +322,22 @@ class SlotTrack:
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._under_way: tuple[int, Job, Exception | None] | None = None
+        self._under_way: tuple[int, Work, Exception | None] | None = None
 
     @property
     def is_free(self) -> bool:
         return self._under_way is None
 
-    def run(self, life: int, job: Job) -> bool:
+    def run(self, life: int, work: Work) -> bool:
         cluster = self._slot.cluster
-        duration = cluster.job_duration()
+        duration = cluster.work_duration()
         if not duration:
-            job()
+            work()
             return True
         error = None
-        if cluster.job_random.random() < 0.5:
-            error, job = attempt(job), nothing
-        self._under_way = life, job, error
+        if cluster.work_random.random() < 0.5:
+            error, work = attempt(work), nothing
+        self._under_way = life, work, error
         cluster.scheduler.after(duration, self._ran, self._under_way)
         cluster.under_way(self._slot, duration)
         return False
@@ -345,15 +345,15 @@ class SlotTrack:
     def hurry(self) -> None:
         """The life is over: sometimes the work ends at just that moment."""
         cluster = self._slot.cluster
-        if self._under_way is not None and cluster.job_random.random() < 0.5:
+        if self._under_way is not None and cluster.work_random.random() < 0.5:
             cluster.scheduler.after(0.0, self._ran, self._under_way)
 
-    def _ran(self, under_way: tuple[int, Job, Exception | None]) -> None:
+    def _ran(self, under_way: tuple[int, Work, Exception | None]) -> None:
         if not self._slot.alive or under_way is not self._under_way:
             return
-        life, job, error = under_way
+        life, work, error = under_way
         try:
-            error = error or attempt(job)
+            error = error or attempt(work)
         except Poisoned:
             self._slot.cluster.kill(self._slot, "poisoned")
         self._under_way = None

@@ -115,7 +115,7 @@ class Faults:
         self._eagerness = eagerness
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         cluster.on_note.append(self.on_note)
-        cluster.on_job.append(self.on_job)
+        cluster.on_work.append(self.on_work)
         for _ in range(budget // 2 + 1):
             at = begins_at + cluster.random.random() * lasts
             cluster.scheduler.at(at, self.strike)
@@ -127,7 +127,7 @@ class Faults:
         if note.what in CRITICAL and random.random() < self._eagerness:
             self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
 
-    def on_job(self, slot: Slot, duration: float) -> None:
+    def on_work(self, slot: Slot, duration: float) -> None:
         """During a step, kill tasks on whose logs it depends before those logs are safe."""
         random, scheduler = self.cluster.random, self.cluster.scheduler
         if scheduler.now >= self.begins_at and random.random() < self._eagerness:

@@ -264,7 +264,7 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
         options.slots += 3
     if kind.availability is not None and not (is_poisoned or is_lethal or has_order):
         options.availability = kind.availability
-    options.long_jobs, options.wired = _long_jobs(seed), kind.wire
+    options.long_work, options.wired = _long_work(seed), kind.wire
     if kind.spill:
         options.memory_bytes, options.scratch_faults = 0, (0.0, 0.3)[seed % 2]
     if kind.history and job.plan.causal_log:
@@ -292,7 +292,7 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
         )[0]
 
 
-def _long_jobs(seed: int) -> float:
+def _long_work(seed: int) -> float:
     return 0.3 if seed % 3 == 1 else 0.0
 
 
@@ -306,7 +306,7 @@ def _simulate_edge(seed: int, size: Size, *, availability: bool, **judged: bool)
         epoch_ms=random.choice((5.0, 20.0, size.epochs_ms[-1])),
         commit_ms=random.choice((1.0, 5.0)),
         rows_ms=0.5,
-        long_jobs=_long_jobs(seed),
+        long_work=_long_work(seed),
     )
     return simulate_job(seed, job, options, random, harsh=True, kinds=EDGE, size=size, **judged)[0]
 
@@ -346,7 +346,7 @@ def _simulate_implied(seed: int, size: Size, **judged: bool) -> Result:
         job = with_implied(job, random)
     options = random_options(random, job, size)
     options.slots, options.availability = options.slots + 2, False
-    options.long_jobs = _long_jobs(seed)
+    options.long_work = _long_work(seed)
     if which < 2:
         options.epoch_ms, options.rows_ms = random.choice((5.0, 20.0, size.epochs_ms[-1])), 0.5
         options.latency_ms, options.commit_ms = 1.0, random.choice((1.0, 5.0))
@@ -364,7 +364,7 @@ def _simulate_levels(seed: int, **judged: bool) -> Result:
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
     options = random_options(random, job)
     options.availability = options.availability and not is_poisoned
-    options.long_jobs, options.wired = _long_jobs(seed), seed % 10 == 9
+    options.long_work, options.wired = _long_work(seed), seed % 10 == 9
     drawn = Random(f"movers {seed}"), Random(f"renewals {seed}")
     moves = drawn[0].random() < 0.5
     rivals = Random(f"rivals {seed}") if seed % 7 == 3 else None
@@ -408,7 +408,7 @@ def _simulate_moves(seed: int, size: Size, *, rivals: bool, **judged: bool) -> R
     job, is_poisoned = _toy_job(random, seed, size, loops=seed % 6 == 4)
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
     options = random_options(random, job, size)
-    options.long_jobs, options.slots = _long_jobs(seed), options.slots + 2
+    options.long_work, options.slots = _long_work(seed), options.slots + 2
     options.availability = options.availability and not is_poisoned
     kinds = KINDS if seed % 2 else ()
     if not kinds:
