@@ -18,10 +18,10 @@ import pytest
 import clonos
 from clonos.cluster import setup
 from clonos.cluster.directory import JobDirectory
-from clonos.cluster.driver import ALL_STAYS
 from clonos.cluster.durable import JournalFile
 from clonos.cluster.former import NOBODY
 from clonos.cluster.patience import Patience
+from clonos.cluster.run_options import ALL_STAYS
 from clonos.core.version import VERSION
 from clonos.errors import (
     BadDirectory,
@@ -67,9 +67,7 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
     )
     standby._pause = partial(setup.DriverSetup._pause, standby)
     with ThreadPoolExecutor(1) as pool:
-        opened = pool.submit(
-            setup.DriverSetup._open_journal, standby, None, None, look, is_patient=True
-        )
+        opened = pool.submit(setup.DriverSetup._open_journal, standby, None, look, is_patient=True)
         assert waits.wait(60)
         postgres_server.stop()
         try:
@@ -101,7 +99,7 @@ def test_what_ends_the_wait_is_told_alone(tmp_path):
     )
     standby._pause = partial(setup.DriverSetup._pause, standby)
     with pytest.raises(NotSettled) as caught:
-        setup.DriverSetup._open_journal(standby, None, None, look, is_patient=True)
+        setup.DriverSetup._open_journal(standby, None, look, is_patient=True)
     assert caught.value.__context__ is None
     journal.close()
 
@@ -147,7 +145,7 @@ def opened(
         _store=None,
     )
     how: Any = {"is_upgrade": job is not None, "of_state": ALL_STAYS}
-    file = setup.DriverSetup._open_journal(driver, None, None, lambda _: False, is_patient=True)
+    file = setup.DriverSetup._open_journal(driver, None, lambda _: False, is_patient=True)
     try:
         setup.DriverSetup._recover(driver, file, ExitStack(), **how)
     except ClonosError:

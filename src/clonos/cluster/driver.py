@@ -18,6 +18,7 @@ from clonos.cluster.loop import DriverLoop
 from clonos.cluster.moves import Mover
 from clonos.cluster.not_ended import goes_on
 from clonos.cluster.result import JobResult
+from clonos.cluster.run_options import ALL_STAYS, RunOptions
 from clonos.cluster.running_past import RunningPast
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.succession import Succession, after_the_switch
@@ -35,9 +36,6 @@ from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
 
 LOGGER: Final = logging.getLogger("clonos")
-ALL_STAYS: Final[Mapping[str, Any]] = {"drop_state": (), "renamed": {}}
-"""No state goes, and none goes elsewhere."""
-
 STOP_S: Final = 30.0
 """Longest time that a caller waits for a job to stop."""
 LISTENERS_S: Final = 1.0
@@ -128,19 +126,19 @@ class RunningJob(RunningPast):
         graph: LogicalGraph | None = None,
     ) -> None:
         self.spark, self.graph = spark, graph
-        self._how: dict[str, Any] = {
-            "journal": journal,
-            "standby_slots": standby_slots,
-            "durability": durability,
-            "tls": tls,
-            "batch_rows_max": batch_rows_max,
-            "linger_ms": linger_ms,
-            "silence_s": silence_s,
-            "answer_s": answer_s,
-            "progress_s": progress_s,
-            "sole_driver": sole_driver,
-            "profile": profile,
-        }
+        self._run_options = RunOptions(
+            journal=journal,
+            standby_slots=standby_slots,
+            durability=durability,
+            tls=tls,
+            batch_rows_max=batch_rows_max,
+            linger_ms=linger_ms,
+            silence_s=silence_s,
+            answer_s=answer_s,
+            progress_s=progress_s,
+            sole_driver=sole_driver,
+            profile=profile,
+        )
         self._succeeding = threading.Lock()  # held while another driver takes over
         self._is_to_end = False
         self._left_by: BaseException | None = None  # why the job has no driver
@@ -148,12 +146,12 @@ class RunningJob(RunningPast):
             DriverSetup(
                 compiled,
                 spark,
+                self._run_options,
                 standby=standby,
                 listeners=listeners,
                 ui_port=ui_port,
                 upgrade=upgrade,
                 of_state={"drop_state": drop_state, "renamed": renamed or {}},
-                **self._how,
             )
         )
 
@@ -376,22 +374,37 @@ class RunningJob(RunningPast):
         succession.require(compiled, **of_state)
         succession.prepare(compiled, **of_state)
         ui_port = page.port if page is not None else None
-        how = {**self._how, "listeners": (), "ui_port": ui_port}  # listeners are added later
-        new: dict[str, Any] = {"standby": True, "upgrade": True, "look": succession.look}
         delivered, leaving = lambda: before.node.delivered, lambda: before.pool.running
-        new["former"] = Former(lambda: succession.prepared, delivered, leaving)
-        new["of_state"] = of_state
         try:
-            self._go_on(DriverSetup(compiled, self.spark, **new, **how))
+            self._go_on(
+                DriverSetup(
+                    compiled,
+                    self.spark,
+                    self._run_options,
+                    standby=True,
+                    ui_port=ui_port,
+                    upgrade=True,
+                    of_state=of_state,
+                    look=succession.look,
+                    former=Former(lambda: succession.prepared, delivered, leaving),
+                )
+            )
         except BaseException as error:
             succession.give_up()
             if succession.has_stopped():
                 self._left_by = error  # after the switch, only the new graph can be started
                 with after_the_switch(error):
-                    how |= {"standby": False, "upgrade": False, "of_state": ALL_STAYS}
-                    how |= {"look": self._require_no_stop, "goes_on": True}
-                    how["former"] = Former(delivered=delivered)
-                    self._go_on(DriverSetup(before.compiled, self.spark, **how))
+                    self._go_on(
+                        DriverSetup(
+                            before.compiled,
+                            self.spark,
+                            self._run_options,
+                            ui_port=ui_port,
+                            look=self._require_no_stop,
+                            former=Former(delivered=delivered),
+                            goes_on=True,
+                        )
+                    )
                     self._left_by = None
             raise
 

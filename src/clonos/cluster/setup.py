@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
@@ -30,6 +29,7 @@ from clonos.cluster.moves import Executors
 from clonos.cluster.patience import Patience
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
+from clonos.cluster.run_options import ALL_STAYS, RunOptions
 from clonos.cluster.shipping import seals_of, ship
 from clonos.cluster.sink_places import added_sinks, claimed, claims_of, end_left
 from clonos.cluster.stages import begins
@@ -64,7 +64,6 @@ from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
 from clonos.sinks.taken_back import take_back
 from clonos.spark.slots import driver_address, is_local
-from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.watchdog import Watchdog
 from clonos.transport.certificates import Authority
@@ -96,69 +95,58 @@ class DriverSetup:
     """The driver's node with its adapters. Takes the journal's lock and a port; releases them if
     making the rest fails, or by :meth:`close`.
 
-    The parameters are those of :class:`~clonos.cluster.driver.RunningJob`. While a standby driver
-    waits, ``look`` says whether to try the lock at once, and may raise. ``former``: the driver that
-    has run the job in this process until now. ``goes_on``: nobody else can run it, so what is away
-    is waited for.
+    Parameters
+    ----------
+    standby, listeners, ui_port, upgrade
+        See :class:`~clonos.cluster.driver.RunningJob`.
+    of_state
+        Which state goes, and which goes elsewhere.
+    look
+        Whether a standby driver tries the journal's lock at once, while it waits; may raise.
+    former
+        The driver that has run the job in this process until now.
+    goes_on
+        Nobody else can run the job, so what is away is waited for.
     """
 
     def __init__(
         self,
         compiled: CompiledJob,
         spark: Any,
+        run_options: RunOptions,
         *,
-        journal: str | Path | None,
-        standby: bool,
-        standby_slots: int | None,
-        durability: Durability,
-        tls: bool | None,
-        batch_rows_max: int,
-        linger_ms: float,
-        silence_s: float,
-        answer_s: float,
-        listeners: Sequence[Listener],
-        progress_s: float,
-        sole_driver: bool,
-        ui_port: int | None,
-        upgrade: bool,
-        of_state: Mapping[str, Any],
-        profile: Any,
+        standby: bool = False,
+        listeners: Sequence[Listener] = (),
+        ui_port: int | None = None,
+        upgrade: bool = False,
+        of_state: Mapping[str, Any] = ALL_STAYS,
         look: Callable[[Waiting | None], bool] = _never,
         former: Former = NOBODY,
         goes_on: bool = False,
     ) -> None:
-        self.compiled, self.spark, self.durability = compiled, spark, durability
-        self._profile, self._former, self._goes_on = profile, former, goes_on
+        self.compiled, self.spark, self._run_options = compiled, spark, run_options
+        self.durability = durability = run_options.durability
+        self._former, self._goes_on = former, goes_on
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(compiled.plan, self.sinks)
-        self._journal, self.warn, self.trials = journal, Warnings(), Trials()
+        self.warn, self.trials = Warnings(), Trials()
         self.observer = Observer([t.name for t in compiled.plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
-        about = {"sole_driver": sole_driver, "is_upgrade": upgrade}
-        self.directory = directory = _directory(compiled, spark, journal, **about)
+        self.directory = directory = _directory(compiled, spark, run_options, is_upgrade=upgrade)
         store = DeliveredStore(directory.delivered_uri, durability)
         self.delivered = Delivered(spark, directory, store, self.sink_schemas)
         with ExitStack() as undo:  # if anything below fails: release the lock and the port
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
-            equip = partial(
-                self._equip,
-                undo,
-                standby_slots=standby_slots,
-                tls=tls,
-                batch_rows_max=batch_rows_max,
-                linger_ms=linger_ms,
-                driver=(silence_s, answer_s, progress_s),
-            )
-            waiting = self._stand_by(equip, undo) if standby else None
-            file = self._open_journal(waiting, standby_slots, look, is_patient=standby)
+            waiting = self._stand_by(undo) if standby else None
+            file = self._open_journal(waiting, look, is_patient=standby)
             undo.callback(file.close)
             recover = partial(self._recover, file, undo, is_upgrade=upgrade, of_state=of_state)
             recovered = self._stores(recover)
             self._stores(partial(self._claim, undo))
             if waiting is None:
-                equip()
+                self._equip(undo)
             self.is_equipped = waiting is not None
             self.followers = Followers(
                 compiled, spark, self.directory.queries_uri, self.inbox.put, self.warn
@@ -172,21 +160,12 @@ class DriverSetup:
             self.page = self._open_page(ui_port, undo, follows=standby)
             self._undo = undo.pop_all()
 
-    def _equip(
-        self,
-        undo: ExitStack,
-        *,
-        standby_slots: int | None,
-        tls: bool | None,
-        batch_rows_max: int,
-        linger_ms: float,
-        driver: tuple[float, float, float],
-    ) -> None:
+    def _equip(self, undo: ExitStack) -> None:
         """Make what slots need: a port of this process, and the pool with the code that Spark
         runs."""
-        compiled, directory, durability = self.compiled, self.directory, self.durability
-        self.feeds = Feeds(compiled, directory, durability, self.inbox, self.warn)
-        secret, identities = self._listen(driver_address(self.spark), standby_slots, tls)
+        compiled, directory, options = self.compiled, self.directory, self._run_options
+        self.feeds = Feeds(compiled, directory, self.durability, self.inbox, self.warn)
+        secret, identities = self._listen(driver_address(self.spark))
         undo.callback(self.plane.shutdown)
         shipment = ship(
             self.feeds.reading(with_materialized(compiled, self.spark, directory.spool_uri)),
@@ -194,17 +173,17 @@ class DriverSetup:
             secret,
             self.plane.address,
             directory.layers_uri,
-            layers_durability=durability,
+            layers_durability=self.durability,
             lineage=compiled.options.lineage or directory.checkpoint_id,
             run=directory.checkpoint_id,
             began=directory.lanes_began,
             identities=identities,
-            allow_plaintext=tls is False,
-            batch_rows_max=batch_rows_max,
-            linger_ms=linger_ms,
+            allow_plaintext=options.tls is False,
+            batch_rows_max=options.batch_rows_max,
+            linger_ms=options.linger_ms,
         )
         self.pool = SlotPool(
-            self.spark, compiled, shipment, self.inbox, standby_slots, self._profile
+            self.spark, compiled, shipment, self.inbox, options.standby_slots, options.profile
         )
         self._executors = Executors(
             self.spark,
@@ -214,9 +193,9 @@ class DriverSetup:
             self.pool.bound,
             self.pool.executors_with_room,
         )
-        self._known = self._settings(*driver)
+        self._known = self._settings()
 
-    def _stand_by(self, equip: Callable[[], None], undo: ExitStack) -> Waiting | None:
+    def _stand_by(self, undo: ExitStack) -> Waiting | None:
         """Slots that wait for the job. None: there is no job yet, or before slots can read, rows
         must be written where the other driver writes."""
         is_spooled = any(fed(self.compiled)) or any(
@@ -225,7 +204,7 @@ class DriverSetup:
         )
         if self.directory.is_new or is_spooled:
             return None
-        equip()
+        self._equip(undo)
         self.pool.require(leaving=self._former.leaving())
         self.pool.prepare()
         self._make_room()
@@ -247,7 +226,6 @@ class DriverSetup:
     def _open_journal(
         self,
         waiting: Waiting | None,
-        standby_slots: int | None,
         look: Callable[[Waiting | None], bool],
         *,
         is_patient: bool,
@@ -275,7 +253,7 @@ class DriverSetup:
                         remedy="check that the driver reaches the place and may write to it",
                     ) from error
             if is_first:
-                self._prepare(waiting, standby_slots)
+                self._prepare(waiting)
                 LOGGER.info("%s stands by: %s", self.compiled.name, why)
             self._pause(waiting, look)
             self._has_waited = True
@@ -286,12 +264,16 @@ class DriverSetup:
         self._stores = Patience(self.compiled.name, pause, self.warn, is_needed=is_alone)
         return found
 
-    def _prepare(self, waiting: Waiting | None, standby_slots: int | None) -> None:
+    def _prepare(self, waiting: Waiting | None) -> None:
         if waiting is not None:
             waiting.start()
         else:
-            slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
-            warm_up(self.spark, len(slots), self._profile)
+            warm_up(self.spark, self._slots(), self._run_options.profile)
+
+    def _slots(self) -> int:
+        """How many slots the job wants."""
+        wanted = self._run_options.standby_slots
+        return len(places(self.compiled, wanted, is_local=is_local(self.spark)))
 
     def _pause(
         self,
@@ -355,8 +337,8 @@ class DriverSetup:
             SystemClock(), journal, outputs, self.pool, self.merger, self.audience, self._lookout
         )
 
-    def _settings(self, silence_s: float, answer_s: float, progress_s: float) -> DriverSettings:
-        compiled, options = self.compiled, self.compiled.options
+    def _settings(self) -> DriverSettings:
+        compiled, options, run = self.compiled, self.compiled.options, self._run_options
         return DriverSettings(
             name=compiled.name,
             run_id=self.run_id,
@@ -368,9 +350,9 @@ class DriverSetup:
             checkpoint_interval_s=seals_of(compiled, self.directory.layers_uri).longest_s,
             standbys=options.standbys,
             availability=options.on_orphan == "availability",
-            silence_s=silence_s,
-            answer_s=answer_s,
-            progress_s=progress_s,
+            silence_s=run.silence_s,
+            answer_s=run.answer_s,
+            progress_s=run.progress_s,
             inflight_bytes=options.inflight_bytes,
             log_bytes=options.log_bytes,
             speculation=options.speculation,
@@ -378,16 +360,14 @@ class DriverSetup:
             interruptions=(JobCancelled, SparkStopped),
         )
 
-    def _listen(
-        self, address: str, standby_slots: int | None, tls: bool | None
-    ) -> tuple[JobSecret, dict[int, Identity]]:
+    def _listen(self, address: str) -> tuple[JobSecret, dict[int, Identity]]:
         """Open this process's plane; return what the slots need to use it."""
         secret, driver, identities = JobSecret.new(), None, {}
+        tls = self._run_options.tls
         if not ipaddress.ip_address(address).is_loopback if tls is None else tls:
             authority = Authority(self.run_id)
             driver = authority.issue(DRIVER_NAME)
-            slots = len(places(self.compiled, standby_slots, is_local=is_local(self.spark)))
-            identities = {slot: authority.issue(slot_name(slot)) for slot in range(slots)}
+            identities = {n: authority.issue(slot_name(n)) for n in range(self._slots())}
         is_plaintext = tls is False  # asked for explicitly
         try:
             self.plane = Plane(
@@ -433,12 +413,25 @@ class DriverSetup:
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
-        how = (drop_state, directory.numbers, self._former.prepared())
         announce = partial(directory.announce, compiled, version + 1, renamed=renamed)
         begins("switching", compiled.name)
-        about = directory.graph(version), compiled, self.durability, directory.checkpoint_id
-        with claimed(before, *about), ThreadPoolExecutor(WRITERS, "clonos-switch") as pool:
-            switch = Switch(before, keeper, waiting, compiled, successor, *how, pool.map)
+        known, owner = directory.graph(version), directory.checkpoint_id
+        numbers, prepared = directory.numbers, self._former.prepared()
+        with (
+            claimed(before, known, compiled, self.durability, owner),
+            ThreadPoolExecutor(WRITERS, "clonos-switch") as pool,
+        ):
+            switch = Switch(
+                before,
+                keeper,
+                waiting,
+                compiled,
+                successor,
+                drop_state,
+                numbers,
+                prepared,
+                pool.map,
+            )
             if not switch.make(self._store, self._term, announce, file):
                 raise JournalBroken(
                     "the journal could not be begun anew, so the job may still have its old graph",
@@ -526,9 +519,9 @@ class DriverSetup:
         failed = self.node.failed
         task = -1 if failed is None else failed.task
         compiled = self.feeds.reading(self.compiled)
-        about = compiled, self.directory, self._journal, self.keeper, error, task
+        journal = self._run_options.journal
         try:
-            path = bear_witness(*about)
+            path = bear_witness(compiled, self.directory, journal, self.keeper, error, task)
         except (ClonosError, OSError) as missing:
             self.warn(f"there is no bundle of what led to the error: {missing}")
             return otherwise
@@ -551,7 +544,7 @@ class DriverSetup:
         return {
             "compiled": self.feeds.reading(self.compiled),
             "checkpoint_dir": self.compiled.options.checkpoint_dir or self.directory.root,
-            "journal": self._journal,
+            "journal": self._run_options.journal,
         }
 
     def publish(self) -> None:
@@ -573,19 +566,14 @@ class DriverSetup:
 
 
 def _directory(
-    compiled: CompiledJob,
-    spark: Any,
-    journal: str | Path | None,
-    *,
-    sole_driver: bool,
-    is_upgrade: bool,
+    compiled: CompiledJob, spark: Any, run_options: RunOptions, *, is_upgrade: bool
 ) -> JobDirectory:
     on_one_machine = (spark.sparkContext.master or "").startswith("local")
     directory = JobDirectory(
         compiled.options.checkpoint_dir,
-        journal,
+        run_options.journal,
         on_one_machine=on_one_machine,
-        sole_driver=sole_driver,
+        sole_driver=run_options.sole_driver,
     )
     try:
         directory.check(compiled, is_upgrade=is_upgrade)
