@@ -69,7 +69,7 @@ def test_who_waits_for_a_store_after_a_change_that_failed_can_be_stopped(running
     """The old graph waits, too, because nobody else runs the job."""
     waits = threading.Event()
 
-    def begun(*_: Any, upgrade: bool, look: Any, goes_on: bool = False, **__: Any) -> Any:
+    def begun(*_: Any, look: Any, upgrade: bool = False, goes_on: bool = False, **__: Any) -> Any:
         assert goes_on != upgrade
         if upgrade:
             running._loop.over.set()
@@ -107,7 +107,7 @@ def ended() -> Any:
 def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
     """The switch was made, and then the new graph could not begin."""
 
-    def begun(*_: Any, upgrade: bool, **__: Any) -> Any:
+    def begun(*_: Any, upgrade: bool = False, **__: Any) -> Any:
         running._loop.over.set()
         raise OutputExists("the new sink's folder is taken") if upgrade else OtherJob("a new graph")
 
