@@ -21,7 +21,7 @@ import clonos
 from clonos.columns.schema import parse_schema
 from clonos.runtime.shelf import LocalShelf
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import levels, pieces, row_store, runs
+from clonos.state import pieces, row_store, runs, tiers
 from clonos.state.deltas import merge_deltas
 from clonos.testing import Batches, End, StepHarness, Tick, Watermark
 
@@ -167,7 +167,7 @@ def given_in_time(random):
 def test_windows_with_little_memory_go_on_after_any_step(kind, nbytes, monkeypatch):
     monkeypatch.setattr(pieces, "_APPENDED_MIN", 8)
     monkeypatch.setattr(runs, "BLOCK_BYTES", 200)
-    monkeypatch.setattr(levels, "LEVELS_MAX", 2)
+    monkeypatch.setattr(tiers, "TIERS_MAX", 2)
     make = program_of(kind)
     events = [*given_in_time(Random(nbytes)), End(0)]
     reference = StepHarness(make())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.state import large_pieces, levels, pieces, runs
+from clonos.state import large_pieces, pieces, runs, tiers
 
 
 def few_pieces_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,4 +14,4 @@ def few_pieces_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "WRITTEN_ROWS", 3)
     monkeypatch.setattr(large_pieces, "WRITTEN_ROWS", 3)
     monkeypatch.setattr(large_pieces, "TOLD_BYTES", 300)
-    monkeypatch.setattr(levels, "LEVELS_MAX", 2)
+    monkeypatch.setattr(tiers, "TIERS_MAX", 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clonos.errors import UnreadableLayer
 from clonos.simulator.processes.shelf import SlowShelf
-from clonos.state import levels, placed, row_store, runs
+from clonos.state import placed, row_store, runs, tiers
 from clonos.state.deltas import Delta, encode_delta, merge_deltas, open_delta
 from clonos.state.kept import kept_of
 from clonos.state.large_rows import LargeRowStore
@@ -71,7 +71,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "BLOCK_BYTES", 150)
     monkeypatch.setattr(runs, "MERGED_BYTES", 400)
     monkeypatch.setattr(runs, "WRITTEN_ROWS", 5)
-    monkeypatch.setattr(levels, "LEVELS_MAX", 3)
+    monkeypatch.setattr(tiers, "TIERS_MAX", 3)
 
 
 def batch_of(given_rows: list[Any]) -> pa.RecordBatch:

@@ -204,7 +204,7 @@ def test_sessions_go_away_come_back_and_are_over():
     assert small.store.all().num_rows == 150 - gone
     for _ in range(5):
         small.seal()  # they are written meanwhile
-    assert small.store.away.has_levels
+    assert small.store.away.has_tiers
     small = small.restored(0)
     for each in (large, small):
         each.append(rows_at([3]))

@@ -84,9 +84,9 @@ def test_what_has_no_room_is_not_in_memory():
         store.changes()
     for _ in range(50):
         store.relieve()
-    in_memory = [level for level in store._below.all if not isinstance(level, Run)]
+    in_memory = [tier for tier in store._below.all if not isinstance(tier, Run)]
     assert len(store._kept) + len(store._cache) + len(store._older) < 2000
-    assert sum(len(level.values) for level in in_memory) < 2000
+    assert sum(len(tier.values) for tier in in_memory) < 2000
     assert len(store._below.all) < 20
     store.expect([b"%d" % n for n in range(0, 20_000, 77)])
     assert all(store.get(b"%d" % n) == [b"%d" % n, "x" * 50] for n in range(0, 20_000, 77))

@@ -30,9 +30,9 @@ from clonos.state.stores import Facts
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
     from clonos.core.program import Step
-    from clonos.state.levels import Leveled
     from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
+    from clonos.state.tiers import Tiered
 
 
 OnBadRecord = Literal["fail", "drop", "keep"]
@@ -223,7 +223,7 @@ class Operator:
     """Whether it keeps values, rows by key or pieces of windows that need not be in memory."""
 
     @property
-    def stores(self) -> Iterable[Leveled]:
+    def stores(self) -> Iterable[Tiered]:
         """Those of its stores that begin with files of layers, and use them where they lie."""
         return ()
 

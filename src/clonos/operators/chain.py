@@ -143,7 +143,7 @@ class ChainProgram:
     @property
     def has_left_memory(self) -> bool:
         """Whether some operator has state that is not in memory."""
-        return any(store.has_levels for operator in self._operators for store in operator.stores)
+        return any(store.has_tiers for operator in self._operators for store in operator.stores)
 
     def let_go(self) -> None:
         """See :class:`~clonos.core.program.Program`."""

@@ -1,12 +1,12 @@
 """Pieces of windows that need not fit into memory.
 
 New pieces are in memory, as in any :class:`~clonos.state.pieces.PieceStore`, and are combined with
-each other there. All others are in *levels* (:mod:`clonos.state.levels`), by the time at which they
+each other there. All others are in *tiers* (:mod:`clonos.state.tiers`), by the time at which they
 are due. Pieces of one key and window may be in several places. They are combined when the window
-fires, and when levels are merged. So where a piece is makes no difference to the result.
+fires, and when tiers are merged. So where a piece is makes no difference to the result.
 
-A piece's number is either in memory or in levels, never in both. If several levels have it, the
-newest counts. Pieces that are over leave the levels together: nothing below the *floor* exists.
+A piece's number is either in memory or in tiers, never in both. If several tiers have it, the
+newest counts. Pieces that are over leave the tiers together: nothing below the *floor* exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from clonos.columns.batches import concat, empty
 from clonos.columns.row_codec import RowCodec
 from clonos.core.content import Shelf, Writable
 from clonos.state.deltas import Frozen
-from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.piece_runs import (
     FAR,
     PLACES_END,
@@ -53,6 +52,7 @@ from clonos.state.runs import (
     spans,
 )
 from clonos.state.stores import Facts
+from clonos.state.tiers import LOADED_BYTES, Tiers
 
 TOLD_BYTES: Final = 16 * 1024 * 1024
 """Of a merged run, each layer reports the changes within about this many bytes."""
@@ -63,7 +63,7 @@ _NONE: Final = np.empty(0, np.int64)
 
 
 class _Leaving:
-    """Pieces that are being written as a level."""
+    """Pieces that are being written as a tier."""
 
     def __init__(self, pieces: pa.RecordBatch, places: UInt64, groups: Int64) -> None:
         order = np.argsort(places)
@@ -93,7 +93,7 @@ class _Leaving:
 
 
 class LargePieceStore(PieceStore):
-    """All pieces of a task, in memory and in levels.
+    """All pieces of a task, in memory and in tiers.
 
     It has another fact, ``over``: up to which time pieces have been removed.
     """
@@ -101,7 +101,7 @@ class LargePieceStore(PieceStore):
     def __init__(self, combiner: LargeCombiner, facts: Facts) -> None:
         super().__init__(combiner, facts)
         self.combiner = combiner
-        self._below = Levels[_Leaving](self._merging)
+        self._below = Tiers[_Leaving](self._merging)
         self._below.when_merged = self._merged
         self._limit = 0
         self._loaded = 0  # bytes restored into memory, about
@@ -121,7 +121,7 @@ class LargePieceStore(PieceStore):
         self._below.shelf, self._limit = shelf, nbytes
 
     @property
-    def has_levels(self) -> bool:
+    def has_tiers(self) -> bool:
         """Whether there are pieces that are not in memory."""
         return bool(self._below.all)
 
@@ -270,12 +270,12 @@ class LargePieceStore(PieceStore):
         return over
 
     def _combine_many(self) -> None:
-        # Pieces in levels come first. If sums of floats are made in another order, it shows.
+        # Pieces in tiers come first. If sums of floats are made in another order, it shows.
         if self.combiner.is_exact or not self._below.all:
             super()._combine_many()
 
     def _note_combined(self) -> None:
-        """Pieces in levels are not combined with those in memory."""
+        """Pieces in tiers are not combined with those in memory."""
         self._facts.set("combined", 0 if self._below.all else self._facts.get("order"))
 
     def _settle(self) -> None:
@@ -291,7 +291,7 @@ class LargePieceStore(PieceStore):
         self._keep(empty(self._schema))
 
     def _gather(self) -> None:
-        """Make a level of small runs."""
+        """Make a tier of small runs."""
         runs, self._newer = self._newer, []
         if runs:
             merge = partial(merge_runs, runs, is_base=False)
@@ -313,10 +313,10 @@ class LargePieceStore(PieceStore):
         # What is due last goes first.
         kept = self._rows * (self._limit // 2) // nbytes
         leaves = places >= np.partition(places, kept)[kept]
-        level = _Leaving(pieces.filter(pa.array(leaves)), places[leaves], groups[leaves])
+        tier = _Leaving(pieces.filter(pa.array(leaves)), places[leaves], groups[leaves])
         self._appended -= int(leaves[self._rows - self._appended :].sum())
         self._keep(pieces.filter(pa.array(~leaves)))
-        self._below.all.append(level)
+        self._below.all.append(tier)
         self._below.write()
         self._note_combined()
         if self._lowest is not None:
@@ -324,12 +324,12 @@ class LargePieceStore(PieceStore):
             known = [int(times.min()), *(time for time in self._lowest if time is not None)]
             self._lowest = (min(known),)
 
-    # --- levels -----------------------------------------------------------------------------------
+    # --- tiers -----------------------------------------------------------------------------------
 
     def _between(self, low: int, high: int) -> PlacedPieces:
         """The pieces below that lie between two places, by number."""
-        levels = self._below.all
-        parts = [rows for level in levels for rows in level.parts(low, high)]
+        tiers = self._below.all
+        parts = [rows for tier in tiers for rows in tier.parts(low, high)]
         if not parts:
             return PlacedPieces(empty(self._schema), _NONE.astype(np.uint64), _NONE)
         found = newest(parts, self._codec, self._schema)
@@ -338,8 +338,8 @@ class LargePieceStore(PieceStore):
     def _earliest_below(self) -> int | None:
         low = begin_of(self._over + 1)
         firsts = [
-            level.index.firsts if isinstance(level, Run) else level.places[::WRITTEN_ROWS]
-            for level in self._below.all
+            tier.index.firsts if isinstance(tier, Run) else tier.places[::WRITTEN_ROWS]
+            for tier in self._below.all
         ]
         while low < PLACES_END:
             at = [int(np.searchsorted(some, np.uint64(low), "right")) for some in firsts]

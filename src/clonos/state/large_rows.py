@@ -1,9 +1,9 @@
 """Rows by key that need not fit into memory.
 
 New rows are in memory, as in any :class:`~clonos.state.row_store.RowStore`, and indexed there. All
-others are in *levels* (:mod:`clonos.state.levels`), where they are found by the hash of their key,
+others are in *tiers* (:mod:`clonos.state.tiers`), where they are found by the hash of their key,
 and by their times (:mod:`clonos.state.placed`). A row never changes and is in one place only. So it
-exists unless a level, or a note in memory, marks it as deleted. Where a row is kept makes no
+exists unless a tier, or a note in memory, marks it as deleted. Where a row is kept makes no
 difference to the result.
 """
 
@@ -19,7 +19,6 @@ from clonos.columns.batches import concat, empty
 from clonos.columns.row_codec import RowCodec
 from clonos.core.content import Shelf, Writable
 from clonos.state.deltas import Frozen
-from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.pieces import ORDER, numbers, take
 from clonos.state.placed import (
     TIMES_END,
@@ -37,18 +36,19 @@ from clonos.state.placed import (
 from clonos.state.renumbered import Numbered
 from clonos.state.row_store import DUE, Chunk, Int64, RowStore, UInt64
 from clonos.state.runs import Index, Rows, Run, RunWriter, in_memory
+from clonos.state.tiers import LOADED_BYTES, Tiers
 
 _ROW_BYTES: Final = 40
 """Approximate overhead of a row in memory: its number, its liveness, the index."""
 _DEAD_BYTES: Final = 200
-"""Approximate cost of remembering that a row in a level is deleted."""
+"""Approximate cost of remembering that a row in a tier is deleted."""
 _READ_ROWS: Final = 4096
 """About so many rows are read at once: as objects of Python they are several times as large."""
 _FOR_EVER: Final = range(1 << 63)
 
 
 class _Dead:
-    """Rows in levels that are deleted."""
+    """Rows in tiers that are deleted."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
@@ -78,7 +78,7 @@ class _Dead:
 
 
 class _Leaving:
-    """Rows that are being written as a level, and deleted rows of older levels."""
+    """Rows that are being written as a tier, and deleted rows of older tiers."""
 
     def __init__(
         self, store: LargeRowStore, codec: RowCodec, chunks: Sequence[Chunk], dead: _Dead
@@ -111,7 +111,7 @@ class _Leaving:
 
 
 class _Ahead:
-    """The rows in levels with the earliest times, by one column.
+    """The rows in tiers with the earliest times, by one column.
 
     There are no entries below `low`. Those from `low` up to `until` have been read, without rows
     that were deleted by then.
@@ -123,7 +123,7 @@ class _Ahead:
         self.entries = no_entries(columns)  # by time
 
     def reset(self, low: int) -> None:
-        """Levels have changed, perhaps with entries from `low` on."""
+        """Tiers have changed, perhaps with entries from `low` on."""
         self.low = self.until = min(self.low, low)
         self.entries = no_entries(self._columns)
 
@@ -157,7 +157,7 @@ class _Ahead:
 
 
 class LargeRowStore(RowStore):
-    """Rows of one schema, in memory and in levels.
+    """Rows of one schema, in memory and in tiers.
 
     Parameters
     ----------
@@ -183,9 +183,9 @@ class LargeRowStore(RowStore):
         self.keys, self.times = self._keys, tuple(times)
         self._told = [*dict.fromkeys([*keys, *times, ORDER])]
         self._orders = orders
-        self._below = Levels[_Leaving](lambda _: self._mine)
+        self._below = Tiers[_Leaving](lambda _: self._mine)
         self._limit = 0
-        self._dead = _Dead(len(times))  # deleted rows in levels
+        self._dead = _Dead(len(times))  # deleted rows in tiers
         self._leaving: _Leaving | None = None
         self._gone_below: list[Entries] = []
         self._ahead = {name: _Ahead(n, len(times)) for n, name in enumerate(times, 1)}
@@ -265,7 +265,7 @@ class LargeRowStore(RowStore):
         return rows.chosen(found_in(rows).are_in(self._orders))
 
     @property
-    def has_levels(self) -> bool:
+    def has_tiers(self) -> bool:
         """Whether there are rows that are not in memory."""
         return bool(self._below.all)
 
@@ -292,7 +292,7 @@ class LargeRowStore(RowStore):
         self._sealed = max(self._sealed, self._next)
 
     def _load_gone(self, parts: Sequence[Found]) -> None:
-        """Note deleted rows, some of which may be in levels."""
+        """Note deleted rows, some of which may be in tiers."""
         by_column = []
         for column in range(1 + len(self.times)):
             mine = [part.chosen(part.columns == column) for part in parts]
@@ -334,7 +334,7 @@ class LargeRowStore(RowStore):
         self._below.write()
 
     def _settle(self) -> None:
-        """Take over levels that were written meanwhile."""
+        """Take over tiers that were written meanwhile."""
         if not self._below.all or self._below.settle() is None:
             return
         leaving, self._leaving = self._leaving, None
@@ -347,7 +347,7 @@ class LargeRowStore(RowStore):
             ahead.reset(low)
 
     def _sink(self) -> None:
-        """Turn the rows in memory into a level, because newer levels may delete some of them."""
+        """Turn the rows in memory into a tier, because newer tiers may delete some of them."""
         if self._leaving is not None:
             self._dead = _Dead.both(self._leaving.dead, self._dead)
             self._leaving, self._fixed = None, 0
@@ -365,7 +365,7 @@ class LargeRowStore(RowStore):
     def _decoded(self, values: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(self._codec.decode(values), schema=self.schema)
 
-    # --- levels -----------------------------------------------------------------------------------
+    # --- tiers -----------------------------------------------------------------------------------
 
     def _candidates(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
         wanted, rows = super()._candidates(hashes)
@@ -379,7 +379,7 @@ class LargeRowStore(RowStore):
         return numbers_of[order], both.take(pa.array(order))
 
     def _find_below(self, hashes: UInt64) -> tuple[Int64, pa.RecordBatch]:
-        """Rows in levels whose keys have these hashes, and the index of the hash of each."""
+        """Rows in tiers whose keys have these hashes, and the index of the hash of each."""
         order = np.argsort(hashes)
         which, parts = [np.empty(0, np.int64)], [empty(self.schema)]
         for start in range(0, len(hashes), _READ_ROWS):
@@ -415,7 +415,7 @@ class LargeRowStore(RowStore):
         return order in self._dead.orders or (leaving is not None and order in leaving.dead.orders)
 
     def _bury(self, entries: Entries) -> None:
-        """Remember that rows in levels are deleted, and record it in the next layer."""
+        """Remember that rows in tiers are deleted, and record it in the next layer."""
         if len(entries.orders):
             self._dead.add(entries)
             self._gone_below.append(entries)

@@ -21,10 +21,10 @@ import pyarrow as pa
 from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.errors import ExpressionFailed
-from clonos.state.levels import LEVELS_MAX
 from clonos.state.pieces import ORDER, Combiner, Int64, Mask, addresses, numbers, orders_of
 from clonos.state.placed import TIMES_END, place_of, places_at, time_at
 from clonos.state.runs import Rows, Run, UInt64
+from clonos.state.tiers import TIERS_MAX
 
 _HASH_BITS: Final = 16
 PLACES_END: Final = 1 << 64
@@ -183,9 +183,9 @@ class Told:
 
     def next(self, nbytes: int) -> Callable[[], Iterator[Rows]]:
         """What is to be reported within the next `nbytes` of the run, or a larger part of a large
-        one: until all of it is reported no other merge begins, and levels pile up."""
+        one: until all of it is reported no other merge begins, and tiers pile up."""
         index = self._run.index
-        nbytes = max(nbytes, index.nbytes // LEVELS_MAX)
+        nbytes = max(nbytes, index.nbytes // TIERS_MAX)
         block = int(np.searchsorted(index.firsts, np.uint64(self._at), "right"))
         before = np.uint64(index.ends[block - 1] if block else 0)
         last = int(np.searchsorted(index.ends, before + np.uint64(nbytes)))

@@ -90,9 +90,9 @@ class SessionStore(PieceStore):
             self.away.use(shelf, nbytes // 4)
 
     @property
-    def has_levels(self) -> bool:
+    def has_tiers(self) -> bool:
         """Whether there are pieces that are not in memory."""
-        return self.away.has_levels
+        return self.away.has_tiers
 
     def let_go(self) -> None:
         """Give them up: the store is needed no more."""

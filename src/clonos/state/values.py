@@ -1,7 +1,7 @@
 """Values by key that need not fit into memory.
 
-Recently written and recently read values are in memory. All others are in *levels*
-(:mod:`clonos.state.levels`); for each key the newest level counts. Where a value is kept makes no
+Recently written and recently read values are in memory. All others are in *tiers*
+(:mod:`clonos.state.tiers`); for each key the newest tier counts. Where a value is kept makes no
 difference, because it is kept in its encoded form everywhere.
 """
 
@@ -16,16 +16,16 @@ from clonos.core.canonical import decode, encode
 from clonos.core.content import Held, Shelf, Writable
 from clonos.errors import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
-from clonos.state.levels import LOADED_BYTES, Levels
 from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values
 from clonos.state.stores import PLAIN, Undo, kept_as
+from clonos.state.tiers import LOADED_BYTES, Tiers
 
 _ENTRY_BYTES: Final = 200
 """Approximate overhead of a key in memory, besides the bytes of key and value."""
 
 
 class _Memory:
-    """An immutable level that is in memory until it is written."""
+    """An immutable tier that is in memory until it is written."""
 
     def __init__(self, values: dict[bytes, Any], placing: Placing) -> None:
         self.values, self._placing = values, placing
@@ -47,14 +47,14 @@ class ValueStore:
     """
 
     def __init__(self, undo: Undo | None = None, placing: Placing = HASH) -> None:
-        self._kept: dict[bytes, Any] = {}  # what no level has; bytes: encoded; None: gone
+        self._kept: dict[bytes, Any] = {}  # what no tier has; bytes: encoded; None: gone
         self._dirty: dict[bytes, tuple[int, Any]] = {}
         self._undo, self._placing = undo or Undo(), placing
         self.when_written: Callable[[Mapping[bytes, Any]], None] | None = None
         self._limit = 0
         self._bytes = 0  # of what is kept, and of its keys
-        self._below = Levels[_Memory]()
-        self._cache: dict[bytes, Any] = {}  # of levels; None: absent
+        self._below = Tiers[_Memory]()
+        self._cache: dict[bytes, Any] = {}  # of tiers; None: absent
         self._older: dict[bytes, Any] = {}
         self._cached = 0  # bytes
         self._damage: UnreadableLayer | None = None
@@ -72,8 +72,8 @@ class ValueStore:
     def __iter__(self) -> Iterator[bytes]:
         """All keys; with many keys this takes time and memory."""
         known: dict[bytes, bool] = {}
-        for level in self._below.all:
-            items = level.items() if isinstance(level, Run) else level.values.items()
+        for tier in self._below.all:
+            items = tier.items() if isinstance(tier, Run) else tier.values.items()
             known.update((key, value is not None) for key, value in items)
         known.update((key, value is not None) for key, value in self._kept.items())
         return (key for key, is_there in known.items() if is_there)
@@ -162,7 +162,7 @@ class ValueStore:
             self._look_up(wanted)
 
     @property
-    def has_levels(self) -> bool:
+    def has_tiers(self) -> bool:
         """Whether there are values that are not in memory."""
         return bool(self._below.all)
 
@@ -185,11 +185,11 @@ class ValueStore:
         kept = self._kept.get(key)
         if kept is not None or key in self._kept:
             return kept
-        for level in reversed(self._below.all):
-            if isinstance(level, Run):
+        for tier in reversed(self._below.all):
+            if isinstance(tier, Run):
                 break
-            if key in level.values:
-                return level.values[key]
+            if key in tier.values:
+                return tier.values[key]
         return default
 
     def relieve(self) -> None:
@@ -240,35 +240,35 @@ class ValueStore:
 
     def _look_up_one(self, key: bytes) -> Any:
         place = self._placing(key)
-        for level in reversed(self._below.all):
-            if isinstance(level, Run):
+        for tier in reversed(self._below.all):
+            if isinstance(tier, Run):
                 try:
-                    found = level.find_one(place, key)
+                    found = tier.find_one(place, key)
                 except UnreadableLayer as error:
                     self._damage = error
                     raise
                 if found is not None:
                     return found[0]
-            elif key in level.values:
-                return level.values[key]
+            elif key in tier.values:
+                return tier.values[key]
         return None
 
     def _look_up(self, keys: list[bytes]) -> None:
-        """Find keys in the levels; what is not there is noted, too."""
+        """Find keys in the tiers; what is not there is noted, too."""
         hashes = hashes_of(keys, self._placing)
         order = np.argsort(hashes)
         keys, hashes = [keys[i] for i in order.tolist()], hashes[order]
         cache = self._cache
-        for level in reversed(self._below.all):
-            if isinstance(level, Run):
+        for tier in reversed(self._below.all):
+            if isinstance(tier, Run):
                 try:
-                    found = level.find(hashes, keys)
+                    found = tier.find(hashes, keys)
                 except UnreadableLayer as error:
                     self._damage = error
                     raise
                 known = {keys[i]: value for i, value in found.items()}
             else:
-                known = {key: level.values[key] for key in keys if key in level.values}
+                known = {key: tier.values[key] for key in keys if key in tier.values}
             if known:
                 cache.update(known)
                 self._cached += sum(len(v) for v in known.values() if type(v) is bytes)
@@ -279,10 +279,10 @@ class ValueStore:
                     return
         cache.update(dict.fromkeys(keys))
 
-    # --- levels -----------------------------------------------------------------------------------
+    # --- tiers -----------------------------------------------------------------------------------
 
     def _freeze(self) -> None:
-        """Turn the values in memory into the newest level."""
+        """Turn the values in memory into the newest tier."""
         kept = {k: v for k, v in self._kept.items() if v is not None or self._below.all}
         if kept:
             self._below.all.append(_Memory(kept, self._placing))
@@ -292,11 +292,11 @@ class ValueStore:
     def _sink(self) -> None:
         """Make runs of all that is in memory, so that a newer one can lie above it."""
         self._freeze()
-        levels = [level for level in self._below.all if not isinstance(level, Run)]
+        tiers = [tier for tier in self._below.all if not isinstance(tier, Run)]
         self._below.give_up()
-        for level in levels:
+        for tier in tiers:
             blocks: list[bytes] = []
-            index = level.write(blocks.append)
+            index = tier.write(blocks.append)
             self._below.all.append(Run(index, Held(b"".join(blocks))))
 
 

@@ -19,9 +19,9 @@ from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, numbers, 
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
-    from clonos.state.levels import Leveled
     from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
+    from clonos.state.tiers import Tiered
 
 
 class _Rows:
@@ -103,7 +103,7 @@ class InOrderOperator(Operator):
         self._earliest = None
 
     @property
-    def stores(self) -> Iterable[Leveled]:
+    def stores(self) -> Iterable[Tiered]:
         return (self._store,)
 
     def use(self, shelf: Shelf, nbytes: int) -> None:

@@ -335,7 +335,7 @@ class ProcessOperator(Operator):
     def _expect(self, keys: Iterable[bytes]) -> None:
         """Look up the values of these keys in advance."""
         self.values.relieve()
-        if self.values.has_levels:
+        if self.values.has_tiers:
             self.values.expect([prefix + key for key in keys for prefix in self._prefixes])
 
     @property

@@ -107,7 +107,7 @@ class WindowRowsOperator(KeepsRows, WindowOperator):
         return batch.filter(pa.array(~is_late))
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._rows.has_levels:
+        if not self._rows.has_tiers:
             return self._taken(fired)
         starts = range(0, fired.num_rows, _AT_ONCE)
         return concat([self._taken(fired.slice(start, _AT_ONCE)) for start in starts])

@@ -29,9 +29,9 @@ from clonos.state.sessions import AWAY, KEPT, SessionStore
 
 if TYPE_CHECKING:
     from clonos.core.content import Shelf
-    from clonos.state.levels import Leveled
     from clonos.state.renumbered import Numbered
     from clonos.state.runs import Run
+    from clonos.state.tiers import Tiered
 
 Int64 = npt.NDArray[np.int64]
 
@@ -158,7 +158,7 @@ class WindowOperator(_Windowing):
         self._is_restored = True
 
     @property
-    def stores(self) -> Iterable[Leveled]:
+    def stores(self) -> Iterable[Tiered]:
         return (self._large,)
 
     @property

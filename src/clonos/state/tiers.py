@@ -1,4 +1,4 @@
-"""State that does not fit into memory: *levels*, which are runs, oldest first.
+"""State that does not fit into memory: *tiers*, which are runs, oldest first.
 
 A task has been restored from some of them, and has written the others to its local disk since.
 Local runs are not part of a checkpoint: a slot writes them to make room, and drops them in the end.
@@ -21,7 +21,7 @@ from clonos.state.runs import Index, Rows, Run, RunWriter, merge_runs
 
 LOADED_BYTES: Final = 4 * 1024 * 1024
 """A smaller run is loaded completely when it is restored."""
-LEVELS_MAX: Final = 8
+TIERS_MAX: Final = 8
 """If there are more runs, the newest ones are merged."""
 SHARE: Final = 0.5
 """An older run is merged, too, if the newer ones together reach this share of its size. If it is a
@@ -29,7 +29,7 @@ large run of a layer, only what this process has written counts."""
 
 
 class Unwritten(Protocol):
-    """An immutable level that is in memory until it is written."""
+    """An immutable tier that is in memory until it is written."""
 
     index: Index | None
     """The index of its run, once it is written."""
@@ -38,18 +38,18 @@ class Unwritten(Protocol):
         """Write it, in another thread."""
 
 
-class Leveled(Protocol):
-    """A store with state in levels."""
+class Tiered(Protocol):
+    """A store with state in tiers."""
 
     @property
-    def has_levels(self) -> bool:
+    def has_tiers(self) -> bool:
         """Whether there is state that is not in memory."""
 
     def let_go(self) -> None:
         """Give it up: the store is needed no more."""
 
 
-_Level = TypeVar("_Level", bound=Unwritten)
+_Tier = TypeVar("_Tier", bound=Unwritten)
 
 
 class _Merge:
@@ -80,21 +80,21 @@ class _Changed:
         self._writer.add(self._change(rows))
 
 
-class Levels(Generic[_Level]):
-    """The levels of one store: runs, and levels not yet written.
+class Tiers(Generic[_Tier]):
+    """The tiers of one store: runs, and tiers not yet written.
 
     Parameters
     ----------
     changing
-        Called when a merge begins, and told whether it includes the oldest level. Returns the
+        Called when a merge begins, and told whether it includes the oldest tier. Returns the
         change to make to its rows.
 
     Attributes
     ----------
     all
-        All levels, oldest first.
+        All tiers, oldest first.
     shelf
-        Where levels are written; without a shelf there are none.
+        Where tiers are written; without a shelf there are none.
     when_merged
         Called with each merged run, and with the change that was made to its rows.
     may_merge
@@ -102,12 +102,12 @@ class Levels(Generic[_Level]):
     """
 
     def __init__(self, changing: Callable[[bool], Change] | None = None) -> None:
-        self.all: list[Run | _Level] = []
+        self.all: list[Run | _Tier] = []
         self.shelf: Shelf | None = None
         self._changing = changing
         self.when_merged: Callable[[Run, Any], object] | None = None
         self.may_merge = True
-        self._flushing: tuple[_Level, Shelved] | None = None
+        self._flushing: tuple[_Tier, Shelved] | None = None
         self._merging: tuple[_Merge, Shelved] | None = None
 
     def restored(self, run: Run) -> None:
@@ -117,39 +117,39 @@ class Levels(Generic[_Level]):
 
     @property
     def runs(self) -> list[Run]:
-        """The levels that are written."""
-        return [level for level in self.all if isinstance(level, Run)]
+        """The tiers that are written."""
+        return [tier for tier in self.all if isinstance(tier, Run)]
 
     @property
     def is_writing(self) -> bool:
-        """Whether a level is being written."""
+        """Whether a tier is being written."""
         return self._flushing is not None
 
     def write(self) -> None:
-        """Write the oldest level in memory, unless one is being written."""
+        """Write the oldest tier in memory, unless one is being written."""
         assert self.shelf is not None
-        level = next((one for one in self.all if not isinstance(one, Run)), None)
-        if level is not None and self._flushing is None:
-            self._flushing = level, self.shelf.write(level.fill, is_long=False)
+        tier = next((one for one in self.all if not isinstance(one, Run)), None)
+        if tier is not None and self._flushing is None:
+            self._flushing = tier, self.shelf.write(tier.fill, is_long=False)
 
     def give_up(self) -> None:
-        """Drop the levels that are not written yet."""
+        """Drop the tiers that are not written yet."""
         self.all, self._flushing = list(self.runs), None
 
     def let_go(self) -> None:
-        """Drop all levels, and what is being written."""
+        """Drop all tiers, and what is being written."""
         self.all, self._flushing, self._merging = [], None, None
 
-    def settle(self) -> _Level | None:
-        """Take over what was written meanwhile; return the level that has become a run, if any."""
+    def settle(self) -> _Tier | None:
+        """Take over what was written meanwhile; return the tier that has become a run, if any."""
         written = None
         if self._flushing is not None:
-            level, shelved = self._flushing
+            tier, shelved = self._flushing
             if shelved.content is not None:
-                assert level.index is not None
-                run = self.all[self.all.index(level)] = Run(level.index, shelved.content)
+                assert tier.index is not None
+                run = self.all[self.all.index(tier)] = Run(tier.index, shelved.content)
                 run.written = run.nbytes
-                self._flushing, written = None, level
+                self._flushing, written = None, tier
                 self.write()
             elif shelved.failed:  # retry when there is more to write
                 self._flushing = None
@@ -179,9 +179,9 @@ class Levels(Generic[_Level]):
     def _merge(self) -> None:
         """If there are many runs, start merging the newest ones."""
         assert self.shelf is not None
-        levels = takewhile(lambda level: isinstance(level, Run), self.all)
-        runs = self._free([level for level in levels if isinstance(level, Run)])
-        if len(runs) > LEVELS_MAX:
+        tiers = takewhile(lambda tier: isinstance(tier, Run), self.all)
+        runs = self._free([tier for tier in tiers if isinstance(tier, Run)])
+        if len(runs) > TIERS_MAX:
             chosen = runs[_first_to_merge([run.nbytes for run in runs]) :]
             is_base = chosen[0] is self.all[0]
             change = None if self._changing is None else self._changing(is_base)
