@@ -19,6 +19,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.roster import TaskPhase
 from clonos.nodes.places import Seat
 from clonos.nodes.progress import Chronicle
+from clonos.nodes.settings import DriverSettings
 from clonos.nodes.views import Sample
 
 
@@ -44,9 +45,11 @@ class Job:
         self.seats = {9: Seat(4, 77, "1", 7, link)}
         names = {c.task.id: [name for name, _ in c.operators] for c in compiled.codes}
         self.chronicle = Chronicle(
-            "wordcount", "wordcount-1", names, self.coordinator,
-            lambda slot: self.seats.get(slot) if slot is not None else None, {"out": 3},
-        )  # fmt: skip
+            DriverSettings("wordcount", "wordcount-1", "here", (), names),
+            self.coordinator,
+            lambda slot: self.seats.get(slot) if slot is not None else None,
+            {"out": 3},
+        )
 
     def heard(self, task: int, counters: dict[str, int], at_s: float = 0.0) -> None:
         self.chronicle.heard(Sample(at_s, task, counters), is_current=True)

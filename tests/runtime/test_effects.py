@@ -58,6 +58,22 @@ class Bank:
         return word
 
 
+class Life:
+    """The life of a task, which is over when its bank says so."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+        self.late = {} if bank.late is None else {"key7": bank.late}
+        self.began_s = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self._bank.is_over
+
+    async def undisturbed(self, wait: Any) -> Any:
+        return await wait()
+
+
 def run(bank, *, in_doubt=False, attempts=1, check=True, **how):
     async def pay(n, *, call):
         raise AssertionError("the bank is asked")
@@ -72,10 +88,7 @@ def run(bank, *, in_doubt=False, attempts=1, check=True, **how):
         declared, "pay", in_flight=9, timeout="50 ms", backoff=pauses, attempts=attempts
     )
     request = Request(policy, (7,), 0, "key7", in_doubt)
-    late = {"key7": bank.late} if bank.late else {}
-    of_life = late, lambda: bank.is_over, time.monotonic(), lambda wait: wait()
-    found = EffectRun(policy, request, bank.attempt, bank.check, *of_life)
-    return asyncio.run(found.run())
+    return asyncio.run(EffectRun(policy, request, bank.attempt, bank.check, Life(bank)).run())
 
 
 @pytest.fixture(autouse=True)

@@ -105,9 +105,15 @@ class DriverLoop:
         """Release everything; if a part fails, still release the rest and wake the waiting user."""
         setup = self._setup
         begins("closing", setup.compiled.name)
-        outwards = (self._publish, setup.followers.finish)
-        ends = (setup.close, self._look_back, self._say_so)
-        for act in (self._unfeed, setup.break_off, *outwards, *ends):
+        for act in (
+            self._unfeed,
+            setup.break_off,
+            self._publish,
+            setup.followers.finish,
+            setup.close,
+            self._look_back,
+            self._say_so,
+        ):
             try:
                 act()
             except BaseException as error:  # noqa: BLE001 - see _run

@@ -355,9 +355,9 @@ class Coordinator:
         self.roster.do(Note("back", value=self.keeper.epoch))
 
     def _on_level_in_use(self, slot: int, report: levels.LevelInUse) -> None:
-        if report.incarnation == self.tasks[report.task].incarnation:
-            life = report.task, report.incarnation
-            self.roster.do(Note("level", *life, level=report.level, why=report.why))
+        task, life = report.task, report.incarnation
+        if life == self.tasks[task].incarnation:
+            self.roster.do(Note("level", task, life, level=report.level, why=report.why))
 
     def _on_held(self, slot: int, report: levels.Held) -> None:
         self.holdings.held(slot, report)
@@ -402,5 +402,6 @@ class Coordinator:
     def _on_task_error(self, slot: int, report: msg.TaskError) -> None:
         task = self.tasks[report.task]
         if report.incarnation == task.incarnation:
-            told = report.where, report.remedy, report.trace
-            self.roster.fail(report.error, report.message, task.id, *told)
+            self.roster.fail(
+                report.error, report.message, task.id, report.where, report.remedy, report.trace
+            )

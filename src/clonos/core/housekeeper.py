@@ -501,8 +501,7 @@ class HouseKeeper:
     @property
     def floors(self) -> Floors:
         """The floors in use."""
-        numbers = self.epoch, self.floor_generation
-        return Floors(*numbers, self.positions, self.layers, self.needs)
+        return Floors(self.epoch, self.floor_generation, self.positions, self.layers, self.needs)
 
     def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:
         """The floors of these tasks and channels have moved; others stay where they are."""
@@ -542,8 +541,9 @@ class HouseKeeper:
     def rewind(self, point: Point, runs: Iterable[msg.Run]) -> None:
         """Go back to a point of the history, and hold all log entries since. For replays only: the
         journal is not told."""
-        floors = point.positions, point.layers, point.needs
-        self.hard = Floors(point.epoch, self.floor_generation, *floors)
+        self.hard = Floors(
+            point.epoch, self.floor_generation, point.positions, point.layers, point.needs
+        )
         self.fall_back()
         for task, position in self.positions.items():
             self.book.begin_at(task, position)

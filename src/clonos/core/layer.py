@@ -371,8 +371,9 @@ def refer_to(
     """
     end = len(content)
     (digest,) = _CHECKSUM.unpack(content_of(content).read(end - _CHECKSUM.size, end))
-    name = (layer.task, layer.epoch, layer.incarnation, layer.position)
-    return LayerRef(*name, path, nbytes, digest, level)
+    return LayerRef(
+        layer.task, layer.epoch, layer.incarnation, layer.position, path, nbytes, digest, level
+    )
 
 
 def open_layer(data: bytes | Content, ref: LayerRef) -> Layer:

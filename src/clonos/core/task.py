@@ -119,15 +119,15 @@ class TaskMachine:
             self.life, floor, self.holder, self._do, self._on_settled
         )
         self.inputs, self.outputs = self.inbounds.ends, self.outbounds.ends
-        self.inbounds.epoch = floor.epoch if floor else 0
-        ends = self.inbounds, self.outbounds
-        self.rounds = Rounds(plan, self.spec, floor, *ends) if self.id in plan.loops else None
+        self.rounds: Rounds | None = None
+        if self.id in plan.loops:
+            self.rounds = Rounds(plan, self.spec, floor, self.inbounds, self.outbounds)
         for cut in activate.fences:
             # The house-keeper has cut our own log already. If it had not, the replay must find out.
             self.holder.resolve(cut, logs=cut.task != self.id)
         self.dep = self.fences.clamp(dict(floor.dep) if floor else {})
         self.position = floor.position if floor else 0
-        self.epoch = floor.epoch if floor else 0
+        self.epoch = self.inbounds.epoch = floor.epoch if floor else 0
         self.clock_ms = floor.clock_ms if floor else 0
         self.wake_ms = floor.wake_ms if floor else getattr(program, "first_due_ms", None)
         self.intake = Intake(floor, activate.claimed)

@@ -91,14 +91,13 @@ class DriverNode:
         self.plan, self.keeper = keeper.plan, keeper
         self._ports, self._settings, self._recovered = ports, settings, recovered
         self._warn = ports.audience.warned
-        bound = frozenset(task for task in settings.places if task is not None)
         self.coordinator = Coordinator(
             self.plan,
             keeper,
             address=settings.address,
             standbys=settings.standbys,
             availability=settings.availability,
-            bound=bound,
+            bound=[task for task in settings.places if task is not None],
             patience_ms=int(settings.answer_s * 1000),
             gather_ms=int(settings.gather_s * 1000),
             inflight_bytes=settings.inflight_bytes,
@@ -109,8 +108,8 @@ class DriverNode:
         )
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
-        looks = settings.echo_s, LOOKS_FOR_EFFECTS if self.plan.needs_mandates else LOOKS
-        self._term = Term(settings.name, ports.lookout.look, *looks)
+        looks = LOOKS_FOR_EFFECTS if self.plan.needs_mandates else LOOKS
+        self._term = Term(settings.name, ports.lookout.look, settings.echo_s, looks)
         self.commits = commits.Commits(
             keeper,
             ports.journal,
@@ -124,8 +123,8 @@ class DriverNode:
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
         sinks = [t.sink for t in self.plan.tasks if t.sink is not None]
         self._delivered = {sink: settings.delivered.get(sink, 0) for sink in sinks}
-        named = (settings.name, settings.run_id, settings.operators)
-        self._chronicle = Chronicle(*named, self.coordinator, self.places.seat, self._delivered)
+        seat = self.places.seat
+        self._chronicle = Chronicle(settings, self.coordinator, seat, self._delivered)
         self._machine = DRIVER.machine(settings.name)
         self._withheld: list[commits.Group] = []  # durable, but another driver may have taken over
         self.error: errors.ClonosError | None = None
@@ -199,10 +198,17 @@ class DriverNode:
     def start(self) -> None:
         """Begin a term, and ask for the slots."""
         settings, term = self._settings, self.coordinator.term
-        names = tuple(t.name for t in self.plan.tasks)
-        known = (settings.application_id, settings.datasets.inputs, settings.datasets.outputs)
         self._ports.audience.told(
-            JobStarted(settings.name, settings.run_id, term, names, len(settings.places), *known)
+            JobStarted(
+                name=settings.name,
+                run_id=settings.run_id,
+                term=term,
+                tasks=tuple(t.name for t in self.plan.tasks),
+                slots=len(settings.places),
+                application_id=settings.application_id,
+                inputs=settings.datasets.inputs,
+                outputs=settings.datasets.outputs,
+            )
         )
         recovered, self._recovered = self._recovered, ()
         for output in recovered:  # it may have been delivered or not

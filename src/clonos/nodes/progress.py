@@ -21,6 +21,7 @@ from clonos.core.plan import HOUSE_KEEPER, Cell
 from clonos.core.roster import TaskPhase
 from clonos.core.watch import LIVES
 from clonos.nodes.places import Seat
+from clonos.nodes.settings import DriverSettings
 from clonos.nodes.views import (
     STAGES,
     CheckpointProgress,
@@ -120,8 +121,6 @@ class Chronicle:
 
     Parameters
     ----------
-    operators
-        Names of each task's operators.
     seat
         Returns the process of a slot.
     delivered
@@ -130,14 +129,13 @@ class Chronicle:
 
     def __init__(
         self,
-        name: str,
-        run_id: str,
-        operators: Mapping[int, Sequence[str]],
+        settings: DriverSettings,
         coordinator: Coordinator,
         seat: Callable[[int | None], Seat | None],
         delivered: Mapping[str, int],
     ) -> None:
-        self._name, self._run_id, self._operators = name, run_id, operators
+        self._name, self._run_id = settings.name, settings.run_id
+        self._operators = settings.operators
         self._coordinator, self._seat, self._delivered = coordinator, seat, delivered
         self._names = tuple(t.name for t in coordinator.plan.tasks)
         self._tasks = {t.id: _Counted() for t in coordinator.plan.tasks}
@@ -326,8 +324,8 @@ class Chronicle:
             stages = {"detected": now_s}
             level = self._level(note.task)
             self._levels.pop(note.task, None)  # the next life begins with the strongest
-            named = note.task, self._names[note.task], note.incarnation
-            recovery = Recovery(*named, stages, kept=level)
+            name = self._names[note.task]
+            recovery = Recovery(note.task, name, note.incarnation, stages, kept=level)
             self._recoveries.append(recovery)
         elif note.task in self._open and note.what in STAGES:
             return self._stage(note, now_s)

@@ -113,15 +113,15 @@ class SlotNode:
         self._control: Connection | None = None
         self._came: deque[Heard] = deque()
         self._layers: list[Heard] = []  # that came while the track was busy
-        local = Local(self._came.append)
-        self._links = Links(ports.network, unreachable_s, self._complain, local)
-        growth = log_bytes // TOLD_SHARE
-        makes = dials, machines, self._send, self._has_room
+        self._links = Links(ports.network, unreachable_s, self._complain, Local(self._came.append))
         self._calls = OneByOne(ports.calls, ports.clock)
         self._mandate = Mandate(mandate_s)
         if plan.needs_mandates:
             ports.calls.may_begin(self._mandate.until_s)
-        self._home = Home(plan, ports, self._links, self._calls, share_s, seals, growth, *makes)
+        self._home = Home(
+            plan, ports, self._links, self._calls, share_s, seals, log_bytes // TOLD_SHARE,
+            dials, machines, self._send, self._has_room,
+        )  # fmt: skip
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)

@@ -200,8 +200,8 @@ class Copies:
             if task not in self._warm:
                 self._warm[task] = self._ports.sources.open(task)
             floor = standby.floor
-            place = (floor.source_rows, floor.source_cut) if floor is not None else (0, b"")
-            self._warm[task].advance(*place)
+            rows, cut = (floor.source_rows, floor.source_cut) if floor is not None else (0, b"")
+            self._warm[task].advance(rows, cut)
 
     def fetched(self, ticket: int, layers: Iterable[Layer]) -> None:
         """Layers were fetched; the request for them may be void by now."""

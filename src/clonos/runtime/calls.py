@@ -353,8 +353,7 @@ class _Asker:
         self._may_repeat = repeats or self._effect is not None or is_check
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._threads = None if policy.is_async else CallThreads(policy.name)
-        limits = policy.per_second, self._threads
-        self._turns = Turns(life, *limits, self._effect)
+        self._turns = Turns(life, policy.per_second, self._threads, self._effect)
         if isinstance(policy.fn, Service):
             service = copy.copy(policy.fn)
             self._connection = Connection(service, policy.timeout_s, life.let_go)
@@ -447,8 +446,7 @@ class _Asker:
         if self._checker is None and policy.effect.check is not None:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
-        of_life = life.late, lambda: life.is_over, life.began_s, life.undisturbed
-        run = EffectRun(policy, request, self.attempt, check, *of_life)
+        run = EffectRun(policy, request, self.attempt, check, life)
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code

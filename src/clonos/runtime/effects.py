@@ -105,6 +105,31 @@ class Pulse:
                 return
 
 
+class EffectLife(Protocol):
+    """What an effect needs to know of the life of a task.
+
+    Attributes
+    ----------
+    late
+        Attempts of all lives that still run in threads.
+    is_over
+        Whether it is over. Then nothing more is begun, even if user code ignores a cancellation.
+    began_s
+        When it began; all earlier lives had ended by then.
+    undisturbed
+        How to wait while nothing is asked.
+    """
+
+    @property
+    def late(self) -> Late: ...
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def began_s(self) -> float: ...
+    @property
+    def undisturbed(self) -> Undisturbed: ...
+
+
 class EffectRun:
     """One effect.
 
@@ -112,15 +137,8 @@ class EffectRun:
     ----------
     attempt, check
         Ask the service; ask the check.
-    late
-        Attempts of all lives that still run in threads.
-    is_over
-        Whether the life of the task is over. Then nothing more is begun, even if user code ignores
-        a cancellation.
-    began_s
-        When this life began; all earlier ones had ended by then.
-    undisturbed
-        How to wait while nothing is asked.
+    life
+        The life of the task.
 
     Attributes
     ----------
@@ -134,18 +152,14 @@ class EffectRun:
         request: Request,
         attempt: Attempt,
         check: Attempt,
-        late: Late,
-        is_over: Callable[[], bool],
-        began_s: float,
-        undisturbed: Undisturbed,
+        life: EffectLife,
     ) -> None:
         assert policy.effect is not None
         self._effect: Effect = policy.effect
         self._policy, self._request = policy, request
-        self._attempt, self._check, self._late, self._is_over = attempt, check, late, is_over
-        self._undisturbed = undisturbed
+        self._attempt, self._check, self._life = attempt, check, life
         # By then, no earlier attempt is still under way: at first, none of an earlier life.
-        self._quiet_at_s = began_s + policy.timeout_s + CUT_OFF_S
+        self._quiet_at_s = life.began_s + policy.timeout_s + CUT_OFF_S
         self._cause: Exception = RuntimeError(
             "an earlier life of the task may have made it, or a past that the job went back from"
         )
@@ -206,13 +220,13 @@ class EffectRun:
     async def _settle(self) -> Made | NotMade | None:
         """Find out whether the effect was made; None: nobody knows."""
         clock = asyncio.get_running_loop().time
-        late = self._late.get(self._request.key)
+        late = self._life.late.get(self._request.key)
         if late is not None:
             if (known := await self._wait_for(late)) is not None:
                 return known
             if not late.done():
                 return None
-            del self._late[self._request.key]
+            del self._life.late[self._request.key]
         if self._effect.check is None and self._effect.on_unknown != "retry":
             return None  # no further attempt is made that could collide with one under way
         await self._sleep_until(self._quiet_at_s)
@@ -240,7 +254,7 @@ class EffectRun:
         """The outcome of an attempt that was given up but could not be ended."""
         clock, waiting = asyncio.get_running_loop().time, asyncio.wrap_future(late)
         until_s = clock() + self._effect.check_for_s
-        await self._undisturbed(lambda: asyncio.wait([waiting], timeout=until_s - clock()))
+        await self._life.undisturbed(lambda: asyncio.wait([waiting], timeout=until_s - clock()))
         if not waiting.done():
             return None
         error = waiting.exception()
@@ -249,10 +263,10 @@ class EffectRun:
         return NotMade() if isinstance(error, Exception) and self._is_refused(error) else None
 
     async def _sleep_until(self, when_s: float) -> None:
-        await self._undisturbed(partial(sleep_until, when_s))
+        await self._life.undisturbed(partial(sleep_until, when_s))
 
     def _require_life(self) -> None:
-        if self._is_over():
+        if self._life.is_over:
             raise asyncio.CancelledError
 
     def _named(self, wants_call: bool) -> dict[str, Any]:
