@@ -17,6 +17,7 @@ from rich.console import Console
 
 import clonos
 from clonos import RunningJob
+from clonos.nodes.views import Sample
 from clonos.spark.session import get_or_create
 from examples.demo import show
 from examples.demo.job import build
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         servers: list[ServerProcess] = []
         try:
             source, servers = _source(arguments, text)
-            spark, job, kills = _run_job(arguments, console, source, service.url, out)
+            samples: list[Sample] = []
+            spark, job, kills = _run_job(arguments, console, source, service.url, out, samples)
         finally:
             for server in servers:
                 server.stop()
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print("\ncomputing the verdict from output, input and the service's journal ...")
     judged = verdict(spark, output, lines, arguments.repeat, journal)
     console.print(judged.table())
-    _report(out, job, kills, judged)
+    _report(out, job, samples, kills, judged)
     return _conclude(console, arguments, judged)
 
 
@@ -111,7 +113,12 @@ def _source(arguments: argparse.Namespace, text: Path) -> tuple[Any, list[Server
 
 
 def _run_job(
-    arguments: argparse.Namespace, console: Console, source: Any, url: str, out: Path
+    arguments: argparse.Namespace,
+    console: Console,
+    source: Any,
+    url: str,
+    out: Path,
+    samples: list[Sample],
 ) -> tuple[Any, RunningJob, list[Kill]]:
     written = out / "output.parquet"
     depth = arguments.sharing_depth
@@ -141,6 +148,7 @@ def _run_job(
         sink=clonos.sinks.spark_write(write),
     )
     running = job.start(session)
+    running.observer.samplers += (samples.append,)
     if session.sparkContext.uiWebUrl:
         console.print(f"Spark's UI: {session.sparkContext.uiWebUrl}")
     kills = _watch(arguments, console, running)
@@ -190,12 +198,13 @@ def _watch(arguments: argparse.Namespace, console: Console, job: RunningJob) -> 
     return killer.done
 
 
-def _report(out: Path, job: RunningJob, kills: Sequence[Kill], judged: Verdict) -> None:
+def _report(
+    out: Path, job: RunningJob, samples: Sequence[Sample], kills: Sequence[Kill], judged: Verdict
+) -> None:
     """Write picture and figures."""
-    all_samples = job.observer.samples()
-    if not all_samples:
+    if not samples:
         return
-    start_s = all_samples[0].at_s
+    start_s = samples[0].at_s
     offset = time.time() - time.monotonic() - start_s
     recoveries = job.observer.recoveries
     marks = []
@@ -210,7 +219,8 @@ def _report(out: Path, job: RunningJob, kills: Sequence[Kill], judged: Verdict) 
         marks.append(
             KillMark(kill.at_s + offset, kill.kind, None if live is None else live + offset)
         )
-    png, svg = plot(show.samples(job, "count", start_s), marks, out / "recovery", "wordcount")
+    steps = show.steps(job, "count", samples, start_s)
+    png, svg = plot(steps, marks, out / "recovery", "wordcount")
     report = {
         "verdict": asdict(judged),
         "recoveries": [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import clonos
+from clonos.nodes.views import Sample
 from examples.demo import plot, timeline
 from examples.demo.kills import Kill
 
@@ -56,14 +57,16 @@ def progress(job: clonos.RunningJob, kills: Sequence[Kill], title: str) -> timel
     return timeline.Progress(tasks, standbys, recoveries, title)
 
 
-def samples(job: clonos.RunningJob, operator: str, start_s: float) -> list[plot.Sample]:
+def steps(
+    job: clonos.RunningJob, operator: str, samples: Sequence[Sample], start_s: float
+) -> list[plot.Sample]:
     """Throughput and latency of an operator's tasks together, in steps of a quarter second."""
     step = 0.25
     ids = {t.id for t in job.plan.tasks if t.operator == operator}
     rows: dict[int, float] = {}
     latency: dict[int, float] = {}
     last: dict[int, tuple[float, int]] = {}
-    for sample in job.observer.samples():
+    for sample in samples:
         if sample.task not in ids:
             continue
         bucket = int((sample.at_s - start_s) / step)

@@ -67,7 +67,7 @@ class _Measured:
 
     def __init__(self, used: run.Used, rows: int, job: RunningJob) -> None:
         self.rate, self.cpu = rows / used.wall_s, used.cpu_s / rows * 1e6
-        newest = {sample.task: sample.counters for sample in job.observer.samples()}.values()
+        newest = [sample.counters for sample in job.observer.newest()]
         items = sum(counters.get("items_out", 0) for counters in newest)
         self.shared = sum(counters.get("shared_bytes", 0) for counters in newest) / items
 

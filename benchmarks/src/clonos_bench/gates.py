@@ -164,7 +164,7 @@ def timed(job: clonos.Job, spark: Any, gate: Path, *, events: int = 1, **options
     last = max(float(watch.series(task)[0][-1]) for task in watch.tasks())
     counters: dict[str, dict[str, int]] = {}
     epochs = [0]
-    for sample in {sample.task: sample for sample in started.observer.samples()}.values():
+    for sample in started.observer.newest():
         of = counters.setdefault(started.plan.tasks[sample.task].operator, {})
         epochs.append(sample.counters.get("epoch", 0))
         for name, value in sample.counters.items():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from clonos.cluster.driver import RunningJob
+from clonos.nodes.views import Sample
 from clonos_bench import jobs, plots, run
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import percentile, summarize
@@ -53,10 +55,13 @@ def measure(arguments: argparse.Namespace) -> Report:
         ):
             filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
             run.until(started, watch, filled, run.FILL_S, "the state is filled")
-            begin, wall = _wait(started, watch, arguments.warm_up)
+            begin = _wait(started, watch, arguments.warm_up)
+            samples: list[Sample] = []
+            started.observer.samplers += (samples.append,)
             rows = watch.ledger.rows
-            end, _ = _wait(started, watch, arguments.seconds)
+            end = _wait(started, watch, arguments.seconds)
             rows = watch.ledger.rows - rows
+            started.observer.samplers = ()
             schedule.stop.touch()
             started.wait(60)
             watch.drain()
@@ -67,7 +72,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     }
     everything = np.concatenate([late for _, late in measured.values()])
     report.summary("delivered (ms)", summarize(everything), p50=P50, p99=P99)
-    hops = _hops(started, wall, wall + end - begin)
+    hops = _hops(started, samples)
     for operator, values in hops.items():
         report.summary(f"handled by {operator} (ms, worst of each 0.25 s)", summarize(values))
     faults = watch.ledger.faults(arguments.parallelism)
@@ -84,18 +89,18 @@ def measure(arguments: argparse.Namespace) -> Report:
     return report
 
 
-def _wait(job: RunningJob, watch: Watch, seconds: float) -> tuple[float, float]:
-    """Wait and return both clocks: monotonic, and that of the samples."""
+def _wait(job: RunningJob, watch: Watch, seconds: float) -> float:
+    """Wait, and return the clock (monotonic)."""
     over = time.monotonic() + seconds
     run.until(job, watch, lambda: time.monotonic() >= over, seconds + 10, "measuring")
-    return time.monotonic(), time.time()
+    return time.monotonic()
 
 
-def _hops(job: RunningJob, begin_s: float, end_s: float) -> dict[str, list[float]]:
+def _hops(job: RunningJob, samples: Sequence[Sample]) -> dict[str, list[float]]:
     """Per operator, in their order: the worst latency of each sample."""
     result: dict[str, list[float]] = {task.operator: [] for task in job.plan.tasks}
-    for sample in job.observer.samples():
+    for sample in samples:
         late = float(sample.counters.get("latency_ms", 0))
-        if begin_s <= sample.at_s < end_s and late:
+        if late:
             result[job.plan.tasks[sample.task].operator].append(late)
     return {operator: values for operator, values in result.items() if values}

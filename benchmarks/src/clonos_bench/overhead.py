@@ -103,7 +103,7 @@ def _logs(job: RunningJob) -> dict[str, tuple[int, int]]:
     A task holds its own log and, with a sharing depth of 1, those of the tasks before it; as
     nothing was cut off in this run, that is all there ever was of them.
     """
-    last = {sample.task: sample.counters for sample in job.observer.samples()}
+    last = {sample.task: sample.counters for sample in job.observer.newest()}
     result: dict[str, tuple[int, int]] = {}
     for task, counters in last.items():
         operator = job.plan.tasks[task].operator

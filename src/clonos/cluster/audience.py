@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from clonos.cluster.feeds import Feeds
 from clonos.cluster.listener import Listener
@@ -27,11 +27,10 @@ from clonos.nodes.views import (
 )
 
 _LOGGER: Final = logging.getLogger("clonos")
+_T = TypeVar("_T")
 
 EVENTS_MAX: Final = 1000
 """Events queued per listener; a slow one misses the oldest."""
-SAMPLES_MAX: Final = 100_000
-"""An hour of four samples a second for seven tasks; older ones are dropped."""
 WARNINGS_MAX: Final = 1000
 """A job may run for years beside a store that comes and goes; older ones are only in the log."""
 
@@ -134,14 +133,21 @@ class Observer:
     ----------
     names
         The names of the tasks.
+
+    Attributes
+    ----------
+    listeners, samplers
+        Called with each event and with each sample, in the driver's loop. Of the samples only the
+        newest of each task is kept: a job may run for years.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._lock = threading.Lock()
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._newest: dict[int, Sample] = {}
         self.look: Callable[[], DriverView]
         self.listeners: tuple[Callable[[JobEvent], Any], ...] = ()
+        self.samplers: tuple[Callable[[Sample], Any], ...] = ()
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -151,23 +157,31 @@ class Observer:
     def floors(self) -> int:
         return self.look().floor
 
-    def samples(self) -> list[Sample]:
+    def follow(self, before: Observer) -> None:
+        """Call what the observer before has called."""
+        self.listeners, self.samplers = before.listeners, before.samplers
+
+    def newest(self) -> list[Sample]:
+        """The newest sample of each task that has sent one."""
         with self._lock:
-            return list(self._samples)
+            return list(self._newest.values())
 
     def sample(self, sample: Sample) -> None:
         with self._lock:
-            self._samples.append(sample)
+            self._newest[sample.task] = sample
+        self._tell(self.samplers, sample)
 
     def note(self, note: Note, at_s: float) -> None:
         """Tell the listeners of events."""
         name = self._names[note.task] if note.task >= 0 else ""
-        event = JobEvent(note.what, name, note.value, at_s, note.why)
-        for listener in self.listeners:
+        self._tell(self.listeners, JobEvent(note.what, name, note.value, at_s, note.why))
+
+    def _tell(self, listeners: Sequence[Callable[[_T], Any]], what: _T) -> None:
+        for listener in listeners:
             try:
-                listener(event)
+                listener(what)
             except Exception:  # a listener's mistake must not end the job
-                _LOGGER.exception("a listener of the job raised at %s", event)
+                _LOGGER.exception("a listener of the job raised at %s", what)
 
 
 class JobAudience:

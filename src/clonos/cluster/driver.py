@@ -416,7 +416,7 @@ class RunningJob(RunningPast):
 
     def _go_on(self, setup: DriverSetup) -> None:
         setup.audience.follow(self._setup.audience)
-        setup.observer.listeners = self.observer.listeners
+        setup.observer.follow(self.observer)
         setup.consumers.watchers += self.consumers.watchers
         setup.trials = self._setup.trials
         self._is_driven_by(setup)

@@ -126,7 +126,7 @@ class DriverSetup:
     ) -> None:
         self.compiled, self.spark, self._run_options = compiled, spark, run_options
         self.durability = durability = run_options.durability
-        self._former, self._goes_on = former, goes_on
+        self._goes_on = goes_on  # `former` is not kept: it would keep all drivers before
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(compiled.plan, self.sinks)
@@ -139,10 +139,12 @@ class DriverSetup:
         with ExitStack() as undo:  # if anything below fails: release the lock and the port
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
-            waiting = self._stand_by(undo) if standby else None
+            waiting = self._stand_by(former, undo) if standby else None
             file = self._open_journal(waiting, look, is_patient=standby)
             undo.callback(file.close)
-            recover = partial(self._recover, file, undo, is_upgrade=upgrade, of_state=of_state)
+            recover = partial(
+                self._recover, file, former, undo, is_upgrade=upgrade, of_state=of_state
+            )
             recovered = self._stores(recover)
             self._stores(partial(self._claim, undo))
             if waiting is None:
@@ -195,7 +197,7 @@ class DriverSetup:
         )
         self._known = self._settings()
 
-    def _stand_by(self, undo: ExitStack) -> Waiting | None:
+    def _stand_by(self, former: Former, undo: ExitStack) -> Waiting | None:
         """Slots that wait for the job. None: there is no job yet, or before slots can read, rows
         must be written where the other driver writes."""
         is_spooled = any(fed(self.compiled)) or any(
@@ -205,7 +207,7 @@ class DriverSetup:
         if self.directory.is_new or is_spooled:
             return None
         self._equip(undo)
-        self.pool.require(leaving=self._former.leaving())
+        self.pool.require(leaving=former.leaving())
         self.pool.prepare()
         self._make_room()
         waiting = Waiting(self.compiled.plan, self.pool, self._known, self.warn)
@@ -389,7 +391,13 @@ class DriverSetup:
         return secret, identities
 
     def _recover(
-        self, file: JournalFile, undo: ExitStack, *, is_upgrade: bool, of_state: Mapping[str, Any]
+        self,
+        file: JournalFile,
+        former: Former,
+        undo: ExitStack,
+        *,
+        is_upgrade: bool,
+        of_state: Mapping[str, Any],
     ) -> list[Deliver]:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
@@ -416,7 +424,7 @@ class DriverSetup:
         announce = partial(directory.announce, compiled, version + 1, renamed=renamed)
         begins("switching", compiled.name)
         known, owner = directory.graph(version), directory.checkpoint_id
-        numbers, prepared = directory.numbers, self._former.prepared()
+        numbers, prepared = directory.numbers, former.prepared()
         with (
             claimed(before, known, compiled, self.durability, owner),
             ThreadPoolExecutor(WRITERS, "clonos-switch") as pool,

@@ -27,7 +27,7 @@ from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
 from clonos.nodes.layers import Delete, LayerCare, Unused
 from clonos.nodes.phases import DRIVER, Phase, Step
 from clonos.nodes.ports import DriverPorts
-from clonos.nodes.progress import TRAFFIC, Chronicle
+from clonos.nodes.progress import Chronicle
 from clonos.nodes.pulses import Pulses, frozen, stuck
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.settling import Settling
@@ -343,8 +343,7 @@ class DriverNode:
         sample = Sample(said.now_ms / 1000, said.task, said.counters)
         if warning := self._chronicle.heard(sample, is_current=is_current):
             self._warn(warning)
-        kept = {k: v for k, v in said.counters.items() if not k.endswith(TRAFFIC)}
-        self._ports.audience.sampled(Sample(sample.at_s, said.task, kept))
+        self._ports.audience.sampled(sample)
         self._has_rates = True
         if self.phase is Phase.RUNNING:
             self._pending += self.coordinator.counted(said.task, said.counters, is_current)

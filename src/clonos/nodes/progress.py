@@ -83,8 +83,6 @@ MISSING: Final = {
 REASONS: Final = ("bad_records", "late_rows")
 _SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 _MOST_ANSWERS: Final = ": most_answers"
-TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT), _MOST_ANSWERS)
-"""Counters of operators of which only the newest value is kept."""
 
 
 @dataclass
