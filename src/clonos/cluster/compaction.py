@@ -102,6 +102,7 @@ class Compactor:
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": paths},
             text=True,
+            start_new_session=True,  # Ctrl+C is for the driver
         )
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has died already: the missing answer tells

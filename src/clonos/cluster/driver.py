@@ -14,7 +14,7 @@ from typing import Any, Final
 from clonos.cluster.feeds import FeedView
 from clonos.cluster.former import Former
 from clonos.cluster.listener import Listener
-from clonos.cluster.loop import DriverLoop
+from clonos.cluster.loop import STOP_S, DriverLoop
 from clonos.cluster.moves import Mover
 from clonos.cluster.not_ended import goes_on
 from clonos.cluster.result import JobResult
@@ -36,8 +36,6 @@ from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
 
 LOGGER: Final = logging.getLogger("clonos")
-STOP_S: Final = 30.0
-"""Longest time that a caller waits for a job to stop."""
 LISTENERS_S: Final = 1.0
 """Grace period for slow listeners when a job has ended."""
 

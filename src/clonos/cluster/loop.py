@@ -10,12 +10,15 @@ from clonos.blame import users_lines
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.stages import begins
 from clonos.errors import ClonosError
+from clonos.nodes.events import StopAsked
 from clonos.nodes.phases import Phase
 from clonos.runtime.interpreter import low_latency
 from clonos.storage.watchdog import Watchdog
 
 HANGS_S: Final = 10.0
 """User code that keeps the driver for longer than this is warned of."""
+STOP_S: Final = 30.0
+"""Longest time that a caller waits for a job to stop."""
 
 
 class DriverLoop:
@@ -31,25 +34,41 @@ class DriverLoop:
         self._setup, self._node = setup, setup.node
         self.error: ClonosError | None = None
         self.over = threading.Event()
-        self._is_unfed = False
+        self._may_begin = threading.Event()
+        self._is_off = self._is_unfed = False
         self._watchdog = Watchdog(self._warn, HANGS_S)
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
 
     def start(self) -> None:
-        """Begin. If something is missing, this raises and releases everything."""
+        """Begin. If something is missing, or the caller is interrupted, this raises and releases
+        everything: the caller would have no handle to stop the job."""
         begins("restoring", self._setup.compiled.name)
         try:
+            # Before there is anything to release: it may be interrupted when the thread runs.
+            self._thread.start()
             self._setup.begin()
+            self._may_begin.set()
         except BaseException:
-            self._setup.feeds.close()
-            with suppress(ClonosError):
-                self._setup.followers.finish()
-            self._setup.close()
-            self.over.set()
+            if self._may_begin.is_set():
+                self._setup.inbox.put(StopAsked(None))
+                self.over.wait(STOP_S)
+            else:
+                self._call_off()
             raise
-        self._thread.start()
+
+    def _call_off(self) -> None:
+        self._is_off = True
+        self._may_begin.set()
+        self._setup.feeds.close()
+        with suppress(ClonosError):
+            self._setup.followers.finish()
+        self._setup.close()
+        self.over.set()
 
     def _run(self) -> None:
+        self._may_begin.wait()
+        if self._is_off:
+            return
         try:
             self._node.start()
         except BaseException as error:  # noqa: BLE001 - the thread's end must not go unnoticed
