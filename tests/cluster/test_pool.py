@@ -149,6 +149,7 @@ def test_hash_seeds_that_are_drawn_are_refused_though_they_are_equal():
     [
         "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version",
         "ModuleNotFoundError: No module named 'clonos'",
+        "AttributeError: Can't get attribute 'judge' on <module 'jobs' from '/app/jobs.py'>",
     ],
 )
 def test_an_executor_where_nothing_can_begin(what):
@@ -163,6 +164,9 @@ IN_PYSPARK = (
     '  File "/x/pyspark/serializers.py", line 470, in loads\n    return cloudpickle.loads(obj)\n'
 )
 IN_OURS = '  File "/x/clonos/runtime/slot.py", line 42, in run\n    loop = SlotLoop(shipment)\n'
+UNPACKED = (
+    '  File "/x/clonos/spark/packed.py", line 37, in run\n    yield from pickle.loads(packet)\n'
+)
 USERS = '  File "/app/job.py", line 8, in __setstate__\n    raise ValueError("no")\n'
 
 
@@ -171,7 +175,7 @@ def raised_in_a_slot(*frames: str) -> Any:
     return _slot_failed("job: slot 1", JavaError("", f"{text}{''.join(frames)}ValueError: no\n"))
 
 
-@pytest.mark.parametrize("before", [(), (IN_PYSPARK,)])
+@pytest.mark.parametrize("before", [(), (IN_PYSPARK,), (IN_PYSPARK, UNPACKED)])
 def test_what_users_code_raises_when_it_is_unpickled_is_told_with_its_lines(before):
     found = unreadable(raised_in_a_slot(*before, USERS))
     assert isinstance(found, NotPicklable)
@@ -181,7 +185,9 @@ def test_what_users_code_raises_when_it_is_unpickled_is_told_with_its_lines(befo
     assert 'job.py", line 8' in found.trace
 
 
-@pytest.mark.parametrize("frames", [(), (IN_OURS, USERS), (USERS, IN_PYSPARK)])
+@pytest.mark.parametrize(
+    "frames", [(), (UNPACKED, IN_OURS, USERS), (USERS, IN_PYSPARK), (IN_PYSPARK, UNPACKED)]
+)
 def test_what_is_raised_elsewhere_is_none_of_that(frames):
     assert unreadable(raised_in_a_slot(*frames)) is None
     assert unreadable(SlotFailed("Python worker exited unexpectedly")) is None

@@ -28,9 +28,14 @@ from clonos.runtime.slot import body
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.inbox import Inbox
 
-_OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
+_OTHER_MODULES: Final = ("No module named", "AttributeError: Can't get attribute")
+_OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", *_OTHER_MODULES)
 """Found in the errors of slots that never began."""
-_OWN_MODULE: Final = "; a module of your own: install it there, or sparkContext.addPyFile(...)"
+_OWN_MODULE: Final = (
+    "; a module of your own: install it there, as it is here, or sparkContext.addPyFile(...)"
+)
+_UNPACKS: Final = ("spark", "packed.py")
+"""Of our own files, the one that unpickles the job in a slot."""
 _FRAME: Final = re.compile(r'^ +File "([^"]+)", line \d+', re.MULTILINE)
 _LOST: Final = "ExecutorLostFailure"
 """Found in the errors of slots whose executor has ended, whatever reason Spark gives."""
@@ -202,12 +207,17 @@ class SlotPool:
 def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
     """The error of a slot that could not begin because its executor has another environment, if
     so."""
-    if error is None or not any(sign in error.what for sign in _OTHER_ENVIRONMENT):
+    if error is None:
         return None
+    if said := _raised(OtherVersion, error):
+        return OtherVersion(said, where=error.where, remedy=SAME_ENVIRONMENT)
+    if not any(sign in error.what for sign in _OTHER_ENVIRONMENT):
+        return None
+    may_be_own = any(sign in error.what for sign in _OTHER_MODULES)
     return OtherVersion(
         f"the executor has another environment than the driver: {error.what}",
         where=error.where,
-        remedy=f"{SAME_ENVIRONMENT}{_OWN_MODULE if 'No module named' in error.what else ''}",
+        remedy=f"{SAME_ENVIRONMENT}{_OWN_MODULE if may_be_own else ''}",
     )
 
 
@@ -215,6 +225,7 @@ def unreadable(error: ClonosError | None) -> NotPicklable | None:
     """The error of a slot that could not read the job, because the user's own code that makes
     something of the job anew has raised there, if so."""
     frames = [Path(file).parts for file in _FRAME.findall(error.trace)] if error else []
+    frames = [parts for parts in frames if parts[-2:] != _UNPACKS]
     if error is None or not frames or "pyspark" in frames[-1]:
         return None
     if any("clonos" in parts for parts in frames):  # it could be read: the slot's body ran

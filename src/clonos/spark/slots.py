@@ -43,6 +43,7 @@ from pyspark.sql import DataFrame, SparkSession
 from clonos.errors import ClonosError, JobCancelled, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
 from clonos.spark.lines import Lines
+from clonos.spark.packed import packed
 from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
@@ -339,7 +340,7 @@ class SlotLauncher:
         key = (id(body), id(dataframe))
         with self._preparing:
             if key not in self._prepared:
-                run = _task(self._driver_host, body, reads=dataframe is not None)
+                run = packed(_task(self._driver_host, body, reads=dataframe is not None))
                 self._prepared[key] = (body, dataframe, self._rows(run, dataframe))
             return self._prepared[key][2]
 
