@@ -263,7 +263,7 @@ def test_too_few_cores_leave_nothing_locked(spark, tmp_path):
 def test_two_drivers_of_one_folder(spark, tmp_path):
     job = mapped(lambda row: row.n, checkpoint_dir=str(tmp_path))
     running = job.start(spark)
-    with pytest.raises(JournalInUse, match="stop the other driver"):
+    with pytest.raises(JournalInUse, match=r"call stop\(\) of the running job"):
         job.start(spark)
     assert running.wait(600).rows == {"out": 100}
     with pytest.raises(OtherJob, match='was "fail", is "drop"'):

@@ -194,3 +194,5 @@ def test_spark_stopped_in_mid_job(kit, spark, tmp_path):
     with pytest.raises(SparkStopped, match="checkpoint_dir"):
         job.wait(30)
     assert not job.is_running
+    with pytest.raises(SparkStopped, match=r"was stopped before .* To do: give a new one"):
+        kit.build(kit.gated(tmp_path, 2_000)).start(spark)

@@ -177,13 +177,15 @@ def test_a_damaged_head_is_an_error_even_at_the_end(tmp_path):
 
 def test_one_writer_only(tmp_path):
     with Journal(tmp_path):
-        with pytest.raises(JournalInUse, match=str(os.getpid())):
+        mine = rf"this process runs the job already \(process {os.getpid()} .*call stop\(\)"
+        with pytest.raises(JournalInUse, match=mine):
             Journal(tmp_path)
         code = f"from clonos.storage.journal import Journal; Journal({str(tmp_path)!r})"
         other = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         assert "JournalInUse" in other.stderr
+        assert f"another driver has it open (process {os.getpid()} on" in other.stderr
     Journal(tmp_path).close()
 
 

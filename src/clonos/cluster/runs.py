@@ -8,8 +8,9 @@ from clonos.cluster.driver import RunningJob
 from clonos.cluster.not_ended import so_far, stopped
 from clonos.cluster.pool import SlotPool
 from clonos.cluster.result import JobResult
-from clonos.errors import NotEnded, WrongType
+from clonos.errors import NotEnded, SparkStopped, WrongType
 from clonos.graph.compile import CompiledJob
+from clonos.spark.slots import SPARK_ERRORS, is_stopped
 
 
 def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> RunningJob:
@@ -26,7 +27,17 @@ def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> Runni
             remedy='give one, such as clonos.spark.session.get_or_create("local[8]")',
         )
     require_driver(spark)
-    return RunningJob(compiled, spark, **options).start()
+    try:
+        if not is_stopped(spark.sparkContext):
+            return RunningJob(compiled, spark, **options).start()
+    except (*SPARK_ERRORS, AttributeError):  # an attribute is missing where PySpark has stopped
+        if not is_stopped(spark.sparkContext):
+            raise
+    raise SparkStopped(
+        "the Spark session was stopped before the job had started",
+        where=compiled.name,
+        remedy="give a new one, such as SparkSession.builder.getOrCreate()",
+    )
 
 
 def run_job(

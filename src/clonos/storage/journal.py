@@ -420,13 +420,17 @@ def _name(number: int) -> str:
 
 def _lock(disk: Disk, root: str) -> Lock:
     """Take the lock. It ends with the process, however that ends."""
+    me = f"{os.getpid()} on {socket.gethostname()}"
     try:
-        return disk.lock(f"{root}/lock", f"{os.getpid()} on {socket.gethostname()}")
+        return disk.lock(f"{root}/lock", me)
     except Locked as error:
+        is_mine = str(error) == me
+        who = "this process runs the job already" if is_mine else "another driver has it open"
+        stop = "call stop() of the running job first" if is_mine else "stop the other driver"
         raise JournalInUse(
-            f"another driver has it open (process {error})",
+            f"{who} (process {error})",
             where=_where(disk, root),
-            remedy="stop the other driver, or give this job a directory of its own",
+            remedy=f"{stop}, or give this job a directory of its own",
         ) from error
 
 
