@@ -170,7 +170,7 @@ def test_sizes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MESSAGE_BYTES_MAX", 100)
     life = Incarnation(1, 0)
     with pytest.raises(ProtocolError, match="more than 100"):
-        encode(messages.Unreachable(0, life, 0, life, "x" * 200))
+        encode(messages.Unreachable(0, life, 0, life, "x" * 200, False))
     with pytest.raises(MalformedMessage, match="more than 100"):
         decode(msgpack.packb([25, "x" * 200]))
 

@@ -29,8 +29,11 @@ class Dialled:
         )
         self.plane = plane
         self.complaints: list[str] = []
-        local = Local(lambda _: None)
-        self.links = Links(plane, LIMIT_S, lambda *said: self.complaints.append(said[-1]), local)
+        self.silent: list[str] = []
+        self.links = Links(plane, LIMIT_S, self._complain, Local(lambda _: None))
+
+    def _complain(self, channel: int, peer: Incarnation, why: str, is_silent: bool) -> None:
+        (self.silent if is_silent else self.complaints).append(why)
 
     def _connect(self, *_: Any) -> Any:
         self.conn += 1
@@ -79,6 +82,17 @@ def test_a_refusal_has_longer(dialled: Dialled) -> None:
 def test_a_process_in_a_long_call_is_waited_for(dialled: Dialled) -> None:
     for _ in range(10):
         assert dialled.fail(60.0, None, stood=True) is not None
+    assert not dialled.complaints
+
+
+def test_what_accepts_connections_and_never_answers_is_told(dialled: Dialled) -> None:
+    """A proxy that keeps its clients, or a process that restores much: the coordinator knows."""
+    for _ in range(4):
+        dialled.fail(60.0, None, stood=True)
+    assert len(dialled.silent) == 2
+    assert (
+        f"{PEER}: connections are accepted, and nothing comes back for 120 s" in dialled.silent[0]
+    )
 
 
 def test_the_time_of_a_restore_is_none_of_being_refused(dialled: Dialled) -> None:

@@ -377,6 +377,16 @@ def test_a_slot_that_does_not_come_is_said_once(world):
     assert world.places.tick(2 * ASKED_S) == []
 
 
+def test_a_slot_that_is_gone_may_wait_for_a_core(world):
+    """Spark runs its task again by itself, as soon as there is room: it has noticed all right."""
+    for number in range(3):
+        world.registers(number, 30 + number)
+    world.places.lost(31, 0.0)
+    (warning,) = world.places.tick(ASKED_S)
+    assert "'etl': slot 1 is gone, and Spark has not started another process for 30 s" in warning
+    assert "no core is free" in warning
+
+
 def test_slots_that_do_not_come_are_said_together(world):
     (warning,) = world.places.tick(ASKED_S)
     assert "'etl': slots 0, 1 and 2 have not come" in warning

@@ -13,6 +13,7 @@ from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Action, Command, Event, Expel, Fail, Note, Reported, SlotReady
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.reach import GATHER_MS, GONE, MOVES_MIN, NEVER, Reach
+from clonos.core.roster import TaskPhase
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
@@ -142,11 +143,18 @@ class Parted:
         report = kind(0, sender.incarnation, *peer)
         self._handle(Reported(sender.slot, report))
 
-    def complain(self, for_ms: int, every_ms: int = 1_500) -> tuple[int, str]:
+    def restored(self) -> None:
+        for task in list(self.coordinator.tasks.values()):
+            if task.phase is TaskPhase.RESTORING and task.slot is not None:
+                self._handle(Reported(task.slot, msg.Restored(task.id, task.incarnation)))
+
+    def complain(
+        self, for_ms: int, every_ms: int = 1_500, *, is_silent: bool = False
+    ) -> tuple[int, str]:
         """Nothing but complaints for so long: how many moves come of it, and which error."""
         moves, until_ms = 0, self.now_ms + for_ms
         while self.now_ms < until_ms:
-            self.say(msg.Unreachable, "no answer")
+            self.say(msg.Unreachable, "no answer", is_silent)
             self.now_ms += every_ms
             actions = self.coordinator.tick(self.now_ms)
             errors = [action.error for action in actions if isinstance(action, Fail)]
@@ -174,6 +182,13 @@ def test_one_that_was_there_is_waited_for() -> None:
     assert parted.complain(120_000)[1] == "CannotConnect"
 
 
+def test_who_accepts_connections_and_is_silent_is_given_up_unless_it_restores() -> None:
+    parted = Parted()
+    assert parted.complain(600_000, 120_000, is_silent=True) == (0, "")
+    parted.restored()
+    assert parted.complain(240_000, 120_000, is_silent=True) == (1, "")
+
+
 def test_moves_in_vain_become_rarer() -> None:
     parted = Parted()
     parted.say(msg.Reached)
@@ -191,7 +206,7 @@ def test_outages_that_heal_do_not_add_up() -> None:
 def test_who_is_reached_again_is_shunned_no_more() -> None:
     parted = Parted()
     cell = parted.coordinator.plan.cell_of[0]
-    parted.say(msg.Unreachable, "no answer")
+    parted.say(msg.Unreachable, "no answer", False)
     assert parted.coordinator.reach.shunned(cell)
     parted.say(msg.Reached)
     assert not parted.coordinator.reach.shunned(cell)
@@ -203,7 +218,7 @@ def test_what_an_earlier_life_reached_is_no_news_of_this_one() -> None:
     assert parted.complain(3_000)[0] >= 1
     sender = parted.coordinator.tasks[0]
     assert sender.slot is not None
-    parted.say(msg.Unreachable, "no answer")
+    parted.say(msg.Unreachable, "no answer", False)
     stale = msg.Reached(0, sender.incarnation, {0: before})
     parted.coordinator.handle(Reported(sender.slot, stale), parted.now_ms)
     assert parted.coordinator.reach.shunned(parted.coordinator.plan.cell_of[0])

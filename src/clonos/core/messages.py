@@ -478,13 +478,14 @@ class LastWords:
 @dataclass(frozen=True, slots=True)
 class Unreachable:
     """The receiver of `channel`, in its life `peer`, cannot be connected to. ``why``: the
-    transport's reason."""
+    transport's reason; ``is_silent``: connections are accepted there, and nothing comes back."""
 
     task: int
     incarnation: Incarnation
     channel: int
     peer: Incarnation
     why: str
+    is_silent: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from clonos.core import messages as msg
 from clonos.core.decisions import Note
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
-from clonos.core.roster import ACTIVE, Roster
+from clonos.core.roster import ACTIVE, Roster, TaskPhase
 
 GATHER_MS: Final = 300
 """How long complaints are gathered before a task is moved."""
@@ -83,6 +83,8 @@ class Reach:
         if not self._is_there(report.channel, report.peer):
             return  # the receiver was given up meanwhile
         far = self._far(report.channel)
+        if report.is_silent and not self._may_answer(far):
+            return
         pair = self._pair(slot, far)
         if far is not None:
             self._apart[pair] = roster.now_ms
@@ -115,6 +117,12 @@ class Reach:
             return True
         peer = self._roster.tasks[receiver]
         return life == peer.incarnation and peer.phase in ACTIVE and peer.slot is not None
+
+    def _may_answer(self, slot: int | None) -> bool:
+        """Whether a slot restores none of its tasks: while it does, it answers nobody. (The driver
+        has just answered.)"""
+        phases = {task.phase for task in self._roster.tasks.values() if task.slot == slot}
+        return slot is not None and TaskPhase.RESTORING not in phases
 
     def _far(self, channel: int) -> int | None:
         receiver = self._roster.plan.channels[channel].receiver

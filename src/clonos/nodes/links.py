@@ -26,15 +26,20 @@ if TYPE_CHECKING:
 
 ANSWERED: Final = 3
 """How many times longer to try a peer that answers, even if only with a refusal."""
+SILENT_S: Final = 100.0
+"""How long a peer may accept connections and answer nothing. A process that restores much is as
+silent as a proxy with nobody behind it; the coordinator knows whether it does."""
 
 
 @dataclass
 class _Trial:
-    """A peer that has not answered any dial yet; times are by the network's clock."""
+    """A peer that has not answered any dial yet; times are by the network's clock. ``silent_s``:
+    how long connections stood, and nothing came back."""
 
     peer: tuple[Incarnation, str]
     since: float
     dialled: float
+    silent_s: float = 0.0
 
 
 class Links:
@@ -48,8 +53,8 @@ class Links:
         How long a peer may be unreachable before we complain. If the coordinator has not given it
         up by then, it may be alive behind something that drops packets.
     complain
-        Called then with the channel, the life of its receiver, and the reason; called again after
-        the same time if nothing has changed.
+        Called then with the channel, the life of its receiver, the reason, and whether the peer
+        accepts connections; called again after the same time if nothing has changed.
 
     Attributes
     ----------
@@ -62,7 +67,7 @@ class Links:
         self,
         network: Network,
         unreachable_s: float,
-        complain: Callable[[int, Incarnation, str], None],
+        complain: Callable[[int, Incarnation, str, bool], None],
         local: Local,
     ) -> None:
         self._network, self._local = network, local
@@ -164,7 +169,14 @@ class Links:
             return
         if outgoing.stood:  # the peer was there that long: it may have restored its state and died
             trial.since += now - trial.dialled
-        if error is None:  # the peer is there and has only not answered yet
+        if error is None:  # something is there and has not answered yet
+            trial.silent_s += now - trial.dialled
+            if trial.silent_s > SILENT_S:
+                what = (
+                    f"connections are accepted, and nothing comes back for {trial.silent_s:.0f} s"
+                )
+                trial.silent_s = 0.0
+                self._tell(channel, trial, what, is_silent=True)
             return
         tried_s = now - trial.since
         # If something answers there, the coordinator may just not know yet that the process has
@@ -172,11 +184,14 @@ class Links:
         limit = 1 if isinstance(error, CannotConnect) else ANSWERED
         if tried_s > limit * self._unreachable_s:
             trial.since = now
-            incarnation, address = trial.peer
-            near, why = self._network.address, error.what
-            if near not in why or address not in why:
-                why = f"{near} cannot connect to {address}: {why}"
-            self._complain(channel, incarnation, why)
+            self._tell(channel, trial, error.what, is_silent=False)
+
+    def _tell(self, channel: int, trial: _Trial, why: str, *, is_silent: bool) -> None:
+        incarnation, address = trial.peer
+        near = self._network.address
+        if near not in why or address not in why:
+            why = f"{near} cannot connect to {address}: {why}"
+        self._complain(channel, incarnation, why, is_silent)
 
     def _answered(self, channel: int) -> None:
         trial = self._trials.pop(channel, None)

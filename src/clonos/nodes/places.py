@@ -344,9 +344,10 @@ class Places:
         missing = [place.number for place in late if place.state is not State.LEFT]
         if gone:
             yield (
-                f"job {self._job!r}: {_slots(gone, 'is', 'are')} gone, and Spark has not noticed "
-                f"for {ASKED_S:.0f} s: the machine may be lost; another slot is started when Spark "
-                "notices, or when a task waits for it"
+                f"job {self._job!r}: {_slots(gone, 'is', 'are')} gone, and Spark has not started "
+                f"another process for {ASKED_S:.0f} s: no core is free, an executor is still to "
+                "come, or Spark has not noticed yet that a machine is lost. When a task waits for "
+                "a slot, another one is requested"
             )
         if missing:
             yield (

@@ -476,8 +476,9 @@ class SlotNode:
             if peers:
                 self._send(msg.Reached(machine.id, machine.incarnation, peers))
 
-    def _complain(self, channel: int, peer: Incarnation, why: str) -> None:
+    def _complain(self, channel: int, peer: Incarnation, why: str, is_silent: bool) -> None:
         resident = self._residents.get(self._plan.channels[channel].sender)
         machine = resident.machine if resident is not None else None
         if machine is not None:
-            self._send(msg.Unreachable(machine.id, machine.incarnation, channel, peer, why))
+            about = machine.id, machine.incarnation, channel, peer
+            self._send(msg.Unreachable(*about, why, is_silent))
