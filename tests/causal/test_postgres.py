@@ -10,8 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 import clonos
@@ -21,6 +24,7 @@ from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of, encode_chunk
 from clonos.causal.holder import LogAccess
 from clonos.causal.messages import AnswerKey
+from clonos.errors import StoreAway
 from clonos.postgres import Server
 
 from .conftest import Attempt
@@ -368,3 +372,66 @@ def test_two_drivers_write_a_batch_once(postgres, table):
         one.join()
     assert sorted(wrote) == [False, False, True]
     assert ids(postgres, table) == [0]
+
+
+class Frame:
+    """A DataFrame, as far as the sink uses it; its tasks run here."""
+
+    columns = ("id",)
+
+    def __init__(self, *batches, before=bool):
+        self.batches, self.before = batches, before
+
+    def mapInArrow(self, fn, _):  # noqa: N802 - PySpark's name
+        def given():
+            for numbers in self.batches:
+                self.before(numbers)
+                yield pa.RecordBatch.from_pydict({"id": numbers})
+
+        self.made = [SimpleNamespace(**row) for out in fn(given()) for row in out.to_pylist()]
+        return self
+
+    def collect(self):
+        return self.made
+
+
+@pytest.mark.parametrize("when", ["at first", "between batches", "when rows are moved"])
+def test_the_sink_gives_a_frozen_server_up_and_writes_a_batch_once(
+    postgres_server, postgres, table, monkeypatch, when
+):
+    monkeypatch.setattr(clonos.postgres, "LOOK_S", 0.5)
+    monkeypatch.setattr(clonos.postgres, "CONNECT_S", 2)
+    insert = causal.postgres_sink(postgres, table)
+    insert(Frame([0]), 0)
+    with ExitStack() as held:
+        freeze = {when: lambda: held.enter_context(postgres_server.frozen())}
+        if when == "at first":
+            freeze.pop(when)()
+        if when == "when rows are moved":
+            moved = causal.sinks.write_once
+            late = lambda *args: (freeze.pop(when)(), moved(*args))  # noqa: E731
+            monkeypatch.setattr(causal.sinks, "write_once", late)
+        frame = Frame([1], [2], before=lambda n: n == [2] and freeze.pop("between batches", bool)())
+        with pytest.raises(StoreAway, match=r"does not answer.*To do: see that it runs"):
+            insert(frame, 1)
+        monkeypatch.undo()
+    insert(Frame([1], [2]), 1)
+    insert(Frame([1], [2]), 1)
+    assert ids(postgres, table) == [0, 1, 2]
+
+
+def test_the_sink_waits_for_batches_and_statements_that_take_long(postgres, table, monkeypatch):
+    """Longer than a server lets a transaction do nothing, or a statement of jobs take."""
+    monkeypatch.setattr(clonos.postgres, "IDLE_MS", 300)
+    monkeypatch.setattr(clonos.postgres, "STATEMENT_MS", 300)
+    with psycopg.connect(postgres, autocommit=True) as sql:
+        sql.execute(
+            f"create function slow_{table}() returns trigger language plpgsql as "
+            "$$ begin perform pg_sleep(0.5); return new; end $$"
+        )
+        sql.execute(
+            f"create trigger slow before insert on {table} for each row "
+            f"execute function slow_{table}()"
+        )
+    causal.postgres_sink(postgres, table)(Frame([1], [2], before=lambda _: time.sleep(0.5)), 0)
+    assert ids(postgres, table) == [1, 2]

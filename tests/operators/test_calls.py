@@ -249,6 +249,38 @@ def test_an_answer_that_is_no_row_is_a_bad_record():
     assert statistics_of(harness) == {"ask: bad_records": 2}
 
 
+class Judge(clonos.Service):
+    async def call(self, *of):
+        return len(of)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (
+            lambda s: s.with_column_async("n int", length, "text", name="ask"),
+            (
+                r"ask\[0\].* what length has returned does not fit: column 'n' \(int\): 'three' is "
+                r"of type str \(for Row\(id=1, text='x'\)\)"
+            ),
+        ),
+        (
+            lambda s: s.with_column_async("n int", Judge(), on_error=lambda e: 0, name="ask"),
+            r"what Judge.call or on_error has returned does not fit: column 'n' \(int\): 'three'",
+        ),
+        (
+            lambda s: s.map_async(score, "a int, b int", name="ask"),
+            r"what score has returned does not fit: 'three' is not a row of a, b \(for Row\(id=1",
+        ),
+    ],
+)
+def test_an_answer_of_a_wrong_type_names_the_service_and_both_types(build, told):
+    harness = StepHarness(program_of(build))
+    harness.source(given(1), SCHEMA)
+    with pytest.raises(OperatorError, match=told):
+        harness.answer(call(1), "three")
+
+
 def test_a_column_of_answers():
     def build(stream):
         return stream.with_column_async("n int", length, "text", ordered=False)

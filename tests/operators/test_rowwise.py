@@ -5,6 +5,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clonos
+from clonos.blame import users_traceback
 from clonos.columns.rows import row_type, values_of
 from clonos.columns.schema import parse_type
 from clonos.errors import (
@@ -24,6 +26,14 @@ from clonos.errors import (
     WrongType,
 )
 from clonos.testing import Batches, End, Source, StepHarness, check_restore, rows
+
+
+class Grumpy(float):
+    def __ne__(self, other):
+        raise KeyError("grumpy")
+
+    __hash__ = float.__hash__
+
 
 NEW_YEAR = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
@@ -217,7 +227,17 @@ def with_value(ddl, good, bad, stream):
                 ("date", NEW_YEAR, pd.NaT),
                 ("timestamp", NEW_YEAR, pd.NaT),
                 ("array<date>", [date(2020, 1, 1), None], [pd.NaT]),
+                ("date", NEW_YEAR, datetime(2020, 1, 1, 5)),  # noqa: DTZ001 - of no zone
+                ("timestamp", NEW_YEAR, pd.Timestamp("2020-01-01T00:00:00.000000001")),
                 ("timestamp", NEW_YEAR, 1577836800.0),
+                ("map<string, long>", [("a", 1)], [("a", 1), None]),
+                ("map<string, long>", {"a": 1}, np.array([None])),
+                ("map<string, long>", {"a": 1}, [{"key": "a", "value": 1, "more": 2}]),
+                ("array<map<string, long>>", [{"a": 1}, None], [[None]]),
+                ("map<string, map<string, long>>", {"a": None}, {"a": {None}}),
+                ("struct<x: map<string, long>>", {"x": {"a": 1}}, {"x": [None]}),
+                ("struct<x: map<string, long>>", ({"a": 1},), ([None],)),
+                ("long", 1, Grumpy()),
                 ("float", 3.4e38, 3.5e38),
                 ("array<float>", [float("inf")], [1, -1e300]),
                 ("string", "a", "\ud800"),
@@ -248,6 +268,27 @@ def test_a_number_without_a_fraction_is_a_whole_one():
 def test_the_field_that_a_struct_lacks_is_named():
     with pytest.raises(OperatorError, match="no field 'z' among x, y"):
         run(lambda s: s.map(lambda _: ({"z": 1},), "s struct<x: int, y: int>"), [(1,)], "n long")
+
+
+@pytest.mark.parametrize(
+    ("ddl", "given", "told"),
+    [
+        ("string", 5, r"column 'm' \(string\): 5 is of type int \(for Row\(n=1\)"),
+        ("long", "five", r"column 'm' \(long\): 'five' is of type str"),
+        ("array<string>", [1], r"\(array<string>\): \[1\] is of type list, with int inside"),
+        ("decimal(5,2)", 1.5, r"column 'm' \(decimal\(5,2\)\): 1.5: .*Decimal"),
+        ("long", "x" * 9999, r"column 'm' \(long\): 'x{199}\.\.\. is of type str"),
+        ("struct<x: long>", {"x": "y" * 9999}, r"'y*\.\.\. is of type dict, with str inside"),
+        ("string", [10**5000], r"<list that cannot be shown> is of type list"),
+        ("long", Grumpy(), r"KeyError: 'grumpy'"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_told_with_its_type(ddl, given, told):
+    with pytest.raises(OperatorError, match=told) as caught:
+        run(lambda s: s.with_column(f"m {ddl}", lambda _: given, "n"), [(1,)], "n long")
+    assert len(str(caught.value)) < 1000
+    is_users = "in __ne__" in users_traceback(caught.value)
+    assert is_users == isinstance(given, Grumpy), "what the user's own code has raised is shown"
 
 
 def test_error_tells_operator_task_and_row():

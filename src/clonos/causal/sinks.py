@@ -12,14 +12,17 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
 from typing import Any, Final
 
 from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of
 from clonos.causal.shipped import Shipped
 from clonos.core import canonical
-from clonos.errors import DefinitionError
+from clonos.errors import DefinitionError, StoreAway
 from clonos.errors.causal import OtherRows
+from clonos.postgres import Server
 
 Write = Callable[[Any, int], Any]
 
@@ -164,7 +167,8 @@ def postgres_sink(dsn: str, table: str, *, name: str | None = None) -> Write:
     """A ``foreachBatch`` function that writes each batch to a table once.
 
     The tasks copy their rows into a staging table in parallel. One transaction on the driver moves
-    the rows of successful tasks to `table`, together with the high-water mark.
+    the rows of successful tasks to `table`, together with the high-water mark. A server that is
+    frozen is given up after some 25 s (:class:`~clonos.errors.StoreAway`), as one that is away.
 
     Parameters
     ----------
@@ -175,33 +179,31 @@ def postgres_sink(dsn: str, table: str, *, name: str | None = None) -> Write:
     name
         The stream's name; by default the table's.
     """
-    stage = f"{table}_clonos_staged"
+    stage, server = f"{table}_clonos_staged", Server(dsn)
 
     def copy(batches: Iterable[Any]) -> Iterator[Any]:
-        import psycopg
         import pyarrow as pa
         from psycopg import sql
 
         from clonos.columns.rows import shown_values
 
         token = secrets.token_hex(8)
-        with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
-            for batch in batches:
+        with _connected(server, table) as connection:
+            for batch in batches:  # it may take long to come, so no transaction waits for it
                 names = [sql.Identifier(column) for column in batch.schema.names]
                 columns = sql.SQL(", ").join([*names, sql.Identifier("clonos_token")])
                 into = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(stage), columns)
-                with cursor.copy(into) as rows:
+                with connection.cursor() as cursor, cursor.copy(into) as rows:
                     for row in zip(*map(shown_values, batch.columns), strict=True):
                         rows.write_row((*row, token))
         yield pa.RecordBatch.from_pydict({"token": [token]})
 
     def write(frame: Any, batch_id: int) -> None:
-        import psycopg
         from psycopg import sql
 
         target, staged = sql.Identifier(table), sql.Identifier(stage)
         columns = sql.SQL(", ").join(map(sql.Identifier, frame.columns))
-        with psycopg.connect(dsn, autocommit=True) as connection:
+        with _connected(server, table) as connection:
             connection.execute(
                 sql.SQL(
                     "create unlogged table if not exists {} (like {}, clonos_token text)"
@@ -221,3 +223,22 @@ def postgres_sink(dsn: str, table: str, *, name: str | None = None) -> Write:
             connection.execute(sql.SQL("truncate {}").format(staged))
 
     return write
+
+
+@contextmanager
+def _connected(server: Server, table: str) -> Iterator[Any]:
+    """A connection that gives a frozen server up, and waits for one that only takes long: a batch
+    may be large."""
+    import psycopg
+
+    try:
+        with server.connect("clonos sink", autocommit=True, answer_s=inf) as connection:
+            connection.execute("set statement_timeout = 0")
+            yield connection
+    except psycopg.OperationalError as error:
+        raise StoreAway(
+            f"the database does not answer: {server.told(error)[:300]}",
+            where=f"postgres_sink of {table}",
+            remedy="see that it runs and that the driver and the executors reach it, and start the "
+            "query again: the batch is written once",
+        ) from error

@@ -2,14 +2,16 @@
 
 It cuts off what follows the point of a number (12.99 becomes 12), and takes a number that is too
 large for a float for infinity, pandas' ``NaT`` for a day of the year 1, a text for the list of its
-letters, a row for its values in whatever order, and nulls in parts that may have none. Of a dict it
-leaves out what the struct has no field for.
+letters, a row for its values in whatever order, and nulls in parts that may have none. Of a moment
+it takes the day, or leaves out the nanoseconds. Of a dict it leaves out what the struct has no
+field for. It ends the process if there is None among the pairs of a map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date, datetime
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import date, datetime, time
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -20,6 +22,8 @@ import pyarrow.compute as pc
 
 _WHOLE: Final = frozenset({int, type(None)})
 """Types of which no value has a fraction."""
+_DAYS: Final = frozenset({date, type(None)})
+"""Types of which every value is a day."""
 _TIMES: Final = frozenset({date, datetime, type(None)})
 """Types of which every value is a moment or a day."""
 _TEXTS: Final = frozenset({str, bytes, bytearray})
@@ -44,7 +48,7 @@ def require_kept(data_type: pa.DataType, values: Sequence[Any]) -> None:
     elif pa.types.is_float32(data_type):
         _require_finite(values)
     elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
-        _require_times(values)
+        _require_times(values, of_days=pa.types.is_date(data_type))
     elif pa.types.is_map(data_type):
         pairs = [pair for value in values if value is not None for pair in _pairs(value)]
         require_kept(data_type.key_type, [key for key, _ in pairs])
@@ -56,6 +60,44 @@ def require_kept(data_type: pa.DataType, values: Sequence[Any]) -> None:
             require_kept(data_type.value_type, list(inside))
     elif pa.types.is_struct(data_type):
         _require_fields(data_type, values)
+
+
+def require_pairs(data_type: pa.DataType, values: Iterable[Any]) -> None:
+    """Raise `ValueError` if a map of this type has None for a pair: Arrow ends the process.
+
+    The values may be anything: what is no map at all is left to Arrow.
+
+    Examples
+    --------
+    >>> require_pairs(pa.map_(pa.string(), pa.int64()), [{"a": None}, None, [None]])
+    Traceback (most recent call last):
+    ValueError: None is no pair of a key and a value
+    """
+    if pa.types.is_struct(data_type):
+        for i, part in enumerate(data_type):
+            if pa.types.is_nested(part.type):
+                require_pairs(part.type, [_part(value, i, part.name) for value in values])
+        return
+    kind = data_type.item_type if pa.types.is_map(data_type) else data_type.value_type
+    for value in values:
+        is_dict = isinstance(value, dict)
+        may_hold = is_dict or isinstance(value, (Sequence, AbstractSet))
+        if not (may_hold or hasattr(value, "__array__")):
+            continue
+        inside = list(value.values() if is_dict else value)
+        if pa.types.is_map(data_type) and not is_dict:
+            if any(pair is None for pair in inside):
+                raise ValueError("None is no pair of a key and a value")
+            inside = [_part(pair, 1, "value") for pair in inside]
+        if pa.types.is_nested(kind):
+            require_pairs(kind, inside)
+
+
+def _part(value: Any, place: int, name: str) -> Any:
+    """A part of a struct, or of a pair; None: there is none."""
+    if isinstance(value, dict):
+        return value.get(name)
+    return value[place] if isinstance(value, tuple) and place < len(value) else None
 
 
 def require_nulls_allowed(field: pa.Field, column: pa.Array) -> None:
@@ -146,13 +188,17 @@ def _require_finite(numbers: Sequence[Any]) -> None:
             raise ValueError(f"{number!r} is too large for a float")
 
 
-def _require_times(values: Sequence[Any]) -> None:
-    if set(map(type, values)) <= _TIMES:
+def _require_times(values: Sequence[Any], *, of_days: bool) -> None:
+    if set(map(type, values)) <= (_DAYS if of_days else _TIMES):
         return
     for value in values:
         if isinstance(value, date):
             if value != value:  # noqa: PLR0124 - pandas' NaT, which is of no class of ours
                 raise ValueError("NaT is no moment and no day: None is null")
+            if of_days and isinstance(value, datetime) and value.time() != time():
+                raise ValueError(f"{value!r} is a moment, not a day: use its date()")
+            if getattr(value, "nanosecond", 0):  # of pandas
+                raise ValueError(f"{value!r} has nanoseconds, and a time has microseconds")
         elif isinstance(value, float):
             raise TypeError(f"{value!r} is a number, not a datetime")
 
@@ -194,4 +240,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
     """The keys and values of a map, in each of the forms that Arrow takes."""
     if isinstance(value, dict):
         return list(value.items())
-    return [(p["key"], p["value"]) if isinstance(p, dict) else p for p in value]
+    for pair in value:
+        if isinstance(pair, dict):
+            _require_names(["key", "value"], pair)
+    return [(_part(pair, 0, "key"), _part(pair, 1, "value")) for pair in value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.blame import in_short
-from clonos.columns.kept_values import require_kept, require_nulls_allowed
+from clonos.columns.kept_values import require_kept, require_nulls_allowed, require_pairs
+from clonos.columns.schema import has_maps, type_name
 from clonos.core.canonical import decode, encode, register
 from clonos.errors import CallError, ClonosError, StepTooLarge
 
@@ -30,6 +32,13 @@ RESULTS_MAX: Final = 10_000_000
 fails leaves none."""
 
 FAR: Final = "time that Python lacks: it has only the years 1 to 9999"
+_OF_ARROW: Final = re.compile(
+    r"Expected bytes, got a '(.+)' object"
+    r"|Could not convert .* with type (\S+): (?:tried to|was not a [sd]|was expecting)",
+    re.DOTALL,
+)
+"""Arrow's words for a value of the wrong type."""
+
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The exceptions that Arrow raises for a value that does not fit its column's type."""
 
@@ -228,14 +237,44 @@ def _has_far(column: pa.Array) -> bool:
 
 
 def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    """A column of Python values. Raises `ValueError` if one does not fit."""
+    """A column of Python values.
+
+    Raises
+    ------
+    ValueError
+        One does not fit. If it is the only one, it is told.
+
+    Examples
+    --------
+    >>> column_of(pa.field("n", pa.int64()), ["five"])
+    Traceback (most recent call last):
+    ValueError: column 'n' (long): 'five' is of type str
+    """
     try:
+        if has_maps(field.type):
+            require_pairs(field.type, values)
         column = pa.array(values, field.type)
         require_kept(field.type, values)
-    except UNFIT as error:
-        raise ValueError(f"column {field.name!r} ({field.type}): {error}") from error
+    except Exception as error:  # noqa: BLE001 - objects of users may raise anything
+        said = f"column {field.name!r} ({type_name(field.type)}): {_unfit(values, error)}"
+        raise ValueError(said) from (None if isinstance(error, UNFIT) else error)
     require_nulls_allowed(field, column)
     return column
+
+
+def _unfit(values: Sequence[Any], error: Exception) -> str:
+    """Why values do not fit. What Arrow says of types is put into the user's words."""
+    if not isinstance(error, UNFIT):
+        return in_short(error)
+    text = str(error)
+    if len(values) != 1:
+        return _cut(text)
+    (value,) = values
+    shown, kind = short(value), type(value).__name__
+    if (found := _OF_ARROW.match(text)) is None:
+        return _cut(text if shown in text else f"{shown}: {text}")
+    inner = (found[1] or found[2]).rpartition(".")[2]
+    return f"{shown} is of type {kind}" + ("" if inner == kind else f", with {inner} inside")
 
 
 class RowBuilder:
@@ -336,8 +375,15 @@ def results_of(returned: Any, make: Callable[[Any], Any]) -> list[Any]:
 
 
 def short(value: object, length: int = 200) -> str:
-    """The repr of a value, cut for an error message."""
-    text = repr(value)
+    """The repr of a value, cut for an error message; it may be user code that fails."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - user code
+        text = f"<{type(value).__name__} that cannot be shown>"
+    return _cut(text, length)
+
+
+def _cut(text: str, length: int = 500) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 

@@ -363,6 +363,11 @@ class CallOperator(Operator):
         """Reject a row whose call failed or whose answer cannot be used."""
         self.reject(error, rows.slice(row, 1))
 
+    def unfit(self, error: Exception) -> Exception:
+        """The error of an answer that does not fit the declared columns: it says whose it is."""
+        whose = self._policy.called + (" or on_error" if self._on_error is not None else "")
+        return ValueError(f"what {whose} has returned does not fit: {error}")
+
     def _each(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[bool, Any]]:
         """For each row, whether its call succeeded, and the answer or the error."""
         for outcome in outcomes:
@@ -487,8 +492,8 @@ class MapAsyncOperator(CallOperator):
             try:
                 made.append(self._builder.as_tuple(answer))
             except Exception as error:  # noqa: BLE001 - of what user code has returned
-                self.reject_row(error, rows, i)
-        return self._builder.build(made, self.reject)
+                self.reject_row(self.unfit(error), rows, i)
+        return self._builder.build(made, lambda error, row: self.reject(self.unfit(error), row))
 
 
 class WithColumnAsyncOperator(CallOperator):
@@ -515,7 +520,10 @@ class WithColumnAsyncOperator(CallOperator):
         return _columns_of(rows, self._of) if self._of else [()] * rows.num_rows
 
     def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> pa.RecordBatch | None:
-        return with_values(self._schema, self._field, answers, rows, self.reject_row)
+        return with_values(self._schema, self._field, answers, rows, self._reject_answer)
+
+    def _reject_answer(self, error: Exception, rows: pa.RecordBatch, row: int) -> None:
+        self.reject_row(self.unfit(error), rows, row)
 
 
 def _columns_of(rows: pa.RecordBatch, of: Sequence[str]) -> list[tuple[Any, ...]]:

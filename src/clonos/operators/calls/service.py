@@ -187,6 +187,13 @@ class Policy:
         return replace(self, fn=self.effect.check, name=name, per_second=None, effect=None)
 
     @property
+    def called(self) -> str:
+        """The name of the function, as users know it."""
+        if isinstance(self.fn, Service):
+            return f"{type(self.fn).__name__}.call"
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    @property
     def is_async(self) -> bool:
         """Whether the function runs in the event loop."""
         return isinstance(self.fn, Service) or is_async(self.fn)

@@ -81,6 +81,8 @@ def with_values(
     try:
         column = column_of(field, values)
     except ValueError:
+        column = None
+    if column is None:
         values, batch = without(values, batch, _unfit(field, values, batch, reject))
         column = column_of(field, values)
     if not batch.num_rows:
