@@ -6,7 +6,6 @@ of frames that the user can do something about.
 
 from __future__ import annotations
 
-import builtins
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from clonos.errors import ClonosError, ProtocolError
+from clonos.errors.base import GROUP, message_of
 
 FRAMES_MAX: Final = 20
 """Frames reported per exception; of more, the first and the last."""
@@ -30,7 +30,6 @@ LINE_MAX: Final = 80
 """Characters of a line of code that is named."""
 
 _DUMPED: Final = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_GROUP: Final[Any] = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 _OURS: Final = str(Path(__file__).parent) + os.sep
 _PATHS: Final = sysconfig.get_paths()
 _LIBRARIES: Final = tuple(
@@ -161,8 +160,8 @@ def last_of_users(error: BaseException) -> FrameSummary | None:
 def in_short(error: BaseException) -> str:
     """The class and the message of an exception, which may be long, or fail to say anything."""
     try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - user code
+        text = message_of(error)
+    except BaseException:  # noqa: BLE001 - user code
         text = "<an exception that cannot be shown>"
     name = type(error).__name__
     return _cut(f"{name}: {text}" if text else name)
@@ -174,7 +173,7 @@ def _causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
     current: BaseException | None = error
     following: BaseException | None
     while current is not None and all(known is not current for _, known in chain):
-        if isinstance(current, _GROUP):
+        if isinstance(current, GROUP):
             link, following = "This was the first error of the group:", current.exceptions[0]
         elif current.__cause__ is not None or current.__suppress_context__:
             link, following = "This was the cause of:", current.__cause__

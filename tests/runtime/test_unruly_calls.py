@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +21,8 @@ from clonos.errors import BudgetSpent, EffectUnknown
 from clonos.operators.calls.effects import effect
 from clonos.runtime import calls
 from tests.runtime.slot import LIFE, LIMIT_S, policy
+
+needs_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups yet")
 
 
 def test_a_coroutine_that_blocks_all_calls_is_named_and_nothing_hangs(slot, caplog):
@@ -358,9 +362,23 @@ class OfAPackage(Exception):
         self.retry_after = float(said)
 
 
+class Wrapped(Exception):
+    def __init__(self, said):
+        super().__init__("the model is busy")
+        self.__cause__ = OfRequests(said)
+
+
+def of_a_group(said):
+    """As `asyncio.TaskGroup` raises."""
+    group: Any = getattr(builtins, "ExceptionGroup")  # noqa: B009 - of Python 3.11
+    return group("unhandled errors", [ValueError("no"), Wrapped(said)])
+
+
 @pytest.mark.parametrize(
     ("kind", "said", "is_async"),
     [
+        (Wrapped, "0.3", True),
+        pytest.param(of_a_group, "0.3", False, marks=needs_groups),
         (OfUrllib, "1", True),
         (OfADict, "0.3", False),
         (OfADate, "1", True),
@@ -402,3 +420,60 @@ def test_an_error_whose_headers_are_a_trap_is_an_error(slot):
         raise Trap("no")
 
     assert "Trap: no" in str(decode_error(slot.one(policy(ask)).answer))
+
+
+class Unspeakable(BaseException):
+    """As a panic of Rust, whose text panics again."""
+
+    def __str__(self):
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_an_error_whose_text_ends_the_process_is_an_error(slot, is_async):
+    def refuse():
+        raise Unspeakable
+
+    async def ask():
+        refuse()
+
+    error = decode_error(slot.one(policy(ask if is_async else refuse)).answer)
+    assert "Unspeakable: <an exception that cannot be shown>" in str(error)
+
+
+@needs_groups
+def test_a_group_of_errors_says_what_the_first_one_is(slot):
+    async def fail(n):
+        await asyncio.sleep(0)
+        raise ValueError(f"no {n}")
+
+    async def ask():
+        async with asyncio.TaskGroup() as group:  # type: ignore[attr-defined,unused-ignore]
+            for n in range(3):
+                group.create_task(fail(n))
+
+    outcome = slot.one(policy(ask))
+    said = str(decode_error(outcome.answer))
+    assert said.startswith("ExceptionGroup: unhandled errors in a TaskGroup (")
+    assert said.endswith("): ValueError: no 0")
+    assert 'raise ValueError(f"no {n}")' in outcome.trace
+
+
+def test_a_factory_of_tasks_that_user_code_sets_makes_none_of_ours(slot):
+    """Tasks of `asyncio.eager_task_factory`, say, are over before anybody knows them."""
+    made: list[str] = []
+
+    async def ask(n):
+        return n
+
+    async def set_factory():
+        def make(loop, code, **how):
+            made.append(code.__qualname__)
+            return asyncio.Task(code, loop=loop, **how)
+
+        asyncio.get_running_loop().set_task_factory(make)
+
+    slot.one(policy(set_factory))
+    slot.make(policy(ask), (1,), (2,), life=8)
+    assert [decode(outcome.answer) for outcome in slot.outcomes(2, life=8)] == [1, 2]
+    assert made == []

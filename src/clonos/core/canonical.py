@@ -30,6 +30,7 @@ from clonos.errors import (
     UnencodableValue,
     WrongLength,
 )
+from clonos.errors.base import message_of
 
 
 class _Code(IntEnum):
@@ -152,7 +153,7 @@ def encode_error(error: BaseException) -> bytes:
                 return encoded
         except ClonosError:
             pass
-    return encode([None, _type_name(error), str(error)])
+    return encode([None, _type_name(error), message_of(error)])
 
 
 def outcome_of(ask: Callable[[], Any]) -> tuple[bool, bytes]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from typing import Any, ClassVar, Final
+
+GROUP: Final[Any] = getattr(builtins, "BaseExceptionGroup", ())
+"""The class of groups of exceptions, which Python has from 3.11 on."""
 
 _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
 """A secret may contain an unescaped slash; a user name without a secret is not masked."""
@@ -111,3 +115,18 @@ def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str, trace: 
 class Fenced(ClonosError):
     """A later life of the task has taken over: what this one still tried to do was refused, and is
     not needed."""
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception; a group's, which only counts, ends with its first error's.
+
+    Examples
+    --------
+    >>> message_of(ValueError("no"))
+    'no'
+    """
+    text = str(error)
+    while isinstance(error, GROUP):
+        error = error.exceptions[0]
+        text += f": {type(error).__name__}: {error}"
+    return text

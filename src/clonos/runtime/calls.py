@@ -232,7 +232,8 @@ class _Life:
     def begin(
         self, call: CallId, request: Request, make: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        task = asyncio.get_running_loop().create_task(make())
+        # Not by the loop, to which user code may give another factory: an eager one, say.
+        task = asyncio.Task(make(), loop=asyncio.get_running_loop())
         again = partial(self._again, make)
         self._under_way[task] = call, request, again
         task.add_done_callback(again)

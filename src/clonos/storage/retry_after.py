@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from datetime import timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+from clonos.errors.base import GROUP
+
 RETRY_AFTER_MAX_S: Final = 300.0
 """A longer wait than this is cut short."""
+_INVOLVED_MAX: Final = 16
+"""Exceptions that are looked at."""
 _NUMBER: Final = re.compile(r"\d+(\.\d*)?", re.ASCII)
 """HTTP has whole seconds only; some services are more exact."""
 
@@ -54,6 +59,22 @@ def asked_to_wait_s(error: BaseException) -> float:
     >>> asked_to_wait_s(TooManyRequests())
     5.0
     """
+    return max(map(_wait_s, _involved(error)))
+
+
+def _involved(error: BaseException) -> Sequence[BaseException]:
+    """An exception, what has led to it, and what is in it if it is a group: users often raise one
+    of their own instead of the client's."""
+    found = [error]
+    for each in found:  # which grows
+        before = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        inside = each.exceptions if isinstance(each, GROUP) else ()
+        others = [other for other in (before, *inside) if other is not None]
+        found += others[: _INVOLVED_MAX - len(found)]
+    return found
+
+
+def _wait_s(error: BaseException) -> float:
     try:
         said = getattr(error, "retry_after", None)
         for holder in (error, getattr(error, "response", None)):
