@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +88,34 @@ def test_backlog_is_what_the_receiver_has_not_done(sizes, data):
     if known is not None:
         log.resume(back + 1, known)
         assert log.backlog_bytes == sum(sizes[back:]) or back > processed
+
+
+TAKEN = """
+import gc, sys
+import pyarrow as pa
+from clonos.columns.batches import from_bytes, seal, to_bytes
+from clonos.core.inflight import InFlightLog
+from clonos.core.messages import Kind
+
+def resident():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+columns = int(sys.argv[1])
+row = to_bytes(pa.RecordBatch.from_pydict({f"c{n}": [n] for n in range(columns)}))
+log, before = InFlightLog(), resident()
+for number in range(40_000 // columns):
+    batch = seal(from_bytes(bytes(bytearray(row))))  # as it comes from another process
+    log.append(Kind.BATCH, 0, 0, batch, {0: number})
+print((resident() - before) / log.held_bytes)
+"""
+
+
+@pytest.mark.parametrize("columns", [1, 20])
+def test_small_batches_count_with_the_memory_that_they_take(columns: int) -> None:
+    """A row of a number per column has 8 bytes a column, and takes some 2,500 and 18,000. In a
+    process of its own, which has no memory that others have left."""
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN, str(columns)], capture_output=True, check=True, text=True
+    )
+    assert 0.5 < float(done.stdout) < 3

@@ -22,7 +22,7 @@ _BATCH_BYTES, _COLUMN_BYTES = 900, 400
 
 
 def seal(batch: pa.RecordBatch, *, digests: bool = True) -> Batch:
-    """Wrap a batch for the core, with its size and the digest of its content.
+    """Wrap a batch for the core, with what it takes in memory and the digest of its content.
 
     A slice is copied if it keeps much more memory alive than it needs. Without `digests` (at least
     once, nothing is ever compared) the digest is 0.
@@ -31,7 +31,7 @@ def seal(batch: pa.RecordBatch, *, digests: bool = True) -> Batch:
     digest = content_digest(batch) if digests else 0
     if _pins_more_than(batch, nbytes):
         batch = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
-    return Batch(batch, batch.num_rows, nbytes, digest)
+    return Batch(batch, batch.num_rows, nbytes + _overhead(batch), digest)
 
 
 def kept_bytes(batch: pa.RecordBatch) -> int:
@@ -42,7 +42,11 @@ def kept_bytes(batch: pa.RecordBatch) -> int:
     >>> kept_bytes(pa.RecordBatch.from_pydict({"n": [1]}))
     1308
     """
-    return int(batch.nbytes) + _BATCH_BYTES + _COLUMN_BYTES * int(batch.num_columns)
+    return int(batch.nbytes) + _overhead(batch)
+
+
+def _overhead(batch: pa.RecordBatch) -> int:
+    return _BATCH_BYTES + _COLUMN_BYTES * int(batch.num_columns)
 
 
 def unseal(batches: Sequence[Batch]) -> pa.RecordBatch:

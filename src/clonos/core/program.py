@@ -16,8 +16,9 @@ from clonos.core.calls import CallId, Outcome, Request
 class Batch(NamedTuple):
     """An immutable batch of rows.
 
-    ``payload`` is opaque to the core (an Arrow RecordBatch in production); ``digest`` is a
-    64-bit hash of its content, equal for equal content on every machine.
+    ``payload`` is opaque to the core (an Arrow RecordBatch in production); ``nbytes`` is what it
+    takes in memory, however few rows it has; ``digest`` is a 64-bit hash of its content, equal for
+    equal content on every machine.
     """
 
     payload: Any
