@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import defaultdict, namedtuple
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
@@ -90,6 +91,32 @@ def test_decoded_rows_and_batches():
     assert decode(encode([row]))[0].word == "a"
     batch = pa.record_batch({"x": [1, 2]})
     assert decode(encode(batch)).equals(batch)
+
+
+@dataclass
+class Verdict:
+    text: str = "cheap"
+
+
+class Model:
+    """As pydantic's."""
+
+    def model_dump(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (Verdict(), "Verdict cannot be kept .* what dataclasses.asdict makes of it"),
+        ([Model()], r"Model cannot be kept .* what its model_dump\(\) returns"),
+        ({"a": np.array([1])}, r"numpy.ndarray cannot be kept .* what its tolist\(\) returns"),
+        (object(), "plain values instead"),
+    ],
+)
+def test_how_to_keep_what_cannot_be_kept_is_said(value, told):
+    with pytest.raises(UnencodableValue, match=told):
+        encode(value)
 
 
 def test_unencodable_names_the_type():

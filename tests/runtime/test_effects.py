@@ -113,6 +113,7 @@ def test_what_an_earlier_life_may_have_made_is_checked_first():
         bank = Bank(["paid"], [None, RuntimeError("away"), not_made])
         assert run(bank, in_doubt=True) == "paid"
         assert len(bank.checked_s) == 3
+    assert run(Bank([], [Made]), in_doubt=True) is None  # the class says as much as Made()
 
 
 def test_an_error_is_a_doubt_unless_it_says_that_nothing_was_done():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
@@ -246,8 +247,19 @@ def _extension(value: Any) -> tuple[int, bytes]:
         case timedelta():
             return _Code.TIMEDELTA, encode(value // _MICROSECOND)
     raise UnencodableValue(
-        f"a value of type {_type_name(value)} cannot be kept in state or in the log"
+        f"a value of type {_type_name(value)} cannot be kept in state or in the log",
+        remedy=_plain_form(value),
     )
+
+
+def _plain_form(value: Any) -> str:
+    """How to make a plain value of one that cannot be kept, if it says so."""
+    if is_dataclass(value):
+        return "keep what dataclasses.asdict makes of it"
+    for name in ("model_dump", "tolist", "to_dict"):  # of pydantic, NumPy, pandas
+        if callable(getattr(type(value), name, None)):
+            return f"keep what its {name}() returns"
+    return UnencodableValue.usual_remedy
 
 
 _OURS: Final[dict[str, type[ClonosError]]] = {

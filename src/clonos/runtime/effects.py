@@ -236,10 +236,10 @@ class EffectRun:
             checks += 1
             try:
                 found = await self._check(self._request, self._named(self._effect.check_wants_call))
+                if found is Made or found is NotMade:
+                    found = found()
                 if isinstance(found, (Made, NotMade)):
                     return found
-                if found is NotMade:
-                    return NotMade()
                 self._checked, self._not_found = f"its check returned {short(found)}", None
             except NotMade:
                 return NotMade()
