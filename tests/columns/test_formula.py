@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from clonos.columns.evaluation import compute
 from clonos.columns.formula import Column, Constant, Expression, apply, columns_of
+from clonos.columns.user_functions import PANDAS, whole
 from clonos.errors import ExpressionFailed
 
 LONG, BOOL = pa.int64(), pa.bool_()
@@ -119,3 +121,14 @@ def test_slices_are_computed_as_what_they_show():
     days = pa.record_batch({"d": pa.array([None, 0, 31, 59], pa.int32()).view(pa.date32())})
     month = apply("Month", [Column("d", pa.date32())], pa.int32(), "month(d)")
     assert compute(month, days.slice(1)).to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("pair", [None, float("nan"), pd.NA])
+def test_a_pandas_function_with_none_among_the_pairs_of_a_map(pair: Any) -> None:
+    """Arrow ends the process."""
+    kind = pa.map_(pa.string(), pa.int64())
+    given = [pa.array([1, 2])]
+    good = whole(lambda _: pd.Series([[("a", 1)], None]), PANDAS, given, kind, 2)
+    assert good.to_pylist() == [[("a", 1)], None]
+    with pytest.raises(TypeError, match="is no pair of a key and a value"):
+        whole(lambda _: pd.Series([[("a", 1)], [pair]]), PANDAS, given, kind, 2)

@@ -272,6 +272,10 @@ class Judge(clonos.Service):
             lambda s: s.map_async(score, "a int, b int", name="ask"),
             r"what score has returned does not fit: 'three' is not a row of a, b \(for Row\(id=1",
         ),
+        (
+            lambda s: s.with_column_async("n int", clonos.effect(length), "text", name="ask"),
+            r"the effect was made, but what length has returned does not fit: column 'n' \(int\)",
+        ),
     ],
 )
 def test_an_answer_of_a_wrong_type_names_the_service_and_both_types(build, told):

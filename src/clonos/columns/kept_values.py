@@ -63,7 +63,7 @@ def require_kept(data_type: pa.DataType, values: Sequence[Any]) -> None:
 
 
 def require_pairs(data_type: pa.DataType, values: Iterable[Any]) -> None:
-    """Raise `ValueError` if a map of this type has None for a pair: Arrow ends the process.
+    """Raise `TypeError` if a map has no pair among its pairs: of None, Arrow ends the process.
 
     The values may be anything: what is no map at all is left to Arrow.
 
@@ -71,7 +71,7 @@ def require_pairs(data_type: pa.DataType, values: Iterable[Any]) -> None:
     --------
     >>> require_pairs(pa.map_(pa.string(), pa.int64()), [{"a": None}, None, [None]])
     Traceback (most recent call last):
-    ValueError: None is no pair of a key and a value
+    TypeError: None is no pair of a key and a value
     """
     if pa.types.is_struct(data_type):
         for i, part in enumerate(data_type):
@@ -86,8 +86,9 @@ def require_pairs(data_type: pa.DataType, values: Iterable[Any]) -> None:
             continue
         inside = list(value.values() if is_dict else value)
         if pa.types.is_map(data_type) and not is_dict:
-            if any(pair is None for pair in inside):
-                raise ValueError("None is no pair of a key and a value")
+            for pair in inside:  # also what pandas takes for None
+                if not isinstance(pair, (tuple, dict)):
+                    raise TypeError(f"{pair!r:.200} is no pair of a key and a value")
             inside = [_part(pair, 1, "value") for pair in inside]
         if pa.types.is_nested(kind):
             require_pairs(kind, inside)

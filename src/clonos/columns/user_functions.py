@@ -18,7 +18,9 @@ import pyarrow as pa
 
 from clonos.columns.evaluation import compute
 from clonos.columns.formula import Apply, Called, Column, Expression
+from clonos.columns.kept_values import require_pairs
 from clonos.columns.rows import column_of, short, values_of
+from clonos.columns.schema import has_maps
 
 PICKLED: Final = 100
 """Values of PySpark's ``evalType`` (``PythonEvalType``): this, and the next three."""
@@ -137,7 +139,10 @@ def whole(
 ) -> pa.Array:
     """The values of a function of columns."""
     if kind == PANDAS:
-        made = pa.Array.from_pandas(fn(*(column.to_pandas() for column in given)), type=data_type)
+        series = fn(*(column.to_pandas() for column in given))
+        if has_maps(data_type):
+            require_pairs(data_type, series)
+        made = pa.Array.from_pandas(series, type=data_type)
     else:
         made = fn(*given)
         made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made

@@ -366,7 +366,8 @@ class CallOperator(Operator):
     def unfit(self, error: Exception) -> Exception:
         """The error of an answer that does not fit the declared columns: it says whose it is."""
         whose = self._policy.called + (" or on_error" if self._on_error is not None else "")
-        return ValueError(f"what {whose} has returned does not fit: {error}")
+        made = "the effect was made, but " if self._policy.effect is not None else ""
+        return ValueError(f"{made}what {whose} has returned does not fit: {error}")
 
     def _each(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[bool, Any]]:
         """For each row, whether its call succeeded, and the answer or the error."""
