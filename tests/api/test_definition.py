@@ -87,6 +87,11 @@ class _Idle(clonos.Process):
         yield (key,)
 
 
+class _Awaiting(clonos.Process):
+    async def on_row(self, row, ctx):  # type: ignore[override]
+        return [(row.word,)]
+
+
 def _second_name():
     stream = words()
     stream.filter(bool, name="f")
@@ -110,6 +115,8 @@ def _second_name():
         (lambda: words().map(lambda a, b, c: 1, "n int"), WrongType, "takes 3 arguments"),
         (lambda: words().map(_asks, "word string"), WrongType, "use map_async"),
         (lambda: words().key_by("word").process(_Idle(), "w string"), WrongType, "has no on_row"),
+        (lambda: words().key_by("word").process(_Awaiting(), "w string"), WrongType,
+         r"_Awaiting.on_row is a coroutine function, but .* self.model.ask"),
         (lambda: words().with_watermark("n", "1 s"), WrongType, "not a time"),
         (lambda: words().with_watermark("t", "soon"), BadDuration, "soon"),
         (lambda: words().key_by("word").window("5 s"), WrongType, "not a window"),

@@ -249,6 +249,17 @@ def test_an_answer_that_is_no_row_is_a_bad_record():
     assert statistics_of(harness) == {"ask: bad_records": 2}
 
 
+def test_an_answer_that_cannot_be_logged_is_an_error_of_the_call_in_tests_too():
+    async def judge(text):
+        return object()
+
+    job = clonos.Job("test")
+    rows = job.source(clonos.sources.from_batches([[(1, "x")]], SCHEMA))
+    judged = rows.with_column_async("n int", judge, "text", on_error=lambda *_: 0)
+    judged.sink(clonos.sinks.collect(), name="out")
+    assert InMemoryRun(job.compile()).run()["out"].column("n").to_pylist() == [0]
+
+
 class Judge(clonos.Service):
     async def call(self, *of):
         return len(of)
@@ -588,12 +599,22 @@ def test_what_is_asked_is_what_it_was_when_it_was_asked():
     assert (again.arguments, again.digest) == (asked.arguments, asked.digest)
 
 
-def test_a_method_that_is_not_there():
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("on_nothing", "Lost has no method 'on_nothing'"),
+        (print, r"then=<built-in function print> .* To do: give the name of a method, such as"),
+        ("on_late", "Lost.on_late is a coroutine function, but a step awaits nothing"),
+    ],
+)
+def test_a_method_that_cannot_hear_a_reply(then, told):
     class Lost(Agent):
         def on_row(self, row: Any, ctx: Any) -> None:
-            self.model.ask(ctx.key, row.text, then="on_nothing")
+            self.model.ask(ctx.key, row.text, then=then)
 
-    with pytest.raises(OperatorError, match="Lost has no method 'on_nothing'"):
+        async def on_late(self, reply: Any, ctx: Any) -> None: ...
+
+    with pytest.raises(OperatorError, match=told):
         StepHarness(agent_of(Lost())).input(0, given(1), SCHEMA)
 
 

@@ -178,9 +178,17 @@ def require_takes(process: object, name: str, values: Sequence[str], where: str)
     Traceback (most recent call last):
     clonos.errors.WrongType: own: Own.on_row takes (row). To do: write it as on_row(self, row, ctx)
     """
+    method = getattr(process, name)
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        raise WrongType(
+            f"{type(process).__name__}.{name} is a coroutine function, but a step awaits nothing",
+            where=where,
+            remedy="write it with def, and let it ask a service that open has declared: "
+            'self.model.ask(..., then="on_reply")',
+        )
     try:
         # A decorator may give what it wraps other arguments than those with which it is called.
-        signature = inspect.signature(getattr(process, name), follow_wrapped=False)
+        signature = inspect.signature(method, follow_wrapped=False)
     except (ValueError, TypeError):
         return
     try:

@@ -16,6 +16,7 @@ from clonos.columns.schema import parse_schema
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
+from clonos.errors import UnencodableValue
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.bad_records import with_place
 from clonos.operators.calls.effects import EffectCall
@@ -231,7 +232,10 @@ class StepHarness:
 def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:
     """The outcome of a call with this answer or exception."""
     is_error = isinstance(answer, BaseException)
-    encoded = encode_error(answer) if is_error else encode(answer)
+    try:
+        encoded = encode_error(answer) if is_error else encode(answer)
+    except UnencodableValue as error:
+        return outcome_of(call, request, error)
     if is_error:
         encoded = with_place(encoded, answer, request.service)
     return Outcome(*call, request.digest, not is_error, encoded)

@@ -408,6 +408,12 @@ def method_of(process: object, name: str, where: str) -> Callable[..., Any]:
     WrongType
         There is no method of this name.
     """
+    if not isinstance(name, str):
+        raise WrongType(
+            f"then={short(name)}",
+            where=where,
+            remedy='give the name of a method, such as then="on_reply"',
+        )
     method: Callable[..., Any] | None = getattr(process, name, None)
     if not callable(method):
         raise WrongType(
