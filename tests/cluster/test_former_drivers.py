@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 CHANGES = 3
 
 
-def totals(kit: Any, folder: Path, *, persistence: str = "store") -> clonos.Job:
+def totals(kit: Any, folder: Path) -> clonos.Job:
     job = clonos.Job("totals", parallelism=1, checkpoint_dir=str(folder / "checkpoint"))
     events = job.source(kit.gated(folder, 2_000), name="events", parallelism=1)
     told = events.key_by("key").process(

@@ -141,13 +141,12 @@ def opened(
         _pause=lambda *_: pytest.fail("it waits") if wait is None else wait(),
         _look_back=lambda _: None,
         _begin_term=lambda *_: 1,
-        _former=NOBODY,
         _store=None,
     )
     how: Any = {"is_upgrade": job is not None, "of_state": ALL_STAYS}
     file = setup.DriverSetup._open_journal(driver, None, lambda _: False, is_patient=True)
     try:
-        setup.DriverSetup._recover(driver, file, ExitStack(), **how)
+        setup.DriverSetup._recover(driver, file, NOBODY, ExitStack(), **how)
     except ClonosError:
         file.close()
         raise

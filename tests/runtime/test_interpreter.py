@@ -80,3 +80,14 @@ def test_what_becomes_garbage_meanwhile_is_collected():
         gone = weakref.ref(Own())
         gc.collect()
         assert gone() is None
+
+
+def test_what_an_earlier_job_has_left_is_collected():
+    """It had grown old by then, and would be passed over for ever."""
+    with low_latency():
+        left = Own()
+    gc.collect()
+    gone = weakref.ref(left)
+    del left
+    with low_latency():
+        assert gone() is None

@@ -31,6 +31,7 @@ from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
 from clonos.options import state_options
+from clonos.runtime.interpreter import low_latency
 from clonos.storage.files import Durability
 from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
@@ -140,18 +141,19 @@ class RunningJob(RunningPast):
         self._succeeding = threading.Lock()  # held while another driver takes over
         self._is_to_end = False
         self._left_by: BaseException | None = None  # why the job has no driver
-        self._is_driven_by(
-            DriverSetup(
-                compiled,
-                spark,
-                self._run_options,
-                standby=standby,
-                listeners=listeners,
-                ui_port=ui_port,
-                upgrade=upgrade,
-                of_state={"drop_state": drop_state, "renamed": renamed or {}},
+        with low_latency():  # begins before there is a driver: what is older is never collected
+            self._is_driven_by(
+                DriverSetup(
+                    compiled,
+                    spark,
+                    self._run_options,
+                    standby=standby,
+                    listeners=listeners,
+                    ui_port=ui_port,
+                    upgrade=upgrade,
+                    of_state={"drop_state": drop_state, "renamed": renamed or {}},
+                )
             )
-        )
 
     def _is_driven_by(self, setup: DriverSetup) -> None:
         self._setup, self.compiled = setup, setup.compiled
@@ -363,7 +365,8 @@ class RunningJob(RunningPast):
             compiled = compile_graph(graph)
             self._require_no_stop()
             require_stored(self._setup.compiled.plan)
-            self._succeed(compiled, settle_s, of_state)
+            with low_latency():  # between two drivers, too
+                self._succeed(compiled, settle_s, of_state)
             self.graph = graph
 
     def _succeed(self, compiled: CompiledJob, settle_s: float, of_state: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from clonos.cluster.stages import begins
 from clonos.errors import ClonosError
 from clonos.nodes.events import StopAsked
 from clonos.nodes.phases import Phase
-from clonos.runtime.interpreter import low_latency
 from clonos.storage.watchdog import Watchdog
 
 HANGS_S: Final = 10.0
@@ -73,8 +72,7 @@ class DriverLoop:
             self._node.start()
         except BaseException as error:  # noqa: BLE001 - the thread's end must not go unnoticed
             self._node.fail(_as_ours(error, "the driver failed"))
-        with low_latency():
-            self._turns()
+        self._turns()
         self.error = self._node.error
         self._finish()
 

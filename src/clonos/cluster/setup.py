@@ -59,6 +59,7 @@ from clonos.nodes.ports import DriverPorts, Journal
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.waiting import Waiting
+from clonos.runtime.interpreter import low_latency
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
@@ -137,6 +138,7 @@ class DriverSetup:
         store = DeliveredStore(directory.delivered_uri, durability)
         self.delivered = Delivered(spark, directory, store, self.sink_schemas)
         with ExitStack() as undo:  # if anything below fails: release the lock and the port
+            undo.enter_context(low_latency())
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
             waiting = self._stand_by(former, undo) if standby else None

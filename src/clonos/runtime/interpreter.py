@@ -15,6 +15,7 @@ another."""
 
 _lock = threading.Lock()
 _running = 0
+_has_run = False
 _before = 0.0
 
 
@@ -38,13 +39,15 @@ def low_latency() -> Iterator[None]:
     >>> sys.getswitchinterval() == before, gc.get_freeze_count()
     (True, 0)
     """
-    global _running, _before  # noqa: PLW0603 - as global as the interval is
+    global _running, _has_run, _before  # noqa: PLW0603 - as global as the interval is
     with _lock:
         _running += 1
         if _running == 1:
             _before = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_S)
-            gc.collect(1)  # garbage of now would stay; a full collection would be such a pause
+            # Garbage of now would stay. A full collection would be such a pause, which a job that
+            # begins can bear if another one may have left something large.
+            gc.collect(2 if _has_run else 1)
             gc.freeze()
     try:
         yield
@@ -55,4 +58,5 @@ def low_latency() -> Iterator[None]:
             if not _running and is_ours:
                 sys.setswitchinterval(_before)
             if not _running:
+                _has_run = True
                 gc.unfreeze()
