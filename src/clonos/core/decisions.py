@@ -92,12 +92,29 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth showing: a recovery's progress, a floor, a warning.
+    """Something worth showing. What the fields say depends on `what`:
 
-    ``of``: the whole of which `value` is a part, if it is one. ``level``, ``why``: the level of the
-    next layers. ``why``: why it is not the strongest, why a cell has stayed, why a channel (the
-    `value`) cannot be connected (once for each pair of executors), or which call was made when an
-    executor died (``of``: whether it was the only one).
+    ========================  ==========================  ==========================================
+    what                      value                       more
+    ========================  ==========================  ==========================================
+    detected, moving, orphan                              a life is over
+    fenced, activated
+    fetched                   how much of its log is left
+    restored                  bytes that were read        ``of``: bytes of the whole state
+    live                      its position
+    floor, hard, back         the epoch of these floors
+    generation                the new one
+    standby                   the epoch of the copy
+    level                                                 ``level``: of the next layers; ``why``
+                                                          it is not the strongest
+    rival, moved              the target slot
+    stayed                    the target slot, if any     ``why`` the cell has stayed
+    unreadable                the channel
+    unreachable               the channel                 ``why``, once for each pair of executors
+    outside, together         deaths in a row, but one
+    call                      proofs against the call     ``why``: which call; ``of``: 1 if no other
+                                                          call was under way when an executor died
+    ========================  ==========================  ==========================================
     """
 
     what: Literal[
