@@ -22,7 +22,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.errors import JournalInUse, OtherContent
 from clonos.nodes.events import JournalFailed, OutsideFailed
-from clonos.runtime.room import Room
+from clonos.runtime.memory_left import MemoryLeft
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers
 from clonos.storage.files import LocalFiles
@@ -164,13 +164,13 @@ def test_small_outputs_are_counted_with_the_memory_that_arrow_takes_for_them(
     job = compiled([])
     outputs = DeliveredOutputs(job.plan, DeliveredStore(tmp_path), lambda _: None, inbox.put)
     rows = pa.RecordBatch.from_pydict({f"n{n}": [n] for n in range(columns)})
-    body, (before, _) = rows.serialize().to_pybytes(), Room()()
+    body, (before, _) = rows.serialize().to_pybytes(), MemoryLeft()()
     for seq in range(1, 5001):
         whole = output(job.plan, seq, 7)
         came = pa.ipc.read_record_batch(pa.py_buffer(bytes(bytearray(body))), rows.schema)
         item = replace(whole.item, batch=Batch(came, 1, rows.nbytes, 0))
         outputs.take(replace(whole, item=item))
-    after, _ = Room()()
+    after, _ = MemoryLeft()()
     assert after - before < 1.3 * outputs.nbytes
 
 

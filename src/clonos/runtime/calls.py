@@ -32,10 +32,10 @@ from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.connection import Connection
 from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines, T, sleep_until, undisturbed
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
-from clonos.runtime.first import NoAnswer, first_of, guarded
-from clonos.runtime.memory import Memory, question_of
+from clonos.runtime.known_answers import KnownAnswers, question_of
 from clonos.runtime.shared_answers import SharedAnswers
 from clonos.runtime.turns import Turns
+from clonos.runtime.user_code import NoAnswer, first_of, guarded
 from clonos.storage.retry_after import asked_to_wait_s
 
 CLOSE_S: Final = 2.0
@@ -227,7 +227,7 @@ class _Life:
         self._under_way: dict[asyncio.Task[Any], tuple[CallId, Request, _Again]] = {}
         self._askers: dict[Policy, _Asker] = {}
         self._deadlines: dict[float, Deadlines] = {}  # by timeout
-        self._memories: dict[Policy, Memory] = {}
+        self._memories: dict[Policy, KnownAnswers] = {}
 
     def begin(
         self, call: CallId, request: Request, make: Callable[[], Coroutine[Any, Any, None]]
@@ -313,7 +313,7 @@ class _Life:
             self._askers[policy] = _Asker(policy, self)
         return self._askers[policy]
 
-    def memory(self, policy: Policy) -> Memory | None:
+    def memory(self, policy: Policy) -> KnownAnswers | None:
         """The answers of a service that this life remembers; the refusal of a paid service uses
         them, too."""
         if policy.cache_ttl_s is None:
@@ -321,7 +321,7 @@ class _Life:
         known = policy.instead_of or policy
         if known not in self._memories:
             clock = asyncio.get_running_loop().time
-            self._memories[known] = Memory(policy.cache_ttl_s, clock)
+            self._memories[known] = KnownAnswers(policy.cache_ttl_s, clock)
         return self._memories[known]
 
     async def end(self) -> None:
@@ -392,7 +392,7 @@ class _Asker:
         if question is not None and self._memory is not None:
             self._memory.done(question, call, outcome)
 
-    async def _remembered(self, call: CallId, request: Request, memory: Memory) -> Outcome:
+    async def _remembered(self, call: CallId, request: Request, memory: KnownAnswers) -> Outcome:
         question = question_of(request.arguments)
         if question is None:
             return await self._attempts(call, request)
@@ -409,7 +409,7 @@ class _Asker:
             memory.done(question, call, outcome if self._policy.instead_of is None else None)
 
     async def _ask_for_all(
-        self, call: CallId, request: Request, question: bytes, memory: Memory
+        self, call: CallId, request: Request, question: bytes, memory: KnownAnswers
     ) -> Outcome:
         """Make attempts, and remember the answer for calls with the same question."""
         if self._shared is not None:

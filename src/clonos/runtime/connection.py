@@ -11,7 +11,7 @@ from clonos.blame import awaiting_lines, in_short, users_traceback, your_code
 from clonos.errors import masked
 from clonos.operators.calls.service import Service
 from clonos.runtime.effects import by_engine
-from clonos.runtime.first import guarded
+from clonos.runtime.user_code import guarded
 
 _LOG: Final = logging.getLogger("clonos")
 

@@ -27,8 +27,8 @@ from clonos.nodes.slot import DISK_BYTES, SlotNode
 from clonos.operators.chain import ChainProgram
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.layers import Layers
+from clonos.runtime.memory_left import MemoryLeft
 from clonos.runtime.relief import MainTrack, serve
-from clonos.runtime.room import Room
 from clonos.runtime.scratch import LocalScratch
 from clonos.runtime.shelf import LocalShelf
 from clonos.runtime.shipment import Shipment
@@ -125,7 +125,7 @@ class SlotLoop:
             writers=self._writers.of,
             calls=self._calls,
             scratch=self._scratch,
-            memory=Room(),
+            memory=MemoryLeft(),
         )
         self._node = SlotNode(
             shipment.plan,

@@ -21,7 +21,7 @@ BYTES_MAX: Final = 64 << 20
 """Limit for questions and answers together; the least recently used go first."""
 
 
-class Memory:
+class KnownAnswers:
     """Answers by question, for some time.
 
     Parameters
@@ -34,7 +34,7 @@ class Memory:
     Examples
     --------
     >>> now = [0.0]
-    >>> memory = Memory(10.0, lambda: now[0])
+    >>> memory = KnownAnswers(10.0, lambda: now[0])
     >>> memory.put(b"question", b"answer")
     >>> now[0] = 9.0
     >>> memory.get(b"question")

@@ -13,7 +13,7 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
 from clonos.errors import BadDuration, BudgetSpent, WrongType
 from clonos.operators.calls.purse import Purse
-from clonos.runtime.memory import Memory, question_of
+from clonos.runtime.known_answers import KnownAnswers, question_of
 from clonos.state.stores import Facts
 from tests.runtime.slot import LIFE, Slot, policy
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_told_apart_is_asked_each_time(slot):
 
 def test_time_and_room_are_limited():
     now = 0.0
-    memory = Memory(10.0, lambda: now, entries=3, nbytes=20)
+    memory = KnownAnswers(10.0, lambda: now, entries=3, nbytes=20)
     for n in range(4):
         memory.put(b"%d" % n, b"a")
         memory.get(b"1")

@@ -15,7 +15,7 @@ LOOK_S: Final = 1.0
 _UNLIMITED: Final = 1 << 60
 
 
-class Room:
+class MemoryLeft:
     """The memory that the process keeps, and what is left to it, in bytes; (0, 0) if unknown.
 
     What is left is the least of what the machine has, what the limits of containers allow (control
@@ -23,7 +23,7 @@ class Room:
 
     Examples
     --------
-    >>> kept, left = Room()()
+    >>> kept, left = MemoryLeft()()
     >>> kept > 1_000_000, left > 0
     (True, True)
     """

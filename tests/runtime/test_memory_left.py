@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from clonos.runtime.room import LOOK_S, Room
+from clonos.runtime.memory_left import LOOK_S, MemoryLeft
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MACHINE = {"proc/self/statm": "5000 1200 200 1 0 900 0\n", "proc/self/cgroup": ""}
@@ -53,12 +53,12 @@ def test_the_least_of_what_there_is_counts(tmp_path, files, left):
     for name, text in {**MACHINE, "proc/meminfo": MEMORY, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert Room(tmp_path)() == (1000 * PAGE, left)
+    assert MemoryLeft(tmp_path)() == (1000 * PAGE, left)
 
 
 def test_it_is_not_looked_at_all_the_time(tmp_path):
     now = [100.0]
-    room = Room(tmp_path, lambda: now[0])
+    room = MemoryLeft(tmp_path, lambda: now[0])
     assert room() == (0, 0)  # a system that says nothing
     for name, text in {**MACHINE, "proc/meminfo": MEMORY}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
