@@ -165,25 +165,25 @@ def test_after_a_forgiven_loss_sources_wait_until_all_floors_have_moved():
 def test_what_a_task_said_before_it_was_asked_again_does_not_count():
     """Sources have taken rows since, and the answer was on its way."""
     driver = Driver(1)
-    coordinator = driver.coordinator
+    checkpoints = driver.coordinator.checkpoints
 
     def asked() -> int:
-        coordinator.settle()
+        checkpoints.settle()
         driver.passes(100)
         number: int = driver.told(msg.SealLayer)[0].number
         return number
 
     def answers(number: int) -> None:
-        life = coordinator.tasks[0].incarnation
+        life = driver.coordinator.tasks[0].incarnation
         driver.say(0, msg.Resting(0, life, 0, open_calls=0, number=number))
 
     earlier = asked()
-    coordinator.go_on()
+    checkpoints.go_on()
     now = asked()
     answers(earlier)
-    assert not coordinator.has_settled
+    assert not checkpoints.have_settled
     answers(now)
-    assert coordinator.has_settled
+    assert checkpoints.have_settled
 
 
 def test_a_merge_moves_no_floor():

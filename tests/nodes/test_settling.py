@@ -12,10 +12,10 @@ from clonos.nodes.settling import Settling
 def test_nobody_waits_for_the_end_of_a_job_that_did_not_settle_and_goes_on():
     """Else its end, much later, would not wait until its slots have left."""
     told: list[str] = []
-    coordinator: Any = SimpleNamespace(
-        settle=lambda: None, go_on=lambda: told.append("on"), is_at_rest=False, has_settled=False
+    checkpoints: Any = SimpleNamespace(
+        settle=lambda: None, go_on=lambda: told.append("on"), have_settled=False
     )
-    settling = Settling(coordinator)
+    settling = Settling(checkpoints)
     assert settling.ask(StopAsked(5.0, lambda: told.append("no")), 0.0)
     assert settling.is_for_another
     assert not settling.is_over(4.9)

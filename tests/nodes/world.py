@@ -202,7 +202,7 @@ class World:
 
     def epoch_is_complete(self) -> None:
         """Which the journal has to know."""
-        epoch = self.node.coordinator.pending_epoch
+        epoch = self.node.coordinator.checkpoints.pending_epoch
         life = self.node.coordinator.tasks[0].incarnation
         ref = LayerRef(0, epoch, life, 0, "path", 1, 0)
         self.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})))

@@ -143,8 +143,8 @@ def test_if_it_does_not_wait_the_floor_has_it_twice(seed):
 
 
 def test_it_settles_only_when_nothing_goes_round(play):
-    play.coordinator.settle()
-    play.until(lambda: play.coordinator.has_settled)
+    play.checkpoints.settle()
+    play.until(lambda: play.checkpoints.have_settled)
     for channel in play.job.plan.channels:
         if channel.is_feedback:
             _, items = play.machine(channel.sender).outputs[channel.id].log.carried
@@ -180,10 +180,10 @@ def test_it_settles_again_though_nothing_happens(has_markers):
     """The next driver has nothing to replay, and there are no more rows."""
     play = Play(LOOP, SEEDS[0], rows=20)
     play.until(lambda: play.machine(0) and play.machine(0).intake.taken == 20)
-    play.coordinator.settle()
-    play.until(lambda: play.coordinator.has_settled)
+    play.checkpoints.settle()
+    play.until(lambda: play.checkpoints.have_settled)
     first = play.coordinator
     play.cluster.kill_driver()
     play.until(lambda: play.coordinator is not first)
-    play.coordinator.settle()
-    play.until(lambda: play.coordinator.has_settled)
+    play.checkpoints.settle()
+    play.until(lambda: play.checkpoints.have_settled)

@@ -118,7 +118,7 @@ def test_log_full_of_received_items_while_the_marker_waits_behind(seed):
             return machine.outbounds.blocked() and Kind.MARKER in kinds and kinds[0] is Kind.BATCH
 
         play.until(marker_waits)
-        epoch = play.coordinator.pending_epoch
+        epoch = play.coordinator.checkpoints.pending_epoch
         play.kill(2)
         play.finish()
         assert play.keeper.epoch >= epoch
@@ -184,7 +184,7 @@ def test_a_layer_is_acknowledged_and_the_surviving_log_ends_before_it(seed):
     play.at(1, 4)
     upstream = play.slot(1)
     streams = [s for s in play.cluster.network.streams if s.sender is upstream and s.channel == 1]
-    play.until(lambda: play.coordinator.pending_epoch)
+    play.until(lambda: play.coordinator.checkpoints.pending_epoch)
     for stream in streams:
         stream.is_lost = True  # nobody hears of the marker
     play.until(lambda: 1 in play.acked())

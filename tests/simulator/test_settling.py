@@ -47,10 +47,10 @@ def test_a_job_settles_and_goes_on(has_markers, stages, seed, is_killed):
     play = Play(stages, seed, rows=ROWS)
     play.all_live()
     play.at(2, 6)
-    play.coordinator.settle()
+    play.checkpoints.settle()
     if is_killed:
         play.kill(2)
-    play.until(lambda: play.coordinator.has_settled and is_durable(play))
+    play.until(lambda: play.checkpoints.have_settled and is_durable(play))
     assert is_at_rest(play)
     assert any(play.keeper.positions.values()), "there was something to settle"
     floors = dict(play.keeper.positions)
@@ -66,8 +66,8 @@ def test_it_has_not_settled_before_sources_say_what_they_have_taken():
     play = Play(CHAIN, 0, rows=ROWS, marked=False)
     play.all_live()
     play.until(lambda: play.keeper.is_settled and play.machine(0).position > play.keeper.length(0))
-    play.coordinator.settle()
-    play.until(lambda: play.coordinator.has_settled)
+    play.checkpoints.settle()
+    play.until(lambda: play.checkpoints.have_settled)
     assert is_at_rest(play)
 
 
@@ -77,7 +77,7 @@ def test_a_new_life_of_a_source_waits_like_the_others_from_its_beginning(seed):
     play = Play(CHAIN, seed, rows=ROWS)
     play.all_live()
     play.at(2, 6)
-    play.coordinator.settle()
+    play.checkpoints.settle()
     first = play.machine(0).incarnation
     play.until(lambda: play.machine(0).intake.is_closed)
     play.kill(0)

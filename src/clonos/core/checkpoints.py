@@ -89,7 +89,8 @@ class Checkpoints:
                 self._roster.command(task.id, msg.SealLayer())
 
     def settle(self) -> None:
-        """Sources are about to take no more rows: floors shall reach the ends of all logs."""
+        """From the next tick on sources take no more rows, so that floors reach the ends of all
+        logs."""
         self.rest.begin()
         self._settles_at = self._keeper.epoch
         if self.markers is not None:  # an epoch that begins after sources have stopped
@@ -101,7 +102,7 @@ class Checkpoints:
             self.rest.ask()
 
     def go_on(self) -> None:
-        """The job need not settle after all."""
+        """The job need not settle after all: from the next tick on sources take rows again."""
         self._settles_at = None
 
     @property

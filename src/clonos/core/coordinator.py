@@ -168,11 +168,6 @@ class Coordinator:
         return any(t.phase is TaskPhase.RESTORING for t in self.tasks.values())
 
     @property
-    def asked(self) -> set[int]:
-        """Slots whose answer a recovery awaits."""
-        return self.recoveries.asked()
-
-    @property
     def term(self) -> int:
         """How often this job was started or restarted."""
         return self.roster.term
@@ -181,11 +176,6 @@ class Coordinator:
     def failed(self) -> bool:
         """Whether the job cannot go on."""
         return self.roster.failed
-
-    @property
-    def pending_epoch(self) -> int:
-        """The epoch whose markers are under way; 0: none."""
-        return self.checkpoints.pending_epoch
 
     def machines(self) -> list[Machine[Any, Any]]:
         """Its state machines, for reports of errors."""
@@ -271,26 +261,6 @@ class Coordinator:
         if not self.failed and not self.done:
             self.checkpoints.begin(hurry=self.wants_floor)
         return self.roster.take_actions()
-
-    def settle(self) -> None:
-        """From the next tick on, sources take no more rows, so that floors reach the ends of all
-        logs."""
-        self.checkpoints.settle()
-
-    def go_on(self) -> None:
-        """The job need not settle after all: from the next tick on, sources take rows again."""
-        self.checkpoints.go_on()
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether logs and output end at the floors, and all rows that sources have taken are
-        below."""
-        return self.checkpoints.have_settled
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether the job has settled and no call is open."""
-        return self.has_settled and self.checkpoints.no_call_is_open
 
     @property
     def wants_floor(self) -> bool:

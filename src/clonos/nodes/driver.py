@@ -136,7 +136,7 @@ class DriverNode:
         self._looked_s = ports.clock.ticks_s()
         self._clock_s = waiting.now_s if waiting else 0.0  # how long the driver has listened
         self._next_epoch_s, self._until_s, self._close_s = 0.0, 0.0, CLOSE_S
-        self.settling = Settling(self.coordinator)
+        self.settling = Settling(self.coordinator.checkpoints)
         self._is_told_broken = self._has_cancelled = self._is_concluded = False
         self._has_news, self._has_rates, self._viewed_s = False, False, 0.0
         self._hear = self._hearing()
@@ -263,7 +263,7 @@ class DriverNode:
         self._pending += self.coordinator.tick(self._now_ms())
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
-        for slot in self._pulses.silent(lambda: self.coordinator.asked, self._known_by):
+        for slot in self._pulses.silent(self.coordinator.recoveries.asked, self._known_by):
             if self._pulses.is_silent_again(names := self._known_by(slot)):
                 self._warn(frozen(names, self.places.seats[slot]))
             self._give_up(slot)

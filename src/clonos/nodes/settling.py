@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from clonos.core.coordinator import Coordinator
+from clonos.core.checkpoints import Checkpoints
 from clonos.nodes.events import StopAsked
 
 
@@ -21,8 +21,8 @@ class Settling:
         Until when it has time; None: it was not asked to.
     """
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
         self.until_s: float | None = None
         self._otherwise: Callable[[], object] | None = None
 
@@ -31,7 +31,7 @@ class Settling:
         if event.settle_s is None or self.until_s is not None:
             return False
         self.until_s, self._otherwise = now_s + event.settle_s, event.otherwise
-        self._coordinator.settle()
+        self._checkpoints.settle()
         return True
 
     @property
@@ -44,13 +44,14 @@ class Settling:
         called."""
         if self.until_s is None:
             return False
-        if self._coordinator.is_at_rest:
+        have_settled = self._checkpoints.have_settled
+        if have_settled and self._checkpoints.no_call_is_open:
             return True
         if now_s < self.until_s:
             return False
-        if self._otherwise is None or self._coordinator.has_settled:
+        if self._otherwise is None or have_settled:
             return True
         self.until_s, otherwise, self._otherwise = None, self._otherwise, None
-        self._coordinator.go_on()
+        self._checkpoints.go_on()
         otherwise()
         return False

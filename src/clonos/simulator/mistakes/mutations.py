@@ -512,7 +512,7 @@ MUTATIONS: dict[str, Mutation] = {
         "liveness", (Flow, "has_ended", constant(False)), kind=UPGRADE
     ),
     "who does not settle goes on without its sources": mutation(
-        "liveness", (Coordinator, "go_on", constant(None)), kind=LIVE
+        "liveness", (Checkpoints, "go_on", constant(None)), kind=LIVE
     ),
     "a job has settled as far as its driver knows": mutation(
         "settled steps", (Rest, "is_below_floors", upgrades.all_are_answered), kind=UPGRADE

@@ -570,15 +570,14 @@ class Cluster:
 
     def slot_of(self, task: int) -> Slot | None:
         """Where the newest life of a task runs."""
-        for slot in self.slots:
-            if slot.machine_of(task) is not None and slot.is_controlled:
-                return slot
-        return None
+        homes = (s for s in self.slots if s.machine_of(task) is not None and s.is_controlled)
+        return next(homes, None)
 
     def stuck(self) -> str:
         """What each process waits for."""
         coordinator = self.driver.coordinator
-        lines = [f"not done at {self.scheduler.now:.0f} ms; epoch {coordinator.pending_epoch}"]
+        now, epoch = self.scheduler.now, coordinator.checkpoints.pending_epoch
+        lines = [f"not done at {now:.0f} ms; epoch {epoch}"]
         lines += [
             f"{t.id} {t.phase.value} in {t.slot}, {tuple(t.incarnation)}, awaits {t.awaited}"
             for t in coordinator.tasks.values()

@@ -32,7 +32,7 @@ def state_of(cluster: Cluster) -> str:
     ):
         if phase in phases:
             return name
-    if coordinator.pending_epoch:
+    if coordinator.checkpoints.pending_epoch:
         return "checkpoint"
     return "finished" if TaskPhase.FINISHED in phases else "running"
 
