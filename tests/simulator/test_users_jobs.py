@@ -91,7 +91,8 @@ def test_an_effect_of_several_rows_is_made_once():
     assert max(told) > 1
 
 
-def test_where_a_batch_ends_is_state(monkeypatch):
+@pytest.mark.parametrize(("job", "seeds"), [(users.batched, 40), (users.talking_together, 60)])
+def test_what_is_asked_together_is_state(job, seeds, monkeypatch):
     """Of a cut that is forgotten, the log has an answer to something else than what is asked."""
     told = KeyedStore.put
 
@@ -102,7 +103,7 @@ def test_where_a_batch_ends_is_state(monkeypatch):
 
     monkeypatch.setattr(KeyedStore, "put", forgetful)
     with pytest.raises(SimulationFailed):
-        simulate(users.batched(), ROWS, services={"scores": as_scores}, seeds=40)
+        simulate(job(), ROWS, services={"scores": as_scores}, seeds=seeds)
 
 
 def score_of(text):
@@ -156,19 +157,6 @@ def test_questions_of_a_process_have_one_answer_together_whatever_dies(in_flight
     assert set(sizes) > {1}
     done = simulate(job, ROWS[:3], services={"scores": scores}, seeds=[7], every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
-
-
-def test_which_questions_are_asked_together_is_state(monkeypatch):
-    told = KeyedStore.put
-
-    def forgetful(store, key, group, value):
-        told(store, key, group, value)
-        if key[:1] == b"b":
-            store._dirty.pop(key)
-
-    monkeypatch.setattr(KeyedStore, "put", forgetful)
-    with pytest.raises(SimulationFailed):
-        simulate(users.talking_together(), ROWS, services={"scores": as_scores}, seeds=60)
 
 
 def test_rows_of_a_loop_are_scored_and_charged_once_a_round():
