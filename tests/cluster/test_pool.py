@@ -10,10 +10,12 @@ import pytest
 import clonos
 from clonos.cluster import pool
 from clonos.cluster.pool import (
+    SlotPool,
     executor_lost,
     slot_broken,
     unreadable,
     unusable_store,
+    without_memory,
     wrong_environment,
 )
 from clonos.errors import (
@@ -192,6 +194,36 @@ def test_what_is_raised_elsewhere_is_none_of_that(frames):
     assert unreadable(raised_in_a_slot(*frames)) is None
     assert unreadable(SlotFailed("Python worker exited unexpectedly")) is None
     assert unreadable(None) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ImportError: libgfortran.so.5.0.0: failed to map segment from shared object",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "MemoryError",
+    ],
+)
+def test_what_had_no_memory_to_begin_is_no_fault_of_the_job(said):
+    """An import fails in the lines of a library, as if the user's own had raised."""
+    library = '  File "/x/numpy/__init__.py", line 8, in <module>\n    import numpy.core\n'
+    text = f"Traceback (most recent call last):\n{IN_PYSPARK}{UNPACKED}{library}{said}\n"
+    error = _slot_failed("job: slot 1", JavaError("", text))
+    found = without_memory(error)
+    assert found is not None
+    assert "spark.executor.pyspark.memory" in found.what
+    assert said in found.what
+    assert without_memory(raised_in_a_slot(USERS)) is None
+    assert without_memory(None) is None
+
+    inbox = Inbox()
+    made = SlotPool.__new__(SlotPool)
+    made._launcher = SimpleNamespace(is_stopped=False)  # type: ignore[assignment]
+    made._inbox, made._attempts = inbox, {1: 1}
+    made._on_end(1, error)
+    (ended,) = inbox.take()
+    assert isinstance(ended.error, SlotFailed)
+    inbox.close()
 
 
 def test_an_executor_that_has_ended_is_told_from_a_slot_that_has():

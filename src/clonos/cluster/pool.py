@@ -25,6 +25,7 @@ from clonos.nodes.events import Ended, OutsideFailed
 from clonos.nodes.versions import SAME_ENVIRONMENT
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
+from clonos.spark.errors import SlotFailed
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.inbox import Inbox
 
@@ -37,6 +38,8 @@ _OWN_MODULE: Final = (
 _UNPACKS: Final = ("spark", "packed.py")
 """Of our own files, the one that unpickles the job in a slot."""
 _FRAME: Final = re.compile(r'^ +File "([^"]+)", line \d+', re.MULTILINE)
+_NO_MEMORY: Final = ("MemoryError", "failed to map segment", "Cannot allocate memory")
+"""Found in the errors of slots that had not enough memory to begin."""
 _LOST: Final = "ExecutorLostFailure"
 """Found in the errors of slots whose executor has ended, whatever reason Spark gives."""
 
@@ -171,6 +174,7 @@ class SlotPool:
             or executor_lost(error)
             or slot_broken(error)
             or unusable_store(error)
+            or without_memory(error)
             or unreadable(error)
         )
         self._inbox.put(Ended(place, self._attempts[place], self._stopped() or known or error))
@@ -219,6 +223,18 @@ def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
         where=error.where,
         remedy=f"{SAME_ENVIRONMENT}{_OWN_MODULE if may_be_own else ''}",
     )
+
+
+def without_memory(error: ClonosError | None) -> SlotFailed | None:
+    """The error of a slot that had not enough memory to begin, if so; what it said then may look
+    like a fault of a library."""
+    if error is None or not any(sign in error.what for sign in _NO_MEMORY):
+        return None
+    text = (
+        "it had not enough memory to begin (see spark.executor.pyspark.memory, which Arrow needs "
+        f"to be unset or generous, and spark.executor.memoryOverhead): {error.what}"
+    )
+    return SlotFailed(text, where=error.where, trace=error.trace)
 
 
 def unreadable(error: ClonosError | None) -> NotPicklable | None:
