@@ -43,7 +43,6 @@ from pyspark.sql import DataFrame, SparkSession
 from clonos.errors import ClonosError, JobCancelled, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
 from clonos.spark.lines import Lines
-from clonos.spark.packed import packed
 from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
@@ -337,6 +336,8 @@ class SlotLauncher:
         PySparkException
             The DataFrame cannot be computed.
         """
+        from clonos.spark.packed import packed  # slots do not need it
+
         key = (id(body), id(dataframe))
         with self._preparing:
             if key not in self._prepared:
