@@ -294,7 +294,7 @@ def test_what_has_waited_for_a_mandate_does_not_begin_all_at_once():
         life: Any = SimpleNamespace(
             pulse=lambda: pulse, undisturbed=lambda wait: wait(), require_obedience=lambda: None
         )
-        turns = Turns(life, 1 / each_s, None, CHARGE)
+        turns = Turns(life, 1 / each_s, None, CHARGE, "charge")
 
         async def begin():
             await turns.come()

@@ -410,6 +410,20 @@ def test_a_service_that_says_when_is_left_alone_until_then(slot, kind, said, is_
     assert min(asked) - refused[0] >= float(said)
 
 
+def test_a_long_pause_that_a_service_asks_for_is_told_once(slot, caplog):
+    gate = threading.Barrier(3)
+
+    def ask(said):
+        gate.wait(LIMIT_S)
+        raise OfAPackage(said)
+
+    slot.make(policy(ask), (400,), (400,), (5,))
+    assert not any(outcome.ok for outcome in slot.outcomes(3))
+    told = [record.getMessage() for record in caplog.records if record.name == "clonos"]
+    (one,) = told
+    assert "the service asks for a pause of 300 s; this task asks it nothing meanwhile" in one
+
+
 def test_an_error_whose_headers_are_a_trap_is_an_error(slot):
     class Trap(Exception):
         @property

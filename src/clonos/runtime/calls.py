@@ -354,7 +354,7 @@ class _Asker:
         self._may_repeat = repeats or self._effect is not None or is_check
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._threads = None if policy.is_async else CallThreads(policy.name)
-        self._turns = Turns(life, policy.per_second, self._threads, self._effect)
+        self._turns = Turns(life, policy.per_second, self._threads, self._effect, policy.name)
         if isinstance(policy.fn, Service):
             service = copy.copy(policy.fn)
             self._connection = Connection(service, policy.timeout_s, life.let_go)

@@ -7,14 +7,20 @@ cancels all tasks of the loop meanwhile, nothing of this call has failed: it goe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from clonos.operators.calls.effects import Effect, NotMade
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.deadlines import T, sleep_until
 from clonos.runtime.effects import Pulse
+
+TOLD_S: Final = 10.0
+"""A pause of at least so long is in the log."""
+
+_LOG: Final = logging.getLogger("clonos")
 
 
 class Life(Protocol):
@@ -38,6 +44,8 @@ class Turns:
         Where its attempts run; None: in the loop.
     effect
         Its attempts need a permission to begin.
+    name
+        Of the service, to be told.
     """
 
     def __init__(
@@ -46,7 +54,9 @@ class Turns:
         per_second: float | None,
         threads: CallThreads | None,
         effect: Effect | None,
+        name: str,
     ) -> None:
+        self._name = name
         self._life, self._per_second, self._threads = life, per_second, threads
         self._effect = effect
         self._is_plain = per_second is None and threads is None and effect is None
@@ -61,7 +71,11 @@ class Turns:
 
     def pause(self, wait_s: float) -> None:
         """The service has asked for a pause."""
-        self._wanted_s = max(self._wanted_s, self._clock() + wait_s)
+        now = self._clock()
+        if wait_s >= TOLD_S and self._wanted_s < now + TOLD_S:
+            said = "%s: the service asks for a pause of %.0f s; this task asks it nothing meanwhile"
+            _LOG.warning(said, self._name, wait_s)
+        self._wanted_s = max(self._wanted_s, now + wait_s)
 
     async def come(self) -> None:
         """Wait until another attempt may begin; this does not count as the service's time.
