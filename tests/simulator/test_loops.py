@@ -48,6 +48,12 @@ def test_a_row_that_asks_a_deadly_question_in_each_round() -> None:
     assert main(1, 71_700_043, kind=LOOPS) == 0
 
 
+def test_an_orphan_above_what_it_depends_on() -> None:
+    """The cut of a loop makes an orphan of a task that lives in it, whose own cut voids entries of
+    the logs that were cut: they used to be cut twice."""
+    assert main(1, 154, kind=LOOPS._replace(harsh=True)) == 0
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("more", ["", "harsh", "disk", "history", "spill"])
 def test_many_seeds(more):

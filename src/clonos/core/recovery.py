@@ -286,8 +286,8 @@ class Recoveries:
         for orphan in roll_back:
             self._do(Note("orphan", orphan.id, orphan.incarnation))
             self._begin(orphan)
-        if roll_back and self._availability:
-            return
+        if roll_back and (self._availability or self._are_above(roll_back, ready)):
+            return  # what they lose may void entries of these logs: all of them are cut together
         begins_anew = self._plan.leaves_gaps and any(task.incarnation.n for task in ready)
         reset = self._availability and bool(orphans or lost_output or begins_anew)
         generation = self._keeper.generation + reset
@@ -296,6 +296,12 @@ class Recoveries:
             self._do(Note("generation", value=generation))
         for task in ready:
             self._settle(task, lengths[task.id], generation, reset=reset)
+
+    def _are_above(self, orphans: Sequence[TaskState], ready: Sequence[TaskState]) -> bool:
+        """Whether one of these orphans is an ancestor of a task that is to be resolved: they are in
+        one loop."""
+        distances = self._plan.distances
+        return any(orphan.id in distances[task.id] for orphan in orphans for task in ready)
 
     def _surviving(self, ready: list[TaskState]) -> dict[int, int]:
         keeper = self._keeper
