@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict, namedtuple
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Model:
     [
         (Verdict(), "Verdict cannot be kept .* what dataclasses.asdict makes of it"),
         ([Model()], r"Model cannot be kept .* what its model_dump\(\) returns"),
-        ({"a": np.array([1])}, r"numpy.ndarray cannot be kept .* what its tolist\(\) returns"),
+        ({"a": array("i", [1])}, r"array.array cannot be kept .* what its tolist\(\) returns"),
         (object(), "plain values instead"),
     ],
 )

@@ -31,7 +31,8 @@ def seal(batch: pa.RecordBatch, *, digests: bool = True) -> Batch:
     digest = content_digest(batch) if digests else 0
     if _pins_more_than(batch, nbytes):
         batch = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
-    return Batch(batch, batch.num_rows, nbytes + _overhead(batch), digest)
+    kept = nbytes + _BATCH_BYTES + _COLUMN_BYTES * batch.num_columns  # no call: each step is here
+    return Batch(batch, batch.num_rows, kept, digest)
 
 
 def kept_bytes(batch: pa.RecordBatch) -> int:
@@ -42,11 +43,7 @@ def kept_bytes(batch: pa.RecordBatch) -> int:
     >>> kept_bytes(pa.RecordBatch.from_pydict({"n": [1]}))
     1308
     """
-    return int(batch.nbytes) + _overhead(batch)
-
-
-def _overhead(batch: pa.RecordBatch) -> int:
-    return _BATCH_BYTES + _COLUMN_BYTES * int(batch.num_columns)
+    return int(batch.nbytes) + _BATCH_BYTES + _COLUMN_BYTES * int(batch.num_columns)
 
 
 def unseal(batches: Sequence[Batch]) -> pa.RecordBatch:
