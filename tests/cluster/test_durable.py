@@ -227,6 +227,37 @@ def test_files_of_outputs_are_begun_before_the_end(tmp_path, inbox):
     assert [row.batch.to_pydict() for row in store.read("out")] == [{"n": [n]} for n in (7, 8, 9)]
 
 
+def test_who_gives_memory_back_is_called_when_there_is_some(tmp_path, inbox):
+    class Rows:
+        """A batch's; Arrow's own cannot be watched."""
+
+    seen: list[int] = []
+    job = compiled([])
+    store = DeliveredStore(tmp_path, "process")
+    rows = pa.RecordBatch.from_pydict({"n": [7]})
+    kept: list[weakref.ref[Rows]] = []
+    outputs = DeliveredOutputs(
+        job.plan,
+        store,
+        lambda _: None,
+        inbox.put,
+        rows=lambda _: rows,
+        size=lambda _: 1,
+        freed=lambda: seen.append(sum(each() is not None for each in kept)),
+    )
+    assert outputs.flush() is None
+    assert not seen
+    for seq in (1, 2):
+        delivered = output(job.plan, seq, 7)
+        payload = Rows()
+        kept.append(weakref.ref(payload))
+        item = replace(delivered.item, batch=Batch(payload, 1, 8, 0))
+        outputs.take(replace(delivered, item=item))
+        del payload, item, delivered
+    assert outputs.flush() is None
+    assert seen == [0]
+
+
 def test_what_was_begun_and_failed_is_written_again_in_order(tmp_path, inbox, monkeypatch):
     job = compiled([])
     sinks = {name: sink for name, (sink, _) in job.sinks.items()}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
-from clonos.runtime.memory_left import LOOK_S, MemoryLeft
+from clonos.runtime.memory_left import LOOK_S, MemoryLeft, give_back
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MACHINE = {"proc/self/statm": "5000 1200 200 1 0 900 0\n", "proc/self/cgroup": ""}
@@ -67,3 +69,26 @@ def test_it_is_not_looked_at_all_the_time(tmp_path):
     assert room() == (0, 0)
     now[0] += 0.2 * LOOK_S
     assert room() == (1000 * PAGE, 4000 * 1024)
+
+
+def test_what_threads_have_freed_is_given_back():
+    """The last of what each thread has made keeps all that was made before it."""
+
+    def anonymous() -> int:
+        (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in x)
+        return int(line.split()[1]) * 1024
+
+    ends: list[bytes] = []
+
+    def work() -> None:
+        made = [bytes(2_000) for _ in range(20_000)]
+        ends.append(bytes(2_000))
+        del made
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    before = anonymous()
+    give_back()
+    assert anonymous() < before - 20_000_000
+    assert len(ends) == 1

@@ -157,6 +157,8 @@ class DeliveredOutputs:
     each
         Calls a function with each element of a list, one by one or at the same time: a disk syncs
         several files in little more time than one.
+    freed
+        Called when output is in files, so that it takes no memory any more.
     """
 
     def __init__(
@@ -168,9 +170,10 @@ class DeliveredOutputs:
         rows: Callable[[Any], pa.RecordBatch] = lambda payload: payload,
         size: Callable[[Batch], int] = lambda batch: kept_bytes(batch.payload),
         each: Callable[[Callable[[_Fresh], _Fresh], list[_Fresh]], Iterable[_Fresh]] = map,
+        freed: Callable[[], object] = lambda: None,
     ) -> None:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
-        self._rows, self._size, self._each = rows, size, each
+        self._rows, self._size, self._each, self._freed = rows, size, each, freed
         self._fresh: dict[tuple[int, int], list[_Output]] = {}
         self._begun: tuple[list[_Fresh], Iterable[_Fresh]] | None = None
         self.nbytes = 0
@@ -223,9 +226,13 @@ class DeliveredOutputs:
 
     def _end(self) -> None:
         """Wait for what was begun; if it fails, it is to be written as before."""
-        if self._begun is None:
-            return
-        (lanes, written), self._begun = self._begun, None
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            self._await(*begun)
+            del begun
+            self._freed()
+
+    def _await(self, lanes: list[_Fresh], written: Iterable[_Fresh]) -> None:
         left = dict(lanes)
         try:
             for lane, outputs in written:

@@ -60,6 +60,7 @@ from clonos.nodes.settings import DriverSettings
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.waiting import Waiting
 from clonos.runtime.interpreter import low_latency
+from clonos.runtime.memory_left import give_back
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
@@ -336,7 +337,14 @@ class DriverSetup:
         thread = JournalThread(file, self.inbox, watchdog=watchdog)
         journal: Journal = undo.enter_context(closing(thread))
         writers = undo.enter_context(ThreadPoolExecutor(WRITERS, "clonos-outputs"))
-        outputs = DeliveredOutputs(plan, store, self.consumers, put, each=writers.map)
+        outputs = DeliveredOutputs(
+            plan,
+            store,
+            self.consumers,
+            put,
+            each=writers.map,
+            freed=partial(writers.submit, give_back),
+        )
         return DriverPorts(
             SystemClock(), journal, outputs, self.pool, self.merger, self.audience, self._lookout
         )
