@@ -11,6 +11,7 @@ from clonos.core import decisions as co
 from clonos.core import layer as layer_module
 from clonos.core.levels import MEMORY, STORE
 from clonos.core.moves import MovePhase
+from clonos.nodes.commits import State as Journal
 from clonos.simulator.checks import levels
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Quiet:
         disks = [cluster.disks.shared, *(disk for _, disk in cluster.disks.machines.values())]
         is_well = (
             driver.alive
+            and driver.node.commits.state is not Journal.BROKEN  # it waits to try it again
             and max(driver.paused_until, cluster.store_back_at) <= now
             and all(disk.is_well for disk in disks)
             and all(s.stalled_until <= now and not s.slowness for s in cluster.alive())
