@@ -480,5 +480,5 @@ class SlotNode:
         resident = self._residents.get(self._plan.channels[channel].sender)
         machine = resident.machine if resident is not None else None
         if machine is not None:
-            about = machine.id, machine.incarnation, channel, peer
-            self._send(msg.Unreachable(*about, why, is_silent))
+            life = machine.incarnation
+            self._send(msg.Unreachable(machine.id, life, channel, peer, why, is_silent))
