@@ -48,11 +48,17 @@ def begun(tmp_path):
         (tmp_path / name).chmod(0o755)
     started: list[Any] = []
 
+    def ignores_interrupts() -> None:  # as what a shell starts in the background
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def begin(**parts: str) -> Any:
+        env = {**os.environ, **{f"DO_{part}": todo for part, todo in parts.items()}}
+        env.pop("HEEDS_INTERRUPTS", None)  # of the script that runs these tests
         process = subprocess.Popen(
             ["./test"],
             cwd=tmp_path,
-            env={**os.environ, **{f"DO_{part}": todo for part, todo in parts.items()}},
+            env=env,
+            preexec_fn=ignores_interrupts,  # noqa: PLW1509 - it takes no lock
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -17,7 +17,6 @@ from rich.console import Console
 
 import clonos
 from clonos import RunningJob
-from clonos.nodes.views import Sample
 from clonos.spark.session import get_or_create
 from examples.demo import show
 from examples.demo.job import build
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         servers: list[ServerProcess] = []
         try:
             source, servers = _source(arguments, text)
-            samples: list[Sample] = []
+            samples: list[Any] = []
             spark, job, kills = _run_job(arguments, console, source, service.url, out, samples)
         finally:
             for server in servers:
@@ -118,7 +117,7 @@ def _run_job(
     source: Any,
     url: str,
     out: Path,
-    samples: list[Sample],
+    samples: list[Any],
 ) -> tuple[Any, RunningJob, list[Kill]]:
     written = out / "output.parquet"
     depth = arguments.sharing_depth
@@ -199,7 +198,7 @@ def _watch(arguments: argparse.Namespace, console: Console, job: RunningJob) -> 
 
 
 def _report(
-    out: Path, job: RunningJob, samples: Sequence[Sample], kills: Sequence[Kill], judged: Verdict
+    out: Path, job: RunningJob, samples: Sequence[Any], kills: Sequence[Kill], judged: Verdict
 ) -> None:
     """Write picture and figures."""
     if not samples:

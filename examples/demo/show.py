@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import clonos
-from clonos.nodes.views import Sample
 from examples.demo import plot, timeline
 from examples.demo.kills import Kill
 
@@ -58,7 +57,7 @@ def progress(job: clonos.RunningJob, kills: Sequence[Kill], title: str) -> timel
 
 
 def steps(
-    job: clonos.RunningJob, operator: str, samples: Sequence[Sample], start_s: float
+    job: clonos.RunningJob, operator: str, samples: Sequence[Any], start_s: float
 ) -> list[plot.Sample]:
     """Throughput and latency of an operator's tasks together, in steps of a quarter second."""
     step = 0.25

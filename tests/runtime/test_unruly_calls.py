@@ -193,7 +193,7 @@ def test_a_coroutine_that_was_given_up_and_fails_at_last_is_not_tried_again(slot
     how = {} if kind == "call" else {"effect": effect(ask, refused=ConnectionError)}
     asked = policy(ask, timeout_s=0.1, attempts=3, backoff_s=(0.0, 0.0), **how)
     key = "" if kind == "call" else "KEY"
-    slot.runner.make(LIFE, [(CallId(2, 1), Request(asked, (), 1, key))])
+    slot.runner.make(LIFE, [(CallId(2, 99), Request(asked, (), 99, key))])
     assert not slot.outcomes(1)[0].ok
     stubborn.may_end = True
     while not stubborn.ended:

@@ -337,14 +337,8 @@ class DriverSetup:
         thread = JournalThread(file, self.inbox, watchdog=watchdog)
         journal: Journal = undo.enter_context(closing(thread))
         writers = undo.enter_context(ThreadPoolExecutor(WRITERS, "clonos-outputs"))
-        outputs = DeliveredOutputs(
-            plan,
-            store,
-            self.consumers,
-            put,
-            each=writers.map,
-            freed=partial(writers.submit, give_back),
-        )
+        each, freed = writers.map, partial(writers.submit, give_back)
+        outputs = DeliveredOutputs(plan, store, self.consumers, put, each=each, freed=freed)
         return DriverPorts(
             SystemClock(), journal, outputs, self.pool, self.merger, self.audience, self._lookout
         )
