@@ -220,8 +220,11 @@ class SimulatedMerger:
             self._driver.post(events.Archived(number, path, nbytes))
 
     def after_floor(self, layers: Chains) -> None:
-        """Now and then some layers of a task are merged."""
+        """Now and then some layers of a task are merged: others than the driver has chosen, whose
+        merges fail meanwhile if they may not overlap."""
         random, options = self._cluster.random, self._cluster.options
+        if not options.merges_overlap and is_healed(self._cluster):
+            return
         if options.merges and random.random() < options.merges:
             task = random.randrange(len(self._cluster.job.plan.tasks))
             free = self._driver.node.layers.mergeable(task, layers[task])
