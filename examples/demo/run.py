@@ -66,8 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         servers: list[ServerProcess] = []
         try:
             source, servers = _source(arguments, text)
-            samples: list[Any] = []
-            spark, job, kills = _run_job(arguments, console, source, service.url, out, samples)
+            spark, job, samples, kills = _run_job(arguments, console, source, service.url, out)
         finally:
             for server in servers:
                 server.stop()
@@ -112,13 +111,8 @@ def _source(arguments: argparse.Namespace, text: Path) -> tuple[Any, list[Server
 
 
 def _run_job(
-    arguments: argparse.Namespace,
-    console: Console,
-    source: Any,
-    url: str,
-    out: Path,
-    samples: list[Any],
-) -> tuple[Any, RunningJob, list[Kill]]:
+    arguments: argparse.Namespace, console: Console, source: Any, url: str, out: Path
+) -> tuple[Any, RunningJob, list[Any], list[Kill]]:
     written = out / "output.parquet"
     depth = arguments.sharing_depth
     # How many slots are needed depends on the graph, but a DataFrame needs a session first.
@@ -147,12 +141,13 @@ def _run_job(
         sink=clonos.sinks.spark_write(write),
     )
     running = job.start(session)
+    samples: list[Any] = []
     running.observer.samplers += (samples.append,)
     if session.sparkContext.uiWebUrl:
         console.print(f"Spark's UI: {session.sparkContext.uiWebUrl}")
     kills = _watch(arguments, console, running)
     running.wait(60)
-    return session, running, kills
+    return session, running, samples, kills
 
 
 def dataframe(session: Any, text: Path) -> Any:
