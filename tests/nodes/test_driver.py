@@ -21,7 +21,7 @@ from clonos.nodes import events
 from clonos.nodes.driver import CLOSE_S, LEAVE_S, RATES_S, STOP_S
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.phases import Phase
-from clonos.nodes.pulses import HUSH
+from clonos.nodes.pulses import CALM_S, HUSH
 from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Spent
 from clonos.nodes.waiting import PAUSE_MAX_S
@@ -199,6 +199,23 @@ def test_a_silent_slot_that_a_recovery_awaits_is_given_up_sooner(world):
     world.passes(0.3, 2)
     assert link.is_closed
     assert not spare.is_closed
+
+
+@pytest.mark.parametrize("is_calm", [False, True])
+def test_a_task_that_was_given_up_twice_has_four_times_the_time_unless_it_has_lived_calmly(
+    world, is_calm
+):
+    world.begin()
+    for slot in (2, 3):
+        link = world.registers(3 - slot, slot)
+        world.passes(2 * SILENCE_S + 0.2, slot)  # the slot before says nothing
+        life = [c for c in link.sent if isinstance(c, msg.Activate)][-1].incarnation
+        world.turn((slot, msg.Restored(0, life)), (slot, msg.Live(0, life, 0)))
+    world.passes(CALM_S + 1.0 if is_calm else 0.1, slot)
+    world.passes(2 * SILENCE_S + 0.3)
+    assert link.is_closed == is_calm
+    world.passes(2 * SILENCE_S)
+    assert link.is_closed
 
 
 def test_a_drivers_sleep_is_no_silence_of_the_slots(world):

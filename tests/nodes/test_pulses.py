@@ -33,10 +33,16 @@ class Ward:
         self.now_s = 0.0
         self.pulses = Pulses(SILENCE_S)
         self.asked: set[int] = set()
-        self.places = {slot: slot for slot in slots}
+        self.places: dict[int, int] = {}
         self.pulses.look(0.0)
         for slot in slots:
-            self.pulses.began(slot)
+            self.begins(slot, slot)
+
+    def begins(self, slot: int, place: int) -> None:
+        """A slot has registered, and its task is live."""
+        self.places[slot] = place
+        self.pulses.began(slot)
+        self.pulses.goes_on(place)
 
     def known_by(self, slot: int) -> Iterable[Hashable]:
         return [self.places[slot]]
@@ -71,8 +77,7 @@ def test_processes_that_fall_silent_one_after_the_other_are_told_once() -> None:
     for life in range(4, 8):
         (silent,) = ward.passes(2 * LIMIT_MAX_S, 2, 3)
         told.append(ward.pulses.is_silent_again([ward.places[silent]]))
-        ward.places[life] = 1
-        ward.pulses.began(life)
+        ward.begins(life, 1)
     assert told == [False, True, False, False]
 
 
@@ -147,20 +152,16 @@ def test_a_drivers_absence_is_no_silence_of_the_slots() -> None:
 
 def test_who_was_given_up_has_twice_the_time_from_then_on() -> None:
     """Code that keeps all threads from running gets on in the end."""
-    ward, taken_s = Ward([0, 1]), []
+    ward = Ward([0, 1])
     for slot in range(2, 6):
-        began_s = ward.now_s
         assert ward.passes(LIMIT_MAX_S + 1, 0) == [slot - 1]
-        taken_s.append(ward.now_s - began_s)
-        ward.places[slot] = 1
-        ward.pulses.began(slot)
+        ward.begins(slot, 1)
         ward.passes(0.1, 0, slot)
     ward.passes(5.0, 0, 5)
     assert ward.passes(LIMIT_MAX_S - 0.5, 0) == []
     assert ward.passes(1.0, 0) == [5]
-    ward.places[6] = 1
-    ward.pulses.began(6)
-    ward.passes(6 * FORGIVE_S, 0, 6)
+    ward.begins(6, 1)
+    ward.passes(FORGIVE_S + 1, 0, 6)
     assert ward.passes(SILENCE_S + 0.1, 0) == [6], "forgiven"
 
 
@@ -169,9 +170,33 @@ def test_who_is_frozen_now_and_then_has_twice_the_time_and_no_more() -> None:
     ward = Ward([0, 1])
     for slot in range(2, 8):
         assert ward.passes(2 * SILENCE_S + 0.5, 0) == [slot - 1]
+        ward.begins(slot, 1)
+        ward.passes(1.1 * CALM_S, 0, slot)
+
+
+def test_a_long_replay_is_no_calm() -> None:
+    """Only after it, the step is repeated that kept all threads from running."""
+    ward = Ward([0, 1])
+    for slot in range(2, 5):
+        assert ward.passes(LIMIT_MAX_S + 1, 0) == [slot - 1]
         ward.places[slot] = 1
         ward.pulses.began(slot)
-        ward.passes(1.1 * CALM_S, 0, slot)
+        assert ward.passes(3 * CALM_S, 0, slot) == []
+        ward.pulses.goes_on(1)
+        ward.passes(0.1, 0, slot)
+    assert ward.passes(4 * SILENCE_S, 0) == []
+    assert ward.passes(LIMIT_MAX_S, 0) == [4]
+
+
+def test_a_silence_is_no_calm() -> None:
+    """It began before the time was over."""
+    ward = Ward([0, 1])
+    for slot in range(2, 4):
+        assert ward.passes(2 * SILENCE_S + 0.5, 0) == [slot - 1]
+        ward.begins(slot, 1)
+        ward.passes(0.8 * CALM_S, 0, slot)
+    assert ward.passes(4 * SILENCE_S - 0.5, 0) == []
+    assert ward.passes(1.0, 0) == [3]
 
 
 def test_a_step_that_takes_long_is_told_of_once() -> None:

@@ -31,7 +31,7 @@ PLAN = Plan(
     (ChannelSpec(0, 0, HOUSE_KEEPER, 0),),
     0,
 )
-SILENCE_S = 10.0
+SILENCE_S = 1.5
 
 
 class SparkIsGone(ClonosError):

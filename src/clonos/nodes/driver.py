@@ -285,8 +285,7 @@ class DriverNode:
     def _known_by(self, slot: int) -> list[str]:
         """The names of a slot's place and tasks."""
         tasks = [t.id for t in self.coordinator.tasks.values() if t.slot == slot]
-        place = f"slot {self.places.seats[slot].place}"
-        return [place, *(self.plan.tasks[task].name for task in tasks)]
+        return [self.places.seats[slot].name, *(self.plan.tasks[task].name for task in tasks)]
 
     def _give_up(self, slot: int) -> None:
         self._expel(slot)
@@ -374,6 +373,7 @@ class DriverNode:
             event.incoming.close()
             return
         self._pulses.began(event.conn_id)
+        self._pulses.goes_on(self.places.seats[event.conn_id].name)
         self._decide(ready)
         self._has_news = True
 
@@ -492,8 +492,9 @@ class DriverNode:
             layers, kept = self.keeper.hard.layers, self._history.kept
             self._ports.audience.floor(layers, layers if kept is None else kept)
         elif note.what == "live":  # not before: a recovery needs the processors
-            slot = self.coordinator.tasks[note.task].slot
-            self.places.show(self.plan.tasks[note.task].name, note.incarnation, slot)
+            name, slot = self.plan.tasks[note.task].name, self.coordinator.tasks[note.task].slot
+            self.places.show(name, note.incarnation, slot)
+            self._pulses.goes_on(name)
         if (warning := self._chronicle.warning(note)) is not None:
             self._warn(warning)
 

@@ -114,6 +114,11 @@ class Seat:
     executor_pid: int
     link: Connection
 
+    @property
+    def name(self) -> str:
+        """How people are told of its place."""
+        return f"slot {self.place}"
+
 
 @dataclass(slots=True)
 class Place:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, KeysView, 
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
+from math import inf
 from typing import Final
 
 from clonos.nodes.places import Seat
@@ -33,10 +34,10 @@ SLACK: Final = 3.0
 FORGIVE_S: Final = 300.0
 """For this long, the successor of a slot that was given up has twice the time. Each further time
 doubles it again and restarts this period."""
-CALM_S: Final = 60.0
-"""But a time that was doubled more than once is halved again after each of these. Code that keeps
-all threads from running does so again soon after the recovery, when its step is repeated, and must
-succeed in the end. A process that is frozen once a minute must not get ever more time."""
+CALM_S: Final = 10.0
+"""But after so long without silence, it has twice the time and no more. Code that keeps all threads
+from running does so again at once when its step is repeated, and must succeed in the end. A process
+that is frozen now and then must not get ever more time."""
 
 SILENT_TOLD: Final = 2
 """If a slot and its successors were given up this often, there is a warning."""
@@ -74,6 +75,21 @@ class _Heard:
     is_told: bool = False  # of its long step
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """How often one after the other a task or place has been in a slot that was given up."""
+
+    times: int
+    since_s: float = inf  # its successor is back at the step that was under way
+
+    def at(self, heard_s: float) -> int:
+        """What is left of the doubt, if the successor was last heard then."""
+        calm_s = heard_s - self.since_s
+        if calm_s >= FORGIVE_S:
+            return 0
+        return 1 if calm_s >= CALM_S else self.times
+
+
 class Pulses:
     """When each slot was heard last.
 
@@ -91,7 +107,7 @@ class Pulses:
         self._max_s = max(LIMIT_MAX_S, silence_s)
         self._heard: dict[int, _Heard] = {}
         self._gaps = _Gaps()
-        self._doubts: dict[Hashable, tuple[int, float]] = {}  # how many, and since when
+        self._doubts: dict[Hashable, _Doubt] = {}
         self._looked_s: float | None = None
         self._now_s = 0.0  # how long the driver has listened
 
@@ -113,6 +129,11 @@ class Pulses:
     def ended(self, slot: int) -> None:
         """A slot is gone, or was given up."""
         self._heard.pop(slot, None)
+
+    def goes_on(self, name: Hashable) -> None:
+        """A task or place is back where it was when its slot was given up, if that was so."""
+        if name in self._doubts:
+            self._doubts[name].since_s = self._now_s
 
     def came(self, slot: int, beat: Heartbeat) -> bool:
         """Take a beat. Return whether the slot is stuck in a step, once for each step."""
@@ -149,25 +170,22 @@ class Pulses:
         given_up = []
         for slot in quiet:
             least_s = shortest_s if slot in awaited else self._silence_s
-            doubled = 2 ** max(map(self._doubts_about, known_by(slot)), default=0)
-            limit_s = max(least_s, usual_s) * doubled + median_s
+            doubts = max((self._doubts_about(slot, name) for name in known_by(slot)), default=0)
+            limit_s = max(least_s, usual_s) * 2**doubts + median_s
             if silences[slot] > min(limit_s, self._max_s):
                 given_up.append(slot)
         for slot in given_up:
             for name in known_by(slot):
-                self._doubts[name] = self._doubts_about(name) + 1, self._now_s
+                self._doubts[name] = _Doubt(self._doubts_about(slot, name) + 1)
         return given_up
 
     def is_silent_again(self, names: Iterable[Hashable]) -> bool:
         """Whether a slot that was just given up is worth a warning: as its predecessor was, too."""
-        return max(map(self._doubts_about, names)) == SILENT_TOLD
+        return max(self._doubts[name].times for name in names) == SILENT_TOLD
 
-    def _doubts_about(self, name: Hashable) -> int:
-        doubts, since_s = self._doubts.get(name, (0, self._now_s))
-        passed_s = self._now_s - since_s
-        if passed_s >= FORGIVE_S:
-            return 0
-        return max(doubts - int(passed_s / CALM_S), min(doubts, 1))
+    def _doubts_about(self, slot: int, name: Hashable) -> int:
+        doubt = self._doubts.get(name)
+        return 0 if doubt is None else doubt.at(self._heard[slot].at_s)
 
 
 def frozen(names: Sequence[str], seat: Seat) -> str:
