@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection
 
 import pytest
 
@@ -42,10 +42,10 @@ class Ward:
         """A slot has registered, and its task is live."""
         self.places[slot] = place
         self.pulses.began(slot)
-        self.pulses.goes_on(place)
+        self.pulses.goes_on(f"slot {place}")
 
-    def known_by(self, slot: int) -> Iterable[Hashable]:
-        return [self.places[slot]]
+    def known_by(self, slot: int) -> list[str]:
+        return [f"slot {self.places[slot]}"]
 
     def passes(self, seconds: float, *beating: int, every_s: float = 0.1) -> list[int]:
         """Who is given up meanwhile."""
@@ -76,7 +76,7 @@ def test_processes_that_fall_silent_one_after_the_other_are_told_once() -> None:
     told = []
     for life in range(4, 8):
         (silent,) = ward.passes(2 * LIMIT_MAX_S, 2, 3)
-        told.append(ward.pulses.is_silent_again([ward.places[silent]]))
+        told.append(ward.pulses.is_silent_again(ward.known_by(silent)))
         ward.begins(life, 1)
     assert told == [False, True, False, False]
 
@@ -147,7 +147,7 @@ def test_a_drivers_absence_is_no_silence_of_the_slots() -> None:
     for _ in range(int(SILENCE_S / LOOK_MAX_S) - 1):
         ward.now_s += 60.0
         ward.pulses.look(ward.now_s)
-        assert ward.pulses.silent(lambda: {1}, ward.known_by) == [] or ward.now_s > 180.0
+        assert ward.pulses.silent(lambda: {1}, ward.known_by) == {} or ward.now_s > 180.0
 
 
 def test_who_was_given_up_has_twice_the_time_from_then_on() -> None:
@@ -182,7 +182,7 @@ def test_a_long_replay_is_no_calm() -> None:
         ward.places[slot] = 1
         ward.pulses.began(slot)
         assert ward.passes(3 * CALM_S, 0, slot) == []
-        ward.pulses.goes_on(1)
+        ward.pulses.goes_on("slot 1")
         ward.passes(0.1, 0, slot)
     assert ward.passes(4 * SILENCE_S, 0) == []
     assert ward.passes(LIMIT_MAX_S, 0) == [4]

@@ -11,6 +11,7 @@ from clonos.simulator.command import main
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
 from clonos.simulator.runs.kinds import Kind
+from clonos.simulator.runs.seeds import simulate
 
 FORK = (
     Stage("source", 1, (), Behaviour()),
@@ -130,6 +131,13 @@ def test_all_is_kept_in_memory_while_the_disk_takes_nothing() -> None:
 @pytest.mark.parametrize("harsh", [False, True])
 def test_no_seed_violates_an_invariant_with_all_output_on_the_disk(harsh: bool) -> None:
     assert main(8, jobs=1, kind=Kind(spill=True, harsh=harsh)) == 0
+
+
+@pytest.mark.parametrize("seed", [1_002_410, 1_002_846])
+def test_what_long_runs_have_found(seed: int) -> None:
+    """Two slots are given up at once, and the tasks of the first go to the second."""
+    result = simulate(seed, Kind(spill=True))
+    assert result.verdict != "violation", result.failure
 
 
 @pytest.mark.soak

@@ -263,8 +263,9 @@ class DriverNode:
         self._pending += self.coordinator.tick(self._now_ms())
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
-        for slot in self._pulses.silent(self.coordinator.recoveries.asked, self._known_by):
-            if self._pulses.is_silent_again(names := self._known_by(slot)):
+        silent = self._pulses.silent(self.coordinator.recoveries.asked, self._known_by)
+        for slot, names in silent.items():
+            if self._pulses.is_silent_again(names):
                 self._warn(frozen(names, self.places.seats[slot]))
             self._give_up(slot)
         if self.settling.is_over(now_s):

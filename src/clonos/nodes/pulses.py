@@ -9,7 +9,7 @@ two limits: a slot that owes a recovery an answer is given up sooner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
@@ -107,7 +107,7 @@ class Pulses:
         self._max_s = max(LIMIT_MAX_S, silence_s)
         self._heard: dict[int, _Heard] = {}
         self._gaps = _Gaps()
-        self._doubts: dict[Hashable, _Doubt] = {}
+        self._doubts: dict[str, _Doubt] = {}
         self._looked_s: float | None = None
         self._now_s = 0.0  # how long the driver has listened
 
@@ -130,7 +130,7 @@ class Pulses:
         """A slot is gone, or was given up."""
         self._heard.pop(slot, None)
 
-    def goes_on(self, name: Hashable) -> None:
+    def goes_on(self, name: str) -> None:
         """A task or place is back where it was when its slot was given up, if that was so."""
         if name in self._doubts:
             self._doubts[name].since_s = self._now_s
@@ -147,9 +147,9 @@ class Pulses:
     def silent(
         self,
         asked: Callable[[], Collection[int]],
-        known_by: Callable[[int], Iterable[Hashable]],
-    ) -> list[int]:
-        """The slots to give up now.
+        known_by: Callable[[int], Sequence[str]],
+    ) -> dict[int, Sequence[str]]:
+        """The slots to give up now, and the names by which each is known.
 
         Parameters
         ----------
@@ -162,28 +162,29 @@ class Pulses:
         silences = {slot: self._now_s - heard.at_s for slot, heard in self._heard.items()}
         quiet = [slot for slot, silent_s in silences.items() if silent_s > shortest_s]
         if not quiet:
-            return []
+            return {}
         usual_s = SLACK * self._gaps.usual_s
         ranked = sorted([0.0, *silences.values()])
         median_s = ranked[(len(ranked) - 1) // 2]
         awaited = asked()
-        given_up = []
+        given_up = {}
         for slot in quiet:
             least_s = shortest_s if slot in awaited else self._silence_s
-            doubts = max((self._doubts_about(slot, name) for name in known_by(slot)), default=0)
+            names = known_by(slot)
+            doubts = max((self._doubts_about(slot, name) for name in names), default=0)
             limit_s = max(least_s, usual_s) * 2**doubts + median_s
             if silences[slot] > min(limit_s, self._max_s):
-                given_up.append(slot)
-        for slot in given_up:
-            for name in known_by(slot):
+                given_up[slot] = names
+        for slot, names in given_up.items():
+            for name in names:
                 self._doubts[name] = _Doubt(self._doubts_about(slot, name) + 1)
         return given_up
 
-    def is_silent_again(self, names: Iterable[Hashable]) -> bool:
+    def is_silent_again(self, names: Iterable[str]) -> bool:
         """Whether a slot that was just given up is worth a warning: as its predecessor was, too."""
         return max(self._doubts[name].times for name in names) == SILENT_TOLD
 
-    def _doubts_about(self, slot: int, name: Hashable) -> int:
+    def _doubts_about(self, slot: int, name: str) -> int:
         doubt = self._doubts.get(name)
         return 0 if doubt is None else doubt.at(self._heard[slot].at_s)
 
