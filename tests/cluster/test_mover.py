@@ -10,7 +10,8 @@ import pytest
 from clonos.cluster import moves
 from clonos.cluster.audience import Observer
 from clonos.cluster.moves import AGAIN_S, RENEWALS_MAX, SETTLED_S, Executors, Mover
-from clonos.core.decisions import Leaving, MoveAsked, Note
+from clonos.core import notes
+from clonos.core.decisions import Leaving, MoveAsked
 from clonos.core.moves import BUSY, FAILED, FULL, NEVER_COPIED
 from clonos.errors import CannotMove, UnknownTask
 from clonos.nodes.events import RenewalAsked
@@ -26,11 +27,10 @@ STAGES = (
 class World:
     """A job whose driver answers a move with `answer`; None: it does not."""
 
-    def __init__(self, answer: str | None, *, causal_log: bool = True) -> None:
+    def __init__(self, answer: notes.Note | None, *, causal_log: bool = True) -> None:
         plan = build_job(STAGES, sharing_depth=1, rows=1).plan
         self.names = [task.name for task in plan.tasks]
         self.answer, self.asked = answer, list[Any]()
-        self.why = ""
         self.observer = Observer(self.names)
         self.looks = 0
         self.others: list[tuple[str, tuple[str, ...]]] = [("1", ())]
@@ -47,12 +47,12 @@ class World:
     def put(self, event: Any) -> None:
         self.asked.append(event)
         if self.answer is not None:
-            self.observer.note(Note("moved", 0), 0.0)  # another cell's
-            self.observer.note(Note(self.answer, 1, why=self.why), 0.0)  # type: ignore[arg-type]
+            self.observer.note(notes.Moved(0, 3), 0.0)  # another cell's
+            self.observer.note(self.answer, 0.0)
 
 
 def test_a_move_is_waited_for():
-    world = World("moved")
+    world = World(notes.Moved(1, 3))
     world.mover.move(world.names[1], 60.0)
     assert world.asked == [MoveAsked(1)]
     assert not world.observer.listeners
@@ -68,8 +68,7 @@ def test_a_move_is_waited_for():
     ],
 )
 def test_who_stays_says_why(why, said, remedy):
-    world = World("stayed")
-    world.why = why
+    world = World(notes.Stayed(1, why))
     with pytest.raises(CannotMove, match=said) as told:
         world.mover.move(world.names[1], 60.0)
     assert remedy.lower() in told.value.remedy
@@ -90,14 +89,14 @@ def test_a_job_that_has_ended_says_so():
 
 
 def test_what_cannot_be_asked_for():
-    world = World("moved")
+    world = World(notes.Moved(1, 3))
     names: list[Any] = ["sinks", 5]
     for name in names:
         with pytest.raises(UnknownTask, match=f"there is no task {name!r}"):
             world.mover.move(name, 60.0)
     with pytest.raises(CannotMove, match="no slot of this job"):
         world.mover.drain("9", 60.0)
-    world = World("moved", causal_log=False)
+    world = World(notes.Moved(1, 3), causal_log=False)
     for ask in (lambda: world.mover.move(world.names[1], 60.0), lambda: world.mover.drain("2", 9)):
         with pytest.raises(CannotMove, match="without logs"):
             ask()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.blame import (
     HOLD_MS,
     OUTSIDE_MANY,
@@ -88,9 +89,7 @@ def test_many_deaths_outside_of_steps_are_told_once(deaths):
     assert not deaths.told
     for n in range(OUTSIDE_MANY, 2 * OUTSIDE_MANY):
         assert deaths.dies(at_ms=5000 * n) == (WATCHED_STEPS, (ONE_BY_ONE,))
-    assert [(note.what, note.task, note.value) for note in deaths.told] == [
-        ("outside", 0, OUTSIDE_MANY)
-    ]
+    assert deaths.told == [notes.Outside(0, OUTSIDE_MANY)]
 
 
 def test_a_death_within_a_step_that_a_copy_has_survived_is_perhaps_a_calls(deaths):
@@ -103,7 +102,7 @@ def test_a_death_within_a_step_that_a_copy_has_survived_is_perhaps_a_calls(death
         _, suspects = deaths.dies(at_ms=5000 + 5000 * n)
         assert suspects[0] == Suspect(ROWS, 1, 1 + n)
     assert suspects[1:] == (ONE_BY_ONE,)
-    assert [note.what for note in deaths.told] == ["outside"]
+    assert deaths.told == [notes.Outside(0, OUTSIDE_MANY)]
 
 
 def test_deaths_within_a_call_count_against_it(deaths):
@@ -170,7 +169,7 @@ class Executor(Deaths):
 def test_an_executor_that_dies_again_and_again_is_told_and_calls_are_made_one_at_a_time():
     executor = Executor()
     assert executor.lives == [(WATCHED_STEPS, (ONE_BY_ONE,))] * 2
-    assert [(note.what, note.value) for note in executor.told] == [("together", TOGETHER_MANY)]
+    assert executor.told == [notes.Together(0, TOGETHER_MANY)]
 
 
 def test_an_executor_that_dies_while_one_call_is_made_is_a_proof_and_told():
@@ -180,8 +179,7 @@ def test_an_executor_that_dies_while_one_call_is_made_is_a_proof_and_told():
         executor.dies_together(after_ms=700)
         assert executor.suspects == [(Suspect(CALL, 0, n),), ()]
         assert executor.holds_ms == [2 * 700, 4 * 700], "the other one waits until it has died"
-    told = [(n.what, n.task, n.value, n.of, n.why) for n in executor.told[1:]]
-    assert told == [("call", 0, n, True, "ask0(7)") for n in range(1, LIVES + 1)]
+    assert executor.told[1:] == [notes.Call(0, "ask0(7)", n, True) for n in range(1, LIVES + 1)]
 
 
 def test_of_several_calls_that_are_made_when_an_executor_dies_none_is_to_blame():
@@ -245,7 +243,7 @@ def test_deaths_that_have_another_reason_are_not_told(deaths, spoil):
         if spoil == "executor":
             deaths.loses(6, at_ms=5000 * n)
         deaths.dies(at_ms=5000 * n, is_death=spoil != "given up")
-    assert not [note for note in deaths.told if note.what == "outside"]
+    assert not [note for note in deaths.told if isinstance(note, notes.Outside)]
 
 
 def test_a_death_within_an_announced_step_makes_its_rows_suspect(deaths):

@@ -9,6 +9,7 @@ import pytest
 from clonos.core import decisions as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.determinants import Source, encode_record
 from clonos.core.digest import chain, content_digest
 from clonos.core.housekeeper import HouseKeeper
@@ -143,7 +144,7 @@ def world() -> World:
 
 
 def test_nothing_is_let_out_before_it_is_durable(world):
-    note = co.Note("floor", value=1)
+    note = notes.Floor(1)
     world.receive(b"a")
     world.out.clear()
     assert world.turn(note)

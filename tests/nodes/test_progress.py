@@ -11,6 +11,7 @@ import pytest
 
 import clonos
 from clonos.core import decisions as co
+from clonos.core import notes
 from clonos.core.coordinator import Coordinator
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
@@ -91,7 +92,7 @@ def test_a_progress_says_all_of_it(job):
         job.coordinator.slots[number] = Slot(number, "", standbys={0: epoch})
     job.keeper.positions[0] = 5
     job.keeper.epoch = 1
-    seen.noted(co.Note("floor", value=1), 101.0)
+    seen.noted(notes.Floor(1), 101.0)
     progress = seen.progress(102.0, 1.5)
     last = seen.progress(103.0, 2.5)
 
@@ -119,7 +120,7 @@ def test_a_progress_says_all_of_it(job):
     assert last.tasks[0].latency_ms is None
     assert [p.number for p in seen.view(is_running=True).recent] == [1, 2, 3]
     assert json.loads(progress.json)
-    seen.noted(co.Note("floor", value=2), 104.02)  # within the turn that began at 104.0
+    seen.noted(notes.Floor(2), 104.02)  # within the turn that began at 104.0
     assert seen.progress(104.0, 3.5).checkpoint.age_s == 0.0
 
 
@@ -139,7 +140,7 @@ def test_rates_and_counts_when_a_task_starts_over(job):
 
 def test_who_cannot_be_reached_is_warned_of(job):
     channel = job.plan.tasks[0].outputs[0]
-    note = co.Note("unreachable", 0, Incarnation(1, 0), channel, why="10.0.0.1 is silent")
+    note = notes.Unreachable(0, channel, "10.0.0.1 is silent")
     warning = job.chronicle.warning(note)
     names = [job.plan.tasks[t].name for t in (0, job.plan.channels[channel].receiver)]
     assert warning is not None
@@ -150,11 +151,11 @@ def test_who_cannot_be_reached_is_warned_of(job):
 def test_a_recovery_is_told_when_it_is_over(job):
     life = Incarnation(1, 1)
     seen = job.chronicle
-    assert seen.noted(co.Note("detected", 1, life), 5.0) is None
+    assert seen.noted(notes.Detected(1, life), 5.0) is None
     before = seen.view(is_running=True)
-    assert seen.noted(co.Note("fetched", 1, life, 9), 5.25) is None
-    recovery = seen.noted(co.Note("live", 1, life, 11), 5.5)
-    assert seen.noted(co.Note("live", 0, Incarnation(1, 0)), 6.0) is None  # began like that
+    assert seen.noted(notes.Fetched(1, life, 9), 5.25) is None
+    recovery = seen.noted(notes.Live(1, life, 11), 5.5)
+    assert seen.noted(notes.Live(0, Incarnation(1, 0), 0), 6.0) is None  # began like that
     assert recovery.milliseconds() == {"detected": 0.0, "fetched": 250.0, "live": 500.0}
     told = json.loads(recovery.json)
     assert (told["incarnation"], told["log"], told["task"]) == ("1.1", 9, job.plan.tasks[1].name)
@@ -168,11 +169,11 @@ def test_a_recovery_is_told_when_it_is_over(job):
 )
 def test_where_state_came_from_is_told(job, came, whole, level):
     life, seen = Incarnation(1, 1), job.chronicle
-    seen.noted(co.Note("detected", 1, life), 5.0)
+    seen.noted(notes.Detected(1, life), 5.0)
     (before,) = seen.view(is_running=True).recoveries
     assert before.level is None
-    seen.noted(co.Note("restored", 1, life, came, whole), 5.25)
-    recovery = seen.noted(co.Note("live", 1, life, 11), 5.5)
+    seen.noted(notes.Restored(1, life, came, whole), 5.25)
+    recovery = seen.noted(notes.Live(1, life, 11), 5.5)
     assert (recovery.level, recovery.store_bytes, recovery.state_bytes) == (level, came, whole)
     told = json.loads(recovery.json)
     assert (told["level"], told["store_bytes"], told["state_bytes"]) == (level, came, whole)
@@ -289,7 +290,7 @@ def test_a_directory_that_takes_no_layers_is_told_once_for_each_time(job):
 )
 def test_what_a_loss_means_depends_on_the_guarantee(job, logs, gaps, says, says_not):
     job.coordinator.plan = replace(job.plan, causal_log=logs, leaves_gaps=gaps)
-    said = job.chronicle.warning(co.Note("generation", value=2))
+    said = job.chronicle.warning(notes.Generation(2))
     assert said.endswith("generation 2")
     assert says in said
     assert says_not not in said
@@ -306,7 +307,7 @@ def test_a_disk_that_takes_nothing_is_told_once(job):
 
 
 def test_who_dies_again_and_again_outside_of_steps_is_told(job):
-    said = job.chronicle.warning(co.Note("outside", 0, value=4))
+    said = job.chronicle.warning(notes.Outside(0, 4))
     assert said is not None
     assert said.startswith(f"{job.plan.tasks[0].name}: its process has died 5 times")
     assert "a call" in said

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clonos.core import decisions as co
 from clonos.core import messages as msg
 from clonos.core.history import Chains, Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.levels import LayerRef
+from clonos.core.notes import Note
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import ClonosError
 from clonos.nodes.driver import DriverNode
@@ -149,7 +149,7 @@ class World:
         self.archived.append((number, path, content))
 
     # the audience
-    def noted(self, note: co.Note, at_s: float) -> None:
+    def noted(self, note: Note, at_s: float) -> None:
         self.notes.append(note.what)
 
     def sampled(self, sample: Sample) -> None:

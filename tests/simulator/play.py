@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.roster import TaskPhase
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
 
 PLAIN = Behaviour()
 SEEDS = range(3)
+_N = TypeVar("_N", bound=notes.Note)
 
 
 def source(name="source", parallelism=1, **options):
@@ -42,7 +43,7 @@ class Play:
         settings = {"slots": 2 * len(tasks), "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
         self.cluster = Cluster(self.job, Options(**{**settings, **options}), Random(seed))
         self.cluster.heals_at = float("inf")  # sources do not end before the script does
-        self.notes: list[Note] = []
+        self.notes: list[notes.Note] = []
         self.cluster.on_note.append(self.notes.append)
         self.cluster.start()
 
@@ -79,8 +80,12 @@ class Play:
             assert slot is not None
             self.cluster.kill(slot, "script")
 
-    def noted(self, what, task=None):
-        return [n for n in self.notes if n.what == what and task in (None, n.task)]
+    def noted(self, kind: type[_N], task: int | None = None) -> list[_N]:
+        """The notes of this kind, perhaps only those about one task."""
+        found = [note for note in self.notes if isinstance(note, kind)]
+        return [
+            n for n in found if task is None or (isinstance(n, notes.OfTask) and n.task == task)
+        ]
 
     def acked(self):
         return {t for t, of_task in self.checkpoints.sealed.items() if of_task}

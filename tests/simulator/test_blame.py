@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clonos.core import blame
+from clonos.core import blame, notes
 from clonos.core.blame import TOGETHER_MANY, Suspicion
 from clonos.core.canonical import decode_error
 from clonos.core.determinants import LeftOut, Order, Outcomes, decode_record
@@ -190,10 +190,10 @@ def test_a_call_that_ends_its_executor_is_found_and_no_other(monkeypatch, seed, 
     play.cluster.recorder.check_end(play.cluster.service)
     deaths = len(play.cluster.service.lethal)
     assert 1 + TOGETHER_MANY + LIVES <= deaths <= 4 * LIVES
-    assert play.noted("together", 2)
-    told = play.noted("call", 2)
-    assert told[-1].value in {LIVES, LIVES + 1}
-    assert all(f", {POISON}, " in note.why for note in told)
+    assert play.noted(notes.Together, 2)
+    told = play.noted(notes.Call, 2)
+    assert told[-1].proofs in {LIVES, LIVES + 1}
+    assert all(f", {POISON}, " in note.call for note in told)
 
 
 @pytest.mark.parametrize(("seed", "together"), [(0, False), (1, True)])

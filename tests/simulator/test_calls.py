@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clonos.core import notes
 from clonos.core.determinants import Outcomes, decode_record
 from clonos.core.roster import TaskPhase
 from clonos.core.task import TaskMachine
@@ -50,10 +51,10 @@ def test_all_calls_hang_and_a_neighbour_dies(seed):
     play = asking(seed, hanging=1.0)
     full(play)
     for victim in (1, 3, 0):
-        lives = len(play.noted("live", victim))
+        lives = len(play.noted(notes.Live, victim))
         play.kill(victim)
         before = play.cluster.scheduler.now
-        play.until(lambda: len(play.noted("live", victim)) > lives)  # noqa: B023
+        play.until(lambda: len(play.noted(notes.Live, victim)) > lives)  # noqa: B023
         assert play.cluster.scheduler.now < before + PROMPT_MS
     play.finish()
 
@@ -84,7 +85,7 @@ def test_end_waits_for_calls_while_markers_come(seed):
     assert len(play.machine(2).calls) == 12
     assert not play.machine(2).ended
     play.kill(2)
-    play.until(lambda: play.noted("live", 2)[1:])
+    play.until(lambda: play.noted(notes.Live, 2)[1:])
     assert len(play.machine(2).calls) == 12
     play.finish()
 

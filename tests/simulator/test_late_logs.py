@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clonos.core import notes
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.mistakes.mutations import MUTATIONS
 from tests.simulator.play import Play, sink, source, stage
@@ -40,10 +41,10 @@ def entries_of_a_dead_task_come_late(seed):
     play.notes.clear()
     cluster.options.rows_ms = 15.0
     play.kill(0, 1)
-    play.until(lambda: play.noted("fetched", 1))
-    cut = play.noted("fetched", 1)[-1].value
+    play.until(lambda: play.noted(notes.Fetched, 1))
+    cut = play.noted(notes.Fetched, 1)[-1].length
     assert cut < held - 10
-    assert not play.noted("orphan", 2)
+    assert not play.noted(notes.Orphan, 2)
     play.until(lambda: play.keeper.positions[1] > cut)
     assert play.keeper.length(1) < held
     return play

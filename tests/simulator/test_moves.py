@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from clonos.core import decisions as co
 from clonos.core import messages as msg
-from clonos.core import moves
+from clonos.core import moves, notes
 from clonos.core.plan import Cell
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.command import main
@@ -26,6 +26,7 @@ CHAIN = (
     Stage("sink", 1, (1,), Behaviour(), is_sink=True),
 )
 MIDDLE = 1
+_N = TypeVar("_N", bound=notes.Note)
 
 
 class Play:
@@ -45,7 +46,7 @@ class Play:
         if has_calls:
             job = with_calls(job, Random(0))
         options = Options(slots=slots, groups=4, standbys=standbys, epoch_ms=20.0)
-        self.notes: list[co.Note] = []
+        self.notes: list[notes.Note] = []
         self.cluster = Cluster(job, options, Random(seed))
         self.cluster.on_note.append(self.notes.append)
         self.cluster.start()
@@ -61,8 +62,11 @@ class Play:
     def home(self) -> int | None:
         return self.cluster.driver.coordinator.tasks[MIDDLE].slot
 
-    def says(self, what: str) -> bool:
-        return any(note.what == what for note in self.notes)
+    def says(self, *kinds: type[notes.Note]) -> bool:
+        return any(isinstance(note, kinds) for note in self.notes)
+
+    def noted(self, kind: type[_N]) -> list[_N]:
+        return [note for note in self.notes if isinstance(note, kind)]
 
     def post(self, event: co.MoveAsked | co.Leaving) -> None:
         self.cluster.driver.post(event)
@@ -77,12 +81,12 @@ def test_a_task_goes_on_elsewhere(standbys):
     play = Play(standbys=standbys)
     before = play.home()
     play.post(co.MoveAsked(MIDDLE))
-    play.until(lambda: play.says("moved"))
+    play.until(lambda: play.says(notes.Moved))
     assert play.home() not in (before, None)
     play.end()
     nothing_asked_again(play.cluster.service)
-    assert not play.says("detected")
-    assert [n.task for n in play.notes if n.what == "moving"] == [MIDDLE]
+    assert not play.says(notes.Detected)
+    assert [n.task for n in play.noted(notes.Moving)] == [MIDDLE]
 
 
 def test_who_is_overtaken_is_not_asked():
@@ -96,19 +100,19 @@ def test_who_is_overtaken_is_not_asked():
     play.cluster.driver.coordinator.moves.rivals = rivals
     play.post(co.MoveAsked(MIDDLE, overtakes=True))
     assert not heard, "not before it happens"
-    play.until(lambda: play.says("moved"))
+    play.until(lambda: play.says(notes.Moved))
     assert heard == [(MIDDLE,)]
     assert play.home() not in (before, None)
-    assert [(n.task, n.value) for n in play.notes if n.what == "rival"] == [(MIDDLE, play.home())]
-    assert not play.says("moving")
-    assert [n.task for n in play.notes if n.what == "detected"] == [MIDDLE]
+    assert [(n.task, n.target) for n in play.noted(notes.Rival)] == [(MIDDLE, play.home())]
+    assert not play.says(notes.Moving)
+    assert [n.task for n in play.noted(notes.Detected)] == [MIDDLE]
     play.notes.clear()
     play.post(co.MoveAsked(MIDDLE, overtakes=True))  # but for where it was slow, no slot is free
     free = {slot.number for slot in play.cluster.alive()} - {before, play.home()}
     for slot in play.cluster.alive():
         if slot.number in free and not any(t.slot == slot.number for t in tasks(play)):
             play.cluster.kill(slot, "no slot is left")
-    play.until(lambda: play.says("stayed") or play.says("moved"))
+    play.until(lambda: play.says(notes.Stayed, notes.Moved))
     assert play.home() != before
     play.end()
 
@@ -119,9 +123,9 @@ def test_who_has_nowhere_to_go_says_so_soon(monkeypatch):
     play = Play(slots=3, standbys=0)
     before, asked_ms = play.home(), play.cluster.scheduler.now
     play.post(co.MoveAsked(MIDDLE))
-    play.until(lambda: play.says("stayed"))
+    play.until(lambda: play.says(notes.Stayed))
     assert 30 <= play.cluster.scheduler.now - asked_ms < 60
-    assert [note.why for note in play.notes if note.what == "stayed"] == [moves.FULL]
+    assert [note.why for note in play.noted(notes.Stayed)] == [moves.FULL]
     assert play.home() == before
     play.end()
 
@@ -137,7 +141,7 @@ def test_there_and_back_again():
     for _ in range(2):
         play.notes.clear()
         play.post(co.MoveAsked(MIDDLE))
-        play.until(lambda: play.says("moved"))
+        play.until(lambda: play.says(notes.Moved))
     assert play.home() == first
     play.end()
     nothing_asked_again(play.cluster.service)
@@ -146,7 +150,7 @@ def test_there_and_back_again():
 def test_open_calls_are_awaited_or_nothing_moves():
     play = Play(has_calls=True)
     play.post(co.MoveAsked(MIDDLE))
-    play.until(lambda: play.says("moved") or play.says("stayed"))
+    play.until(lambda: play.says(notes.Moved, notes.Stayed))
     play.end()
     nothing_asked_again(play.cluster.service)
 
@@ -167,7 +171,7 @@ def test_an_executor_that_leaves_gets_no_task_back():
             )
         )
     )
-    assert not play.says("detected")
+    assert not play.says(notes.Detected)
     for gone in [s for s in play.cluster.alive() if s.group == slot.group]:
         play.cluster.kill(gone, "its executor has left")
     play.end()
@@ -182,8 +186,8 @@ def test_an_executor_that_ends_is_left_by_empty_slots_too():
     old = {s for s in play.cluster.alive() if s.group == slot.group}
     play.post(co.Leaving(slot.group, ends=True))
     play.until(lambda: not any(one.alive for one in old))
-    assert play.says("moved")
-    assert not play.says("detected")
+    assert play.says(notes.Moved)
+    assert not play.says(notes.Detected)
     play.end()
     nothing_asked_again(play.cluster.service)
 
@@ -197,8 +201,8 @@ def test_where_it_moves_to_dies_while_it_rests():
     play.until(lambda: move.machine.state.value == "yielding")
     target = play.cluster.driver.slots[move.target]
     play.cluster.kill(target, "killed")
-    play.until(lambda: play.says("stayed"))
-    assert [note.why for note in play.notes if note.what == "stayed"] == [moves.FAILED]
+    play.until(lambda: play.says(notes.Stayed))
+    assert [note.why for note in play.noted(notes.Stayed)] == [moves.FAILED]
     assert play.home() == before
     play.end()
     nothing_asked_again(play.cluster.service)
@@ -210,7 +214,7 @@ def test_who_hands_over_or_takes_over_dies(who):
     play.post(co.MoveAsked(MIDDLE))
     move = play.cluster.driver.coordinator.moves
     old = play.cluster.slot_of(MIDDLE)
-    play.until(lambda: play.says("moving"))
+    play.until(lambda: play.says(notes.Moving))
     victim = old if who == "old" else play.cluster.driver.slots[move.target]
     assert victim is not None
     play.cluster.kill(victim, "killed")

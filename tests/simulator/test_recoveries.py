@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import ACTIVE, TaskPhase
 from clonos.nodes.driver import TICK_S
@@ -32,11 +33,11 @@ def wake(play, slot):
 
 
 def is_given_up(play, task):
-    return bool(play.noted("detected", task))
+    return bool(play.noted(notes.Detected, task))
 
 
 def recovered(play, task, times=1):
-    return len(play.noted("live", task)) > times
+    return len(play.noted(notes.Live, task)) > times
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,13 +105,13 @@ def test_what_fails_downstream_does_not_begin_a_recovery_anew(seed):
     play = Play(CHAIN, seed, detect_ms=0.1)
     play.at(2, 8)
     behind(play, 2, 1)
-    fenced = len(play.noted("fenced", 1))
+    fenced = len(play.noted(notes.Fenced, 1))
     play.kill(1)
     play.until(lambda: play.coordinator.tasks[1].phase is TaskPhase.READING)
     play.slot(2).slowness = 30.0
     play.kill(3)
     play.until(lambda: recovered(play, 1))
-    assert len(play.noted("fenced", 1)) == fenced + 1
+    assert len(play.noted(notes.Fenced, 1)) == fenced + 1
     play.cluster.network.cuts.clear()
     play.finish()
 
@@ -131,10 +132,10 @@ def test_if_who_is_read_falls_silent_the_next_longest_is_taken(seed):
     surviving = failed.answers[second].length
     assert surviving > play.keeper.length(0)
     silence(play, first)
-    play.until(lambda: play.noted("fetched", 0)[1:])
+    play.until(lambda: play.noted(notes.Fetched, 0)[1:])
     assert is_given_up(play, first)
     assert not is_given_up(play, second)
-    assert play.noted("fetched", 0)[1].value == surviving
+    assert play.noted(notes.Fetched, 0)[1].length == surviving
     play.finish()
 
 
@@ -149,10 +150,10 @@ def fenced_holder_of_void_entries(seed):
         play.cluster.network.cut(play.slot(task), play.cluster.driver)
     play.until(lambda: play.machine(2).book.length(1) > play.keeper.length(1) + 6)
     play.kill(0, 1)
-    play.until(lambda: play.noted("orphan", 2))
+    play.until(lambda: play.noted(notes.Orphan, 2))
     silence(play, 3)
     play.until(lambda: recovered(play, 1))
-    play.at(1, play.noted("fetched", 1)[1].value + 1)
+    play.at(1, play.noted(notes.Fetched, 1)[1].length + 1)
     play.kill(1)
     assert play.coordinator.tasks[2].phase is TaskPhase.FENCING
     play.cluster.network.cuts.clear()

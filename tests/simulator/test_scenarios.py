@@ -6,6 +6,7 @@ import pytest
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.determinants import Marker, Order, decode_record
 from clonos.core.life import Phase
 from clonos.core.messages import Kind
@@ -26,7 +27,7 @@ def test_fast_and_slow_receiver_with_a_mid_epoch_restore(seed):
     play.until(lambda: play.acked() >= {0, 1} and 2 not in play.acked())
     play.at(1, play.machine(1).position + 2)
     play.kill(1)
-    play.until(lambda: play.noted("live", 1)[1:])
+    play.until(lambda: play.noted(notes.Live, 1)[1:])
     play.kill(1)
     play.finish()
     assert play.keeper.epoch
@@ -57,7 +58,7 @@ def test_a_task_and_its_only_first_hop_holder_die_while_a_second_hop_survivor_de
     play.until(lambda: play.machine(2).dep[0].position > play.keeper.length(0) + 3)
     play.kill(0, 1)
     play.finish()
-    assert play.noted("orphan", 2)
+    assert play.noted(notes.Orphan, 2)
 
 
 def arrivals_from(play, sender, log):
@@ -85,13 +86,13 @@ def test_a_zombie_delivers_a_longer_delta_after_the_prefix_was_fetched(seed):
         arrivals = arrivals_from(play, zombie, 1)
         play.cluster.suspect(zombie, lives_for=500.0)
         zombie.slowness = 60.0
-        play.until(lambda: play.noted("fetched", 1)[1:])
-        fetched = play.noted("fetched", 1)[1]
+        play.until(lambda: play.noted(notes.Fetched, 1)[1:])
+        fetched = play.noted(notes.Fetched, 1)[1]
         arrivals.clear()
-        play.until(lambda: arrivals and max(arrivals) > fetched.value)
+        play.until(lambda: arrivals and max(arrivals) > fetched.length)
         play.finish()
         lives = [life for life, _ in play.cluster.recorder.entries(1)]
-        assert max(lives[: fetched.value]) < fetched.incarnation <= min(lives[fetched.value :])
+        assert max(lives[: fetched.length]) < fetched.incarnation <= min(lives[fetched.length :])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -190,8 +191,8 @@ def test_a_layer_is_acknowledged_and_the_surviving_log_ends_before_it(seed):
     play.until(lambda: 1 in play.acked())
     position = play.checkpoints.sealed[1][-1].ref.position
     play.kill(1)
-    play.until(lambda: play.noted("fetched", 1)[1:])
-    assert play.noted("fetched", 1)[1].value < position
+    play.until(lambda: play.noted(notes.Fetched, 1)[1:])
+    assert play.noted(notes.Fetched, 1)[1].length < position
     play.finish()
 
 
@@ -234,7 +235,7 @@ def test_a_socket_source_dies(seed):
     play.at(2, 6)
     delivered = len(play.cluster.recorder.output(2))
     play.kill(0)
-    play.until(lambda: play.noted("live", 0)[1:])
+    play.until(lambda: play.noted(notes.Live, 0)[1:])
     play.kill(0, 1)
     play.finish()
     assert len(play.cluster.recorder.output(2)) >= delivered
@@ -261,7 +262,7 @@ def test_what_a_dead_sink_had_delivered_and_not_written_its_next_life_writes(see
     play.until(lambda: len(recorder.output(1)) > len(recorder.written_by(1)) + 2)
     lost = len(recorder.output(1))
     play.kill(1)
-    play.until(lambda: play.noted("live", 1)[1:])
+    play.until(lambda: play.noted(notes.Live, 1)[1:])
     assert len(recorder.written_by(1)) < lost
     play.finish()
     assert len(recorder.written_by(1)) > lost
@@ -304,7 +305,7 @@ def test_a_holder_that_stays_silent_is_given_up(seed):
     silent.stalled_until = play.cluster.scheduler.now + 3_000
     play.kill(1)
     play.finish()
-    assert play.noted("detected", 2)
+    assert play.noted(notes.Detected, 2)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -338,9 +339,9 @@ def test_a_cell_dies_whose_logs_are_one_hop_away(seed):
     play.until(lambda: play.machine(2).dep[0].position > play.keeper.length(0) + 3)
     play.kill(0)
     play.cluster.network.cuts.clear()
-    play.until(lambda: len(play.noted("live", 0)) > 1 and len(play.noted("live", 1)) > 1)
+    play.until(lambda: len(play.noted(notes.Live, 0)) > 1 and len(play.noted(notes.Live, 1)) > 1)
     assert play.slot(0) is play.slot(1)
-    assert not play.noted("orphan")
+    assert not play.noted(notes.Orphan)
     play.finish()
 
 
@@ -355,9 +356,9 @@ def test_an_orphan_recovers_in_its_slot_beside_those_who_live_on(seed):
     play.cluster.network.cut(play.slot(0), play.cluster.driver)
     play.until(lambda: play.machine(3).dep[0].position > play.keeper.length(0) + 3)
     play.kill(0)
-    play.until(lambda: len(play.noted("live", 0)) > 1)
+    play.until(lambda: len(play.noted(notes.Live, 0)) > 1)
     play.until(lambda: all(t.phase in RUNNING for t in play.coordinator.tasks.values()))
-    assert play.noted("orphan", 3)
+    assert play.noted(notes.Orphan, 3)
     assert play.slot(3) is slot is play.slot(2)
     assert play.machine(2).incarnation.n == 0
     play.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clonos.core import notes
 from clonos.simulator.jobs.programs import Behaviour
 
 from .play import CHAIN, SEEDS, Play, sink, source, stage
@@ -31,13 +32,13 @@ def is_at_rest(play):
 
 def is_durable(play):
     """What a driver does before it ends."""
-    return any(note.value == play.keeper.epoch for note in play.noted("floor"))
+    return any(note.epoch == play.keeper.epoch for note in play.noted(notes.Floor))
 
 
 def restored(play):
     """By task, how far the second driver's first life of it had come when it had replayed all."""
-    lives = [note for note in play.noted("live") if note.incarnation.term == 2]
-    return {note.task: note.value for note in reversed(lives)}
+    lives = [note for note in play.noted(notes.Live) if note.incarnation.term == 2]
+    return {note.task: note.position for note in reversed(lives)}
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.soak) for s in SEEDS[1:])])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clonos.core import notes
 from clonos.simulator.command import main
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
@@ -104,14 +105,14 @@ def test_a_task_makes_again_what_its_disk_has_lost(seed: int) -> None:
     cluster = cluster_of(1)
     cluster.scratch_random = Random(seed)
     leave(cluster, 0.05)
-    unreadable: list[int] = []
-    cluster.on_note.append(lambda n: unreadable.append(n.task) if n.what == "unreadable" else None)
+    heard: list[notes.Note] = []
+    cluster.on_note.append(heard.append)
     cluster.options.scratch_faults = 1.0
     come_back(cluster)
-    cluster.run_until(lambda: unreadable, FOR_EVER)
+    cluster.run_until(lambda: any(isinstance(n, notes.Unreadable) for n in heard), FOR_EVER)
     cluster.options.scratch_faults = 0.0
     finish(cluster)
-    assert unreadable == [0]
+    assert [n.task for n in heard if isinstance(n, notes.Unreadable)] == [0]
     assert cluster.rotten > 0
     assert incarnation(cluster, 0) == 1
     assert incarnation(cluster, 4) == 0

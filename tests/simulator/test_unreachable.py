@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.coordinator import Coordinator
-from clonos.core.decisions import Action, Command, Event, Expel, Fail, Note, Reported, SlotReady
+from clonos.core.decisions import Action, Command, Event, Expel, Fail, Reported, SlotReady
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.reach import GATHER_MS, GONE, MOVES_MIN, NEVER, Reach
 from clonos.core.roster import TaskPhase
@@ -61,15 +62,15 @@ def finish(cluster: Cluster) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_of_them_moves(seed: int) -> None:
     cluster = cluster_of(seed, groups=3, slots=8)
-    notes: list[Note] = []
-    cluster.on_note.append(notes.append)
+    heard: list[notes.Note] = []
+    cluster.on_note.append(heard.append)
     one, other = part(cluster)
-    cluster.run_until(lambda: any(note.what == "unreachable" for note in notes))
+    cluster.run_until(lambda: any(isinstance(n, notes.Unreachable) for n in heard))
     cluster.run_until(lambda: {cluster.slot_of(0), cluster.slot_of(1)} != {one, other})
     finish(cluster)
     near, far = cluster.slot_of(0), cluster.slot_of(1)
     assert near is None or far is None or not cluster.network.is_parted(near, far)
-    told = [note for note in notes if note.what == "unreachable" and note.why]
+    told = [n for n in heard if isinstance(n, notes.Unreachable) and n.why]
     assert len(told) == 1, "users are told once of two executors"
 
 

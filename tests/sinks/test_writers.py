@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.cluster.audience import Observer
-from clonos.core.decisions import Note
 from clonos.errors import OtherContent, OutputExists, SinkFailed
-from clonos.nodes.views import JobEvent
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.writers import Claims, ParquetWriter, TableWriter, writer_of
 from clonos.storage.files import LocalFiles
@@ -226,20 +222,6 @@ def test_a_place_that_cannot_be_written(tmp_path):
         begin(clonos.sinks.parquet(str(tmp_path / "file")))
     with pytest.raises(SinkFailed, match="gone"):
         ParquetWriter(str(tmp_path / "gone"), "process").write(output(1))
-
-
-def test_listeners_hear_and_cannot_harm(caplog):
-    observer = Observer(["count[0]"])
-    heard: list[JobEvent] = []
-
-    def broken(event: JobEvent) -> None:
-        raise ValueError(event.what)
-
-    observer.listeners = (broken, heard.append)
-    with caplog.at_level(logging.ERROR, "clonos"):
-        observer.note(Note("standby", 0, value=7), 1.5)
-    assert heard == [JobEvent("standby", "count[0]", 7, 1.5)]
-    assert "ValueError" in caplog.text
 
 
 def test_no_segment_follows_one_that_failed(tmp_path):

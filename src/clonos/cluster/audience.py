@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from clonos.cluster.feeds import Feeds
 from clonos.cluster.listener import Listener
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.history import Chains
 from clonos.errors import masked
 from clonos.nodes.views import (
@@ -171,10 +171,11 @@ class Observer:
             self._newest[sample.task] = sample
         self._tell(self.samplers, sample)
 
-    def note(self, note: Note, at_s: float) -> None:
+    def note(self, note: notes.Note, at_s: float) -> None:
         """Tell the listeners of events."""
-        name = self._names[note.task] if note.task >= 0 else ""
-        self._tell(self.listeners, JobEvent(note.what, name, note.value, at_s, note.why))
+        name = self._names[note.task] if isinstance(note, notes.OfTask) else ""
+        value, why = _told_of(note)
+        self._tell(self.listeners, JobEvent(note.what, name, value, at_s, why))
 
     def _tell(self, listeners: Sequence[Callable[[_T], Any]], what: _T) -> None:
         for listener in listeners:
@@ -224,3 +225,31 @@ class JobAudience:
 
     def floor(self, layers: Chains, kept: Chains) -> None:
         self._feeds.after_floor(layers, kept)
+
+
+def _told_of(note: notes.Note) -> tuple[int, str]:
+    """The number and the reason that listeners of events are told."""
+    match note:
+        case (
+            notes.Floor(epoch=number)
+            | notes.Hard(epoch=number)
+            | notes.Back(epoch=number)
+            | notes.Standby(epoch=number)
+            | notes.Generation(number=number)
+            | notes.Fetched(length=number)
+            | notes.Restored(store_bytes=number)
+            | notes.Live(position=number)
+            | notes.Unreadable(channel=number)
+            | notes.Rival(target=number)
+            | notes.Moved(target=number)
+            | notes.Outside(deaths=number)
+            | notes.Together(deaths=number)
+        ):
+            return number, ""
+        case notes.Stayed(target=target, why=why):
+            return target or 0, why
+        case notes.Unreachable(channel=number, why=why) | notes.Call(proofs=number, call=why):
+            return number, why
+        case notes.Level(why=why):
+            return 0, why
+    return 0, ""

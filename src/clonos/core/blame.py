@@ -38,7 +38,7 @@ from enum import Enum
 from typing import Final
 
 from clonos.core import messages as msg
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.machine import Machine, Table
 from clonos.core.placement import Slot
 from clonos.core.roster import ACTIVE, Roster, TaskPhase, TaskState
@@ -258,14 +258,14 @@ class Blame:
         case.outside += 1
         if case.outside == OUTSIDE_MANY and not death.is_told:
             death.is_told = True
-            self._roster.do(Note("outside", task, value=case.outside))
+            self._roster.do(notes.Outside(task, case.outside))
 
     def _died_together(self, task: int, death: _Death) -> None:
         case = self._cases[task]
         case.together += 1
         if case.together == TOGETHER_MANY and not death.is_told:
             death.is_told = True
-            self._roster.do(Note("together", task, value=case.together))
+            self._roster.do(notes.Together(task, case.together))
 
     def _death(self, slot: Slot, tasks: frozenset[int]) -> _Death:
         """A death in the slot's executor. If the executor has died, the death of its first slot no
@@ -309,7 +309,7 @@ class Blame:
             if is_alone:
                 case.suspects = _with(case.suspects, calling.rows, 0)
             lives = max((s.lives for s in case.calls if s.rows == calling.rows), default=0)
-            self._roster.do(Note("call", task, value=lives, of=int(is_alone), why=calling.shown))
+            self._roster.do(notes.Call(task, calling.shown, lives, is_alone))
         if not death.calls:  # whatever it was, these calls were held back
             for task in death.held:
                 case = self._cases[task]

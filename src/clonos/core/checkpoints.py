@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from clonos.core import messages as msg
-from clonos.core.decisions import Compacted, Note
+from clonos.core import notes
+from clonos.core.decisions import Compacted
 from clonos.core.floors import in_the_way, newest_fitting
 from clonos.core.holdings import Holdings
 from clonos.core.levels import LayerRef
@@ -228,7 +229,7 @@ class Checkpoints:
             back = (c for c in newest.outs if channels[c].is_feedback)
             self._sent_back.update((c, newest.outs[c]) for c in back)
         keeper.advance(epoch, positions, layers, needs)
-        roster.do(Note("floor", value=epoch))
+        roster.do(notes.Floor(epoch))
         self._harden()
         tasks = roster.plan.tasks
         for active in roster.active():
@@ -238,7 +239,7 @@ class Checkpoints:
 
     def _harden(self) -> None:
         if self._holdings.hardening.look():
-            self._roster.do(Note("hard", value=self._keeper.hard.epoch))
+            self._roster.do(notes.Hard(self._keeper.hard.epoch))
             for task in self._keeper.layers:  # other layers are to come to the store next
                 self._holdings.moved(task)
 

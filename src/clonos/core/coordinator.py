@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from clonos.core import levels
+from clonos.core import levels, notes
 from clonos.core import messages as msg
 from clonos.core.blame import Blame
 from clonos.core.checkpoints import Checkpoints
@@ -22,7 +22,6 @@ from clonos.core.decisions import (
     Expel,
     Leaving,
     MoveAsked,
-    Note,
     Reported,
     SlotLost,
     SlotReady,
@@ -322,12 +321,12 @@ class Coordinator:
         self.checkpoints.fall_back()
         self.standbys.forget()
         self.recoveries.all_again()
-        self.roster.do(Note("back", value=self.keeper.epoch))
+        self.roster.do(notes.Back(self.keeper.epoch))
 
     def _on_level_in_use(self, slot: int, report: levels.LevelInUse) -> None:
         task, life = report.task, report.incarnation
         if life == self.tasks[task].incarnation:
-            self.roster.do(Note("level", task, life, level=report.level, why=report.why))
+            self.roster.do(notes.Level(task, report.level, report.why))
 
     def _on_held(self, slot: int, report: levels.Held) -> None:
         self.holdings.held(slot, report)
@@ -345,7 +344,7 @@ class Coordinator:
         if report.incarnation != task.incarnation or task.phase is not TaskPhase.REPLAYING:
             return
         task.machine.on(TaskEvent.REPLAYED)
-        self.roster.do(Note("live", task.id, task.incarnation, report.position))
+        self.roster.do(notes.Live(task.id, task.incarnation, report.position))
         self.checkpoints.live(task)
         self.holdings.moved(task.id)
         self.standbys.fill()

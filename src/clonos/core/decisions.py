@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from clonos.core import messages as msg
 from clonos.core.levels import LayerRef
+from clonos.core.notes import Note
 from clonos.core.plan import Incarnation
 
 NOBODY = Incarnation(0, 0)
@@ -88,46 +88,6 @@ class Expel:
     """End a slot that does not answer."""
 
     slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something worth showing. What the fields say depends on `what`:
-
-    ========================  ==========================  ==========================================
-    what                      value                       more
-    ========================  ==========================  ==========================================
-    detected, moving, orphan                              a life is over
-    fenced, activated
-    fetched                   how much of its log is left
-    restored                  bytes that were read        ``of``: bytes of the whole state
-    live                      its position
-    floor, hard, back         the epoch of these floors
-    generation                the new one
-    standby                   the epoch of the copy
-    level                                                 ``level``: of the next layers; ``why``
-                                                          it is not the strongest
-    rival, moved              the target slot
-    stayed                    the target slot, if any     ``why`` the cell has stayed
-    unreadable                the channel
-    unreachable               the channel                 ``why``, once for each pair of executors
-    outside, together         deaths in a row, but one
-    call                      proofs against the call     ``why``: which call; ``of``: 1 if no other
-                                                          call was under way when an executor died
-    ========================  ==========================  ==========================================
-    """
-
-    what: Literal[
-        "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
-        "generation", "standby", "unreachable", "unreadable", "moving", "moved", "stayed",
-        "rival", "hard", "back", "level", "outside", "together", "call",
-    ]  # fmt: skip
-    task: int = -1
-    incarnation: Incarnation = NOBODY
-    value: int = 0
-    of: int = 0
-    level: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ failure like any other, except that a slot is ready and the old life's log is re
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 
 from clonos.core import messages as msg
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.holdings import Holdings
 from clonos.core.machine import Table
 from clonos.core.placement import Slot, best_slot
@@ -223,7 +223,7 @@ class Moves:
             # A cell that is slow now may not be slow later.
             if cell in self._slow or roster.now_ms - since_ms >= FULL_MS:
                 self._forget(cell)
-                roster.do(Note("stayed", cell[0], why=FULL))
+                roster.do(notes.Stayed(cell[0], FULL))
 
     def _slot_for(self, cell: Cell) -> Slot | None:
         """The best slot to move to; never one that leaves. For a rival, preferably on another
@@ -279,7 +279,7 @@ class Moves:
         roster.slots[home].slow_since = roster.now_ms
         if self.rivals is not None:
             self.rivals.overtaken(self._cell)
-        roster.do(Note("rival", self._cell[0], value=self.target))
+        roster.do(notes.Rival(self._cell[0], self.target))
         self._recoveries.hand_over(self._cell, self.target, is_planned=False)
 
     def _is_filled(self) -> bool:
@@ -319,10 +319,11 @@ class Moves:
     def _end(self, event: MoveEvent, why: str = FAILED) -> None:
         self.machine.on(event)
         cell, self._awaited = self._cell, set()
-        has_moved = self._roster.home(cell) == self.target
         self._forget(cell)
-        what: Literal["moved", "stayed"] = "moved" if has_moved else "stayed"
-        self._roster.do(Note(what, cell[0], value=self.target, why="" if has_moved else why))
+        if self._roster.home(cell) == self.target:
+            self._roster.do(notes.Moved(cell[0], self.target))
+        else:
+            self._roster.do(notes.Stayed(cell[0], why, self.target))
 
     def _forget(self, cell: Cell) -> None:
         self._wanted.pop(cell, None)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
 from clonos.core.roster import ACTIVE, Roster, TaskPhase
 
@@ -94,7 +94,7 @@ class Reach:
         self._complaints.append(Complaint(slot, far, report.why, report.channel))
         why = "" if pair in self._told else report.why
         self._told.add(pair)
-        roster.do(Note("unreachable", task.id, task.incarnation, report.channel, why=why))
+        roster.do(notes.Unreachable(task.id, report.channel, why))
 
     def reached(self, slot: int, report: msg.Reached) -> None:
         """A task has connected to receivers of its output."""

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.blame import Blame
 from clonos.core.checkpoints import Checkpoints
 from clonos.core.cuts import consistent_cut, valid_length
-from clonos.core.decisions import Command, Note
+from clonos.core.decisions import Command
 from clonos.core.fences import depends_on_lost
 from clonos.core.holdings import Holdings
 from clonos.core.log import in_pieces
@@ -115,7 +116,7 @@ class Recoveries:
         from its own log, which is intact."""
         task = self._tasks[report.task]
         if report.incarnation == task.incarnation and task.phase in ACTIVE:
-            self._do(Note("unreadable", task.id, task.incarnation, report.channel))
+            self._do(notes.Unreadable(task.id, report.channel))
             self.again(task)
 
     def again(self, task: TaskState) -> None:
@@ -140,7 +141,8 @@ class Recoveries:
 
     def _begin(self, task: TaskState, *, is_planned: bool = False) -> None:
         """Fence a life everywhere; each holder answers how much of its log it has."""
-        self._do(Note("moving" if is_planned else "detected", task.id, task.incarnation))
+        over = notes.Moving if is_planned else notes.Detected
+        self._do(over(task.id, task.incarnation))
         self._checkpoints.forget(task)
         task.incarnation = Incarnation(self._roster.term, task.incarnation.n + 1)
         task.machine.on(TaskEvent.FAILED)
@@ -195,7 +197,7 @@ class Recoveries:
                 self._read_longest(task)
         for task in self._in(TaskPhase.FENCING):
             if not task.awaited:
-                self._do(Note("fenced", task.id, task.incarnation))
+                self._do(notes.Fenced(task.id, task.incarnation))
                 self._read_longest(task)
 
     def _read_longest(self, task: TaskState) -> None:
@@ -284,7 +286,7 @@ class Recoveries:
         # Availability spares tasks that run; a log that is still to be replayed must be consistent.
         roll_back = [t for t in orphans if not self._availability or t.phase not in RUNNING]
         for orphan in roll_back:
-            self._do(Note("orphan", orphan.id, orphan.incarnation))
+            self._do(notes.Orphan(orphan.id))
             self._begin(orphan)
         if roll_back and (self._availability or self._are_above(roll_back, ready)):
             return  # what they lose may void entries of these logs: all of them are cut together
@@ -293,7 +295,7 @@ class Recoveries:
         generation = self._keeper.generation + reset
         if reset:
             self._checkpoints.reset()
-            self._do(Note("generation", value=generation))
+            self._do(notes.Generation(generation))
         for task in ready:
             self._settle(task, lengths[task.id], generation, reset=reset)
 
@@ -344,7 +346,7 @@ class Recoveries:
 
     def _settle(self, task: TaskState, length: int, generation: int, *, reset: bool) -> None:
         """Tell all processes how much of a log survives, before the task lives again."""
-        self._do(Note("fetched", task.id, task.incarnation, length))
+        self._do(notes.Fetched(task.id, task.incarnation, length))
         resolve = msg.Resolve(task.id, task.incarnation, length, generation, reset)
         self._keeper.resolve(resolve)
         self._tell_all(resolve)
@@ -419,7 +421,7 @@ class Recoveries:
         for piece in pieces:
             self._do(Command(slot.id, msg.LogPiece(task.id, task.incarnation, piece)))
         self._do(Command(slot.id, activate))
-        self._do(Note("activated", task.id, task.incarnation))
+        self._do(notes.Activated(task.id, task.incarnation))
         self._throttle.activated(task)
         for channel in self._plan.tasks[task.id].inputs:
             sender = self._tasks[self._plan.channels[channel].sender]
@@ -432,4 +434,4 @@ class Recoveries:
         if report.incarnation == task.incarnation and task.phase is TaskPhase.RESTORING:
             task.machine.on(TaskEvent.RESTORED)
             came, whole = report.store_bytes, report.state_bytes
-            self._do(Note("restored", task.id, task.incarnation, came, whole))
+            self._do(notes.Restored(task.id, task.incarnation, came, whole))

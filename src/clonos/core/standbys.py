@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from clonos.core import messages as msg
-from clonos.core.decisions import Command, Note
+from clonos.core import notes
+from clonos.core.decisions import Command
 from clonos.core.holdings import Holdings
 from clonos.core.levels import LayerRef
 from clonos.core.placement import Slot, misplaced_standby, place_standbys
@@ -106,4 +107,4 @@ class Standbys:
             standbys[report.task] = report.epoch
             if report.epoch < 0:
                 self._failed[slot, report.task] = self._roster.now_ms
-            self._roster.do(Note("standby", report.task, value=report.epoch))
+            self._roster.do(notes.Standby(report.task, report.epoch))

@@ -16,6 +16,7 @@ from clonos import errors
 from clonos.core import decisions as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.coordinator import Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import left_behind
@@ -463,7 +464,7 @@ class DriverNode:
                 self.places.command(action.slot, action.command)
             case co.Expel():
                 self._expel(action.slot)
-            case co.Note():
+            case notes.Note():
                 self._note(action)
             case co.Fail():
                 self.failed = action
@@ -479,20 +480,20 @@ class DriverNode:
             case Archive() | LookForPins():
                 self._history.act(action)
 
-    def _note(self, note: co.Note) -> None:
+    def _note(self, note: notes.Note) -> None:
         now_s = self._ports.clock.ticks_s()
         self._has_news = True
         news = self._chronicle.noted(note, now_s)
         self._ports.audience.noted(note, now_s)
         if news is not None:
             self._ports.audience.told(news)
-        if note.what in ("floor", "hard"):
+        if isinstance(note, notes.Floor | notes.Hard):
             self.commits.after_floor()
             self.layers.after_floor(self.keeper.hard.layers, self._clock_s)
             self._history.look(self._wall_ms())
             layers, kept = self.keeper.hard.layers, self._history.kept
             self._ports.audience.floor(layers, layers if kept is None else kept)
-        elif note.what == "live":  # not before: a recovery needs the processors
+        elif isinstance(note, notes.Live):  # not before: a recovery needs the processors
             name, slot = self.plan.tasks[note.task].name, self.coordinator.tasks[note.task].slot
             self.places.show(name, note.incarnation, slot)
             self._pulses.goes_on(name)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clonos.core.calls import CallId, Request
-from clonos.core.decisions import Note
 from clonos.core.events import (
     DropSpilled,
     ReadSpilled,
@@ -31,6 +30,7 @@ from clonos.core.events import (
 from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver
 from clonos.core.levels import LayerRef, MergeLayers
+from clonos.core.notes import Note
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Work

@@ -13,8 +13,8 @@ from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Final
 
+from clonos.core import notes
 from clonos.core.coordinator import Coordinator
-from clonos.core.decisions import Note
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import AUTO, LOCAL, STORE
 from clonos.core.plan import HOUSE_KEEPER, Cell
@@ -23,7 +23,6 @@ from clonos.core.watch import LIVES
 from clonos.nodes.places import Seat
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.views import (
-    STAGES,
     CheckpointProgress,
     DriverView,
     HistoryProgress,
@@ -144,7 +143,7 @@ class Chronicle:
         self._reports = self._number = 0
         self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
         self._recoveries: list[Recovery] = []
-        self._levels: dict[int, tuple[Note, float]] = {}  # by task: the last change, and when
+        self._levels: dict[int, tuple[notes.Level, float]] = {}  # the last change, and when
         self._weaker = set[int]()  # tasks about which a warning was given ...
         self._refused = set[int]()
         self._poorer = set[tuple[str, int]]()
@@ -227,65 +226,66 @@ class Chronicle:
     def epoch_began(self, now_s: float) -> None:
         self._began_s = now_s
 
-    def warning(self, note: Note) -> str | None:
+    def warning(self, note: notes.Note) -> str | None:
         """The warning for a note of the coordinator, if any."""
-        if note.what == "generation":
-            return f"job {self._name!r}: {self._loss()}; it goes on in generation {note.value}"
-        if note.what == "back":
-            return (
-                f"job {self._name!r}: layers that were not yet in the checkpoint directory are "
-                "lost, with all processes and disks that had them; all tasks go back to the newest "
-                f"checkpoint in the directory (number {note.value}). No row is lost or delivered "
-                "twice"
-            )
-        if note.what == "outside":
-            return (
-                f"{self._names[note.task]}: its process has died {note.value + 1} times in a row, "
-                "outside of its steps and soon after it was started. If nobody kills it, it may be "
-                "the open() of a function, or a call, that ends the process (in native code, or by "
-                "os._exit). To find a call, those that are open are made one at a time for now. "
-                "The executor's log says how the process has ended"
-            )
-        if note.what == "unreachable" and note.why:
-            return self._parting(note)
-        if note.what in ("together", "call"):
-            return self._of_executor(note)
-        if note.what != "level" or not note.why or note.task in self._weaker:
-            return None
-        self._weaker.add(note.task)  # only the first one about a task's level
-        return (
-            f"{self._names[note.task]}: {note.why}; its state is kept at {note.level!r}, too, "
-            "until the directory keeps up again. No row is lost, but logs grow, and input is kept. "
-            "Is the directory full, slow or away? A longer checkpoint_interval writes less"
-        )
+        match note:
+            case notes.Generation(number):
+                return f"job {self._name!r}: {self._loss()}; it goes on in generation {number}"
+            case notes.Back(epoch):
+                return (
+                    f"job {self._name!r}: layers that were not yet in the checkpoint directory are "
+                    "lost, with all processes and disks that had them; all tasks go back to the "
+                    f"newest checkpoint in the directory (number {epoch}). No row is lost or "
+                    "delivered twice"
+                )
+            case notes.OfTask():
+                return self._warning(note, self._names[note.task])
+        return None
 
-    def _parting(self, note: Note) -> str:
-        """Of a channel that cannot be connected."""
-        receiver = self._coordinator.plan.channels[note.value].receiver
-        far = "the driver" if receiver == HOUSE_KEEPER else self._names[receiver]
-        return (
-            f"{self._names[note.task]} does not reach {far}: {note.why}. While that lasts, tasks "
-            "move to where they reach each other, and some executors may have none. Is there a "
-            "firewall between them? docs/deploy.md says which ports it must let through"
-        )
-
-    def _of_executor(self, note: Note) -> str:
-        """Of an executor that dies again and again, perhaps of a call."""
-        name = self._names[note.task]
-        if note.what == "together":
-            return (
-                f"{name}: its executor has died {note.value + 1} times in a row, soon after the "
-                "task was started. If nobody kills it, it may be a call that ends it (by too much "
-                "memory, or in native code). To find it, the calls that are open are made one at a "
-                "time for now. The executor's log says how it has ended"
-            )
-        proof = "other calls were under way, too, so this proves nothing"
-        if note.of:
-            proof = (
-                f"nothing else was asked there. This is proof {note.value} of {LIVES} that the "
-                "call ends it; then the call has an error, and is not made again"
-            )
-        return f"{name}: its executor has died while this call was made: {note.why}; {proof}"
+    def _warning(self, note: notes.OfTask, name: str) -> str | None:
+        """The same, of what is about the task of this name."""
+        match note:
+            case notes.Outside(deaths=deaths):
+                return (
+                    f"{name}: its process has died {deaths + 1} times in a row, outside of its "
+                    "steps and soon after it was started. If nobody kills it, it may be the open() "
+                    "of a function, or a call, that ends the process (in native code, or by "
+                    "os._exit). To find a call, those that are open are made one at a time for "
+                    "now. The executor's log says how the process has ended"
+                )
+            case notes.Together(deaths=deaths):
+                return (
+                    f"{name}: its executor has died {deaths + 1} times in a row, soon after the "
+                    "task was started. If nobody kills it, it may be a call that ends it (by too "
+                    "much memory, or in native code). To find it, the calls that are open are made "
+                    "one at a time for now. The executor's log says how it has ended"
+                )
+            case notes.Call():
+                proof = "other calls were under way, too, so this proves nothing"
+                if note.is_alone:
+                    proof = (
+                        f"nothing else was asked there. This is proof {note.proofs} of {LIVES} "
+                        "that the call ends it; then the call has an error, and is not made again"
+                    )
+                return (
+                    f"{name}: its executor has died while this call was made: {note.call}; {proof}"
+                )
+            case notes.Unreachable(channel=channel, why=why) if why:
+                receiver = self._coordinator.plan.channels[channel].receiver
+                far = "the driver" if receiver == HOUSE_KEEPER else self._names[receiver]
+                return (
+                    f"{name} does not reach {far}: {why}. While that lasts, tasks move to where "
+                    "they reach each other, and some executors may have none. Is there a firewall "
+                    "between them? docs/deploy.md says which ports it must let through"
+                )
+            case notes.Level(task, level, why) if why and task not in self._weaker:
+                self._weaker.add(task)  # only the first one about a task's level
+                return (
+                    f"{name}: {why}; its state is kept at {level!r}, too, until the directory "
+                    "keeps up again. No row is lost, but logs grow, and input is kept. Is the "
+                    "directory full, slow or away? A longer checkpoint_interval writes less"
+                )
+        return None
 
     def _loss(self) -> str:
         """What a failure means for the rows of a job that goes on in another generation."""
@@ -305,42 +305,41 @@ class Chronicle:
             "may have been delivered twice"
         )
 
-    def noted(self, note: Note, now_s: float) -> Recovery | LevelChanged | None:
+    def noted(self, note: notes.Note, now_s: float) -> Recovery | LevelChanged | None:
         """Take a note of the coordinator; return the news for listeners, if any."""
-        if note.what == "level":
-            before = self._level(note.task)
-            self._levels[note.task] = note, now_s
-            return LevelChanged(self._names[note.task], note.level, before, note.why)
-        if note.what == "floor":
-            self._floor = note.value
-            self._floor_s = now_s
-            self._floor_took_s = now_s - self._began_s if self._began_s is not None else None
-        elif note.what == "orphan":
-            self._orphans += 1
-        elif note.what == "detected":
-            self._open[note.task] = len(self._recoveries)
-            stages = {"detected": now_s}
-            level = self._level(note.task)
-            self._levels.pop(note.task, None)  # the next life begins with the strongest
-            name = self._names[note.task]
-            recovery = Recovery(note.task, name, note.incarnation, stages, kept=level)
-            self._recoveries.append(recovery)
-        elif note.task in self._open and note.what in STAGES:
-            return self._stage(note, now_s)
+        match note:
+            case notes.Level(task, level, why):
+                before = self._level(task)
+                self._levels[task] = note, now_s
+                return LevelChanged(self._names[task], level, before, why)
+            case notes.Floor(epoch):
+                self._floor, self._floor_s = epoch, now_s
+                self._floor_took_s = now_s - self._began_s if self._began_s is not None else None
+            case notes.Orphan():
+                self._orphans += 1
+            case notes.Detected(task, life):
+                self._open[task] = len(self._recoveries)
+                level = self._level(task)
+                self._levels.pop(task, None)  # the next life begins with the strongest
+                stages = {note.what: now_s}
+                recovery = Recovery(task, self._names[task], life, stages, kept=level)
+                self._recoveries.append(recovery)
+            case notes.Stage(task) if task in self._open:
+                return self._stage(note, now_s)
         return None
 
-    def _stage(self, note: Note, now_s: float) -> Recovery | None:
+    def _stage(self, note: notes.Stage, now_s: float) -> Recovery | None:
         number = self._open[note.task]
         before = self._recoveries[number]
-        recovery = self._recoveries[number] = replace(
-            before,
-            incarnation=note.incarnation,
-            stages={**before.stages, note.what: now_s},
-            log_length=note.value if note.what == "fetched" else before.log_length,
-            state_bytes=note.of if note.what == "restored" else before.state_bytes,
-            store_bytes=note.value if note.what == "restored" else before.store_bytes,
-        )
-        if note.what != "live":
+        stages = {**before.stages, note.what: now_s}
+        recovery = replace(before, incarnation=note.incarnation, stages=stages)
+        match note:
+            case notes.Fetched(length=length):
+                recovery = replace(recovery, log_length=length)
+            case notes.Restored(store_bytes=came, state_bytes=whole):
+                recovery = replace(recovery, store_bytes=came, state_bytes=whole)
+        self._recoveries[number] = recovery
+        if not isinstance(note, notes.Live):
             return None
         del self._open[note.task]
         return recovery

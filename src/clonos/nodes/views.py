@@ -412,7 +412,7 @@ class JobEvent:
     go back with a failed one; "generation": rows may have been delivered twice from here on;
     "moving", for each task of a cell: it is fenced, to go on in another slot; then, for the first
     task, "moved" or "stayed", and `why` it has; "rival", for the first task of a slow cell: the
-    cell is overtaken, and recovers.
+    cell is overtaken, and recovers. :mod:`clonos.core.notes` has all of them.
     """
 
     what: str

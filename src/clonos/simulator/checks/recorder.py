@@ -8,8 +8,8 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.codec import CODEC
-from clonos.core.decisions import Note
 from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.levels import STORE, LayerRef
@@ -171,21 +171,21 @@ class Recorder:
             told = report.incarnation.term, report.length
             self._held[report.task][slot, report.holder] = told
 
-    def noted(self, note: Note) -> None:
+    def noted(self, note: notes.Note) -> None:
         """The coordinator has made a note."""
-        task = note.task
-        if note.what == "fetched":
-            self.fenced[task] = note.incarnation
-            self.cuts.setdefault(task, []).append((note.incarnation, note.value))
-            self._resolved(task)
-        elif note.what in ("detected", "moving"):
-            self._over[task], self.has_failures = note.incarnation, True
-            self._unresolved.add(task)
-            self._held[task].clear()
-        elif note.what == "orphan" and task in self._due:
-            self._cut_again.add(task)
-        elif note.what == "activated":
-            self._due.pop(task, None)
+        match note:
+            case notes.Fetched(task, life, length):
+                self.fenced[task] = life
+                self.cuts.setdefault(task, []).append((life, length))
+                self._resolved(task)
+            case notes.Detected(task, life) | notes.Moving(task, life):
+                self._over[task], self.has_failures = life, True
+                self._unresolved.add(task)
+                self._held[task].clear()
+            case notes.Orphan(task) if task in self._due:
+                self._cut_again.add(task)
+            case notes.Activated(task):
+                self._due.pop(task, None)
 
     def _resolved(self, task: int) -> None:
         if self._is_exact:

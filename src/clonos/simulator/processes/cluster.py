@@ -10,6 +10,7 @@ from random import Random
 
 from clonos.core import decisions as co
 from clonos.core import messages as msg
+from clonos.core import notes
 from clonos.core.history import Keep
 from clonos.core.levels import AUTO
 from clonos.core.messages import Layer
@@ -187,7 +188,7 @@ class Cluster:
         self.slots: list[Slot] = []
         self.outcome = Outcome()
         self.litter = Litter(self.disks.shared.observe(), options.grace_ms, job.plan)
-        self.on_note: list[Callable[[co.Note], None]] = []
+        self.on_note: list[Callable[[notes.Note], None]] = []
         self.on_work: list[Callable[[Slot, float], None]] = []
         self.on_steps: list[Callable[[Slot], None]] = []
         self.before_end: list[Callable[[], bool]] = []
@@ -525,17 +526,17 @@ class Cluster:
 
     # --- the driver's decisions -------------------------------------------------------------------
 
-    def noted(self, note: co.Note) -> None:
-        self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
-        if note.what == "floor":
+    def noted(self, note: notes.Note) -> None:
+        self.trace("   note", note)
+        if isinstance(note, notes.Floor):
             driver = self.driver.coordinator
             sealed = driver.checkpoints.sealed.values()
             waiting = {layer.ref.path for layers in sealed for layer in layers}
             waiting |= driver.holdings.expected | in_store(self.driver.keeper.layers)
             self.litter.look(self.scheduler.now, self.recorder.used | waiting)
-        elif note.what in ("detected", "moving", "restored"):
+        elif isinstance(note, notes.Detected | notes.Moving | notes.Restored):
             self.litter.forget()
-        if note.what == "floor" and self.scheduler.now > self.heals_at:
+        if isinstance(note, notes.Floor) and self.scheduler.now > self.heals_at:
             self.floors_since += 1
         self.recorder.noted(note)
         for listener in self.on_note:

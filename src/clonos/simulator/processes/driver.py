@@ -12,6 +12,7 @@ from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import STORE, Lacks
+from clonos.core.notes import Note
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import Superseded
 from clonos.nodes import events
@@ -97,7 +98,7 @@ class SimulatedAudience:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def noted(self, note: co.Note, at_s: float) -> None:
+    def noted(self, note: Note, at_s: float) -> None:
         if self._driver is self._driver.cluster.driver:
             self._driver.cluster.noted(note)
 

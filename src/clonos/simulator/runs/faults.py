@@ -9,7 +9,7 @@ from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
-from clonos.core import decisions as co
+from clonos.core import notes
 from clonos.core.roster import RUNNING
 from clonos.errors import JournalInUse, OtherJournal
 from clonos.simulator.runs.coverage import Coverage, state_of
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.slot import Slot
     from clonos.simulator.world.network import Host, Stream
 
-CRITICAL = frozenset(
-    {"detected", "fenced", "fetched", "activated", "restored", "live", "floor", "generation"}
-)
+CRITICAL = notes.Stage | notes.Floor | notes.Generation
 
 
 HOUR_MS = 3_600_000
@@ -120,11 +118,11 @@ class Faults:
             at = begins_at + cluster.random.random() * lasts
             cluster.scheduler.at(at, self.strike)
 
-    def on_note(self, note: co.Note) -> None:
+    def on_note(self, note: notes.Note) -> None:
         random = self.cluster.random
         if self.cluster.scheduler.now < self.begins_at:
             return
-        if note.what in CRITICAL and random.random() < self._eagerness:
+        if isinstance(note, CRITICAL) and random.random() < self._eagerness:
             self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
 
     def on_work(self, slot: Slot, duration: float) -> None:

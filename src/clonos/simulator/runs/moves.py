@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from clonos.core import decisions as co
+from clonos.core import notes
 from clonos.core.coordinator import Coordinator
 from clonos.nodes import events
 from clonos.simulator.checks.violations import require
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from clonos.simulator.processes.cluster import Cluster
     from clonos.simulator.runs.coverage import Coverage
 
-STAGES: Final = frozenset({"moving", "fenced", "fetched", "activated", "restored"})
+STAGES: Final = notes.Moving | notes.Fenced | notes.Fetched | notes.Activated | notes.Restored
 """Stages of a move at which a participant dies."""
 ASKED: Final = 12
 """How many moves are requested."""
@@ -54,7 +55,7 @@ class Movers:
         self.cluster, self.random = cluster, random
         self.moved, self.overtaken, self.has_failures = 0, 0, False
         self._rivals = rivals
-        self._overtaking: co.Note | None = None
+        self._overtaking: notes.Rival | None = None
         self._heard_of: Coordinator | None = None
         self._kills = KILLS if deadly else 0
         cluster.on_note.append(self._noted)
@@ -113,22 +114,22 @@ class Movers:
             self.cluster.trace("slots that run nothing are to start anew")
             self.cluster.driver.post(events.RenewalAsked(random.choice(seats).pid))
 
-    def _noted(self, note: co.Note) -> None:
-        self.moved += note.what == "moved"
-        self.has_failures |= note.what in ("detected", "orphan")
+    def _noted(self, note: notes.Note) -> None:
+        self.moved += isinstance(note, notes.Moved)
+        self.has_failures |= isinstance(note, notes.Detected | notes.Orphan)
         self._look_at_rivals(note)
-        is_time = self.cluster.scheduler.now <= self.cluster.heals_at
-        if note.what in STAGES and self._kills and is_time and self.random.random() < 0.15:
+        may_kill = self._kills and self.cluster.scheduler.now <= self.cluster.heals_at
+        if isinstance(note, STAGES) and may_kill and self.random.random() < 0.15:
             self._kills -= 1
             self.cluster.scheduler.after(self.random.choice((0.0, 0.5, 3.0)), self._kill, note.task)
 
-    def _look_at_rivals(self, note: co.Note) -> None:
+    def _look_at_rivals(self, note: notes.Note) -> None:
         coordinator = self.cluster.driver.coordinator
         if coordinator is not self._heard_of:  # a new driver: what the dead one had begun is over
             self._heard_of, self._overtaking = coordinator, None
-        if note.what == "rival":
+        if isinstance(note, notes.Rival):
             self._overtaking, self.overtaken = note, self.overtaken + 1
-        elif note.what in ("moved", "stayed") and self._overtaking is not None:
+        elif isinstance(note, notes.Moved | notes.Stayed) and self._overtaking is not None:
             rival, self._overtaking = self._overtaking, None
             rival_wins(rival, note, coordinator)
 
@@ -152,9 +153,11 @@ class Movers:
             self.cluster.kill(self.random.choice(slots), "killed while something moves")
 
 
-def rival_wins(rival: co.Note, end: co.Note, coordinator: Coordinator) -> None:
+def rival_wins(
+    rival: notes.Rival, end: notes.Moved | notes.Stayed, coordinator: Coordinator
+) -> None:
     """An overtaken task goes on where its rival is, unless the rival is gone. Otherwise it was
     fenced for nothing."""
-    is_there = rival.value in coordinator.slots
-    what = f"task {rival.task} was overtaken by slot {rival.value}, and {end.what} at last"
-    require(end.task == rival.task and (end.what == "moved" or not is_there), "rivals", what)
+    has_won = isinstance(end, notes.Moved) or rival.target not in coordinator.slots
+    what = f"task {rival.task} was overtaken by slot {rival.target}, and {end.what} at last"
+    require(end.task == rival.task and has_won, "rivals", what)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.history import Keep, pin_path
 from clonos.errors import StoreAway
 from clonos.simulator.checks.past import pinned_stays
@@ -38,9 +38,9 @@ class Reader:
         self._store: LayerStore | None = None
         cluster.on_note.append(self._noted)
 
-    def _noted(self, note: Note) -> None:
+    def _noted(self, note: notes.Note) -> None:
         is_free = self._store is None and self._cluster.driver.alive
-        if note.what == "floor" and is_free and self._random.random() < 0.5:
+        if isinstance(note, notes.Floor) and is_free and self._random.random() < 0.5:
             self._begin()
 
     def _begin(self) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from clonos.core import decisions as co
 from clonos.core import layer as layer_module
+from clonos.core import notes
 from clonos.core.levels import MEMORY, STORE
 from clonos.core.moves import MovePhase
 from clonos.nodes.commits import State as Journal
@@ -56,10 +56,10 @@ class Quiet:
         cluster.before_end.append(lambda: self.is_over)
         cluster.scheduler.at(cluster.heals_at + HEALS_MS, self._look)
 
-    def _noted(self, note: co.Note) -> None:
+    def _noted(self, note: notes.Note) -> None:
         """When nothing fails any more, slots have tidied their disks by the second floor."""
         cluster = self._cluster
-        if note.what != "floor" or cluster.scheduler.now <= cluster.heals_at:
+        if not isinstance(note, notes.Floor) or cluster.scheduler.now <= cluster.heals_at:
             return
         kept, slots = cluster.recorder.holders, cluster.driver.coordinator.slots.values()
         if cluster.floors_since < TIDY_FLOORS:

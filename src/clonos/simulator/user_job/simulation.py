@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from clonos.blame import complaint_of, in_short, users_traceback
 from clonos.columns.durations import parse_duration
-from clonos.core.decisions import Note
+from clonos.core import notes
 from clonos.core.events import Trial
 from clonos.core.program import Program
 from clonos.errors import (
@@ -327,8 +327,8 @@ class _Runs:
         if killed_after:
             cluster.on_steps.append(partial(_kill_after, killed_after, cluster))
 
-    def _note(self, note: Note) -> None:
-        self._deaths += note.what == "detected"
+    def _note(self, note: notes.Note) -> None:
+        self._deaths += isinstance(note, notes.Detected)
 
 
 def _kill_after(step: int, cluster: Cluster, slot: Slot) -> None:
