@@ -22,19 +22,27 @@ from clonos.cluster.durable import JournalFile
 from clonos.cluster.former import NOBODY
 from clonos.cluster.patience import Patience
 from clonos.cluster.run_options import ALL_STAYS
+from clonos.cluster.takeover import Takeover
 from clonos.core.version import VERSION
 from clonos.errors import (
     BadDirectory,
     ClonosError,
     JournalBroken,
+    JournalInUse,
     NotSettled,
     OtherJob,
     PortTaken,
 )
 from clonos.graph.compile import CompiledJob
+from clonos.nodes.events import JournalFailed
+from clonos.nodes.waiting import Waiting
 from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
+
+
+def fails(event: JournalFailed) -> None:
+    pytest.fail(str(event))
 
 
 def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):
@@ -54,20 +62,10 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
     journal = Journal(root, disk=holder)
     disk = PostgresDisk(postgres)
     monkeypatch.setattr(disk._line, "_told", told)
-    directory = SimpleNamespace(journal_root=root, disk=disk, read=lambda: None)
-    standby: Any = SimpleNamespace(
-        compiled=SimpleNamespace(name="job"),
-        spark=None,
-        directory=directory,
-        inbox=SimpleNamespace(put=pytest.fail),
-        durability="fsync",
-        warn=pytest.fail,
-        _goes_on=False,
-        _prepare=lambda *_: None,
-    )
-    standby._pause = partial(setup.DriverSetup._pause, standby)
+    takeover = Takeover("job", look=look, stands_by=True)
+    opens = partial(JournalFile, root, "fsync", fails, disk)
     with ThreadPoolExecutor(1) as pool:
-        opened = pool.submit(setup.DriverSetup._open_journal, standby, None, look, is_patient=True)
+        opened = pool.submit(takeover.take, opens, root, lambda: None)
         assert waits.wait(60)
         postgres_server.stop()
         try:
@@ -89,19 +87,29 @@ def test_what_ends_the_wait_is_told_alone(tmp_path):
 
     root = str(tmp_path)
     journal = Journal(root)
-    standby: Any = SimpleNamespace(
-        compiled=SimpleNamespace(name="job"),
-        directory=SimpleNamespace(journal_root=root, disk=None),
-        inbox=SimpleNamespace(put=pytest.fail),
-        durability="fsync",
-        _prepare=lambda *_: None,
-        _goes_on=False,
-    )
-    standby._pause = partial(setup.DriverSetup._pause, standby)
+    takeover = Takeover("job", look=look, stands_by=True)
     with pytest.raises(NotSettled) as caught:
-        setup.DriverSetup._open_journal(standby, None, look, is_patient=True)
+        takeover.take(partial(JournalFile, root, "fsync", fails), root, lambda: None)
     assert caught.value.__context__ is None
     journal.close()
+
+
+def test_only_who_stands_by_waits_and_warms_up_once(tmp_path):
+    journal, warmed, looked = Journal(str(tmp_path)), list[str](), list[object]()
+
+    def look(_: Any) -> bool:
+        looked.append(None)
+        if len(looked) == 3:
+            journal.close()
+        return True
+
+    root = str(tmp_path)
+    opens = partial(JournalFile, root, "fsync", fails)
+    with pytest.raises(JournalInUse):
+        Takeover("job").take(opens, root, lambda: warmed.append("at once"))
+    takeover = Takeover("job", look=look, stands_by=True)
+    takeover.take(opens, root, lambda: warmed.append("standing by")).close()
+    assert (warmed, len(looked), takeover.has_waited) == (["standing by"], 3, True)
 
 
 def test_a_driver_that_follows_another_does_not_end_for_want_of_a_page(tmp_path):
@@ -130,21 +138,28 @@ def opened(
 ) -> JournalFile:
     """The journal of a driver that begins, perhaps with another graph. `wait`: it waits for the
     lock once, and this happens."""
+
+    def look(_: Waiting | None) -> bool:
+        if wait is None:
+            pytest.fail("it waits")
+        wait()
+        return True
+
     driver: Any = SimpleNamespace(
         compiled=job or a_job(),
         directory=directory,
         inbox=SimpleNamespace(put=pytest.fail),
         durability="fsync",
         warn=pytest.fail,
-        _goes_on=False,
-        _prepare=lambda *_: None,
-        _pause=lambda *_: pytest.fail("it waits") if wait is None else wait(),
+        _warm_up=lambda: None,
         _look_back=lambda _: None,
         _begin_term=lambda *_: 1,
         _store=None,
     )
+    takeover = Takeover("words", look=look, stands_by=True)
+    file = setup.DriverSetup._open_journal(driver, takeover)
     how: Any = {"is_upgrade": job is not None, "of_state": ALL_STAYS}
-    file = setup.DriverSetup._open_journal(driver, None, lambda _: False, is_patient=True)
+    how["has_waited"] = takeover.has_waited
     try:
         setup.DriverSetup._recover(driver, file, NOBODY, ExitStack(), **how)
     except ClonosError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -26,25 +25,23 @@ from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
 from clonos.cluster.moves import Executors
-from clonos.cluster.patience import Patience
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.run_options import ALL_STAYS, RunOptions
 from clonos.cluster.shipping import seals_of, ship
 from clonos.cluster.sink_places import added_sinks, claimed, claims_of, end_left
 from clonos.cluster.stages import begins
+from clonos.cluster.takeover import Look, Takeover
 from clonos.cluster.trials import Trials
 from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
 from clonos.core.plan import Incarnation
 from clonos.errors import (
-    BadDirectory,
     ClonosError,
     Divergence,
     JobCancelled,
     JournalBroken,
-    JournalInUse,
     NothingKept,
     OperatorError,
     PoisonRecord,
@@ -81,16 +78,8 @@ from clonos.watch.snapshot import Snapshot, snapshot
 
 LOGGER: Final = logging.getLogger("clonos")
 
-STANDBY_S: Final = 0.1
-"""How often a standby driver tries to take the lock of the journal."""
 WRITERS: Final = 4
 """Threads that write files at the same time: delivered output, and the layers of a switch."""
-LOOK_S: Final = 0.01
-"""How often it checks whether there is a reason to try at once."""
-
-
-def _never(_: Waiting | None) -> bool:
-    return False
 
 
 class DriverSetup:
@@ -103,12 +92,10 @@ class DriverSetup:
         See :class:`~clonos.cluster.driver.RunningJob`.
     of_state
         Which state goes, and which goes elsewhere.
-    look
-        Whether a standby driver tries the journal's lock at once, while it waits; may raise.
+    look, goes_on
+        See :class:`~clonos.cluster.takeover.Takeover`.
     former
         The driver that has run the job in this process until now.
-    goes_on
-        Nobody else can run the job, so what is away is waited for.
     """
 
     def __init__(
@@ -122,13 +109,13 @@ class DriverSetup:
         ui_port: int | None = None,
         upgrade: bool = False,
         of_state: Mapping[str, Any] = ALL_STAYS,
-        look: Callable[[Waiting | None], bool] = _never,
+        look: Look | None = None,
         former: Former = NOBODY,
         goes_on: bool = False,
     ) -> None:
+        # `former` is not kept: it would keep all drivers before.
         self.compiled, self.spark, self._run_options = compiled, spark, run_options
         self.durability = durability = run_options.durability
-        self._goes_on = goes_on  # `former` is not kept: it would keep all drivers before
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.consumers = Consumers(compiled.plan, self.sinks)
@@ -143,12 +130,15 @@ class DriverSetup:
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
             waiting = self._stand_by(former, undo) if standby else None
-            file = self._open_journal(waiting, look, is_patient=standby)
-            undo.callback(file.close)
-            recover = partial(
-                self._recover, file, former, undo, is_upgrade=upgrade, of_state=of_state
+            plane = self.plane if waiting is not None else None
+            takeover = Takeover(
+                compiled.name, waiting, plane, look, stands_by=standby, goes_on=goes_on
             )
-            recovered = self._stores(recover)
+            file = self._open_journal(takeover)
+            undo.callback(file.close)
+            self._stores = takeover.patience(self.warn)
+            recover = partial(self._recover, file, former, undo, has_waited=takeover.has_waited)
+            recovered = self._stores(partial(recover, is_upgrade=upgrade, of_state=of_state))
             self._stores(partial(self._claim, undo))
             if waiting is None:
                 self._equip(undo)
@@ -228,71 +218,21 @@ class DriverSetup:
     def _store(self) -> LayerStore:
         return LayerStore(self.directory.layers_uri, self.durability)
 
-    def _open_journal(
-        self,
-        waiting: Waiting | None,
-        look: Callable[[Waiting | None], bool],
-        *,
-        is_patient: bool,
-    ) -> JournalFile:
-        """Take the journal's lock. A standby driver first does everything that is slow, then waits
-        for it."""
-        directory, waits = self.directory, self._goes_on
-        self._has_waited = False
-        while True:
-            is_first = False
-            try:
-                found = JournalFile(
-                    directory.journal_root, self.durability, self.inbox.put, directory.disk
-                )
-                break
-            except JournalInUse as error:
-                if not (is_patient or waits):
-                    raise
-                is_first, waits, why = not waits, True, error.what
-            except OSError as error:
-                if not waits:  # a database may be away for a while; one never reached is a mistake
-                    raise BadDirectory(
-                        f"the journal cannot be opened: {error}",
-                        where=directory.journal_root,
-                        remedy="check that the driver reaches the place and may write to it",
-                    ) from error
-            if is_first:
-                self._prepare(waiting)
-                LOGGER.info("%s stands by: %s", self.compiled.name, why)
-            self._pause(waiting, look)
-            self._has_waited = True
+    def _open_journal(self, takeover: Takeover) -> JournalFile:
+        """Take the journal's lock."""
+        root, disk = self.directory.journal_root, self.directory.disk
+        opens = partial(JournalFile, root, self.durability, self.inbox.put, disk)
+        file = takeover.take(opens, root, self._warm_up)
         begins("reading the journal", self.compiled.name)
-        # Who follows a driver of this process can be given up, unless there is nobody else.
-        is_alone = self._goes_on or (waits and look is _never)
-        pause = partial(self._pause, waiting, look)
-        self._stores = Patience(self.compiled.name, pause, self.warn, is_needed=is_alone)
-        return found
+        return file
 
-    def _prepare(self, waiting: Waiting | None) -> None:
-        if waiting is not None:
-            waiting.start()
-        else:
-            warm_up(self.spark, self._slots(), self._run_options.profile)
+    def _warm_up(self) -> None:
+        warm_up(self.spark, self._slots(), self._run_options.profile)
 
     def _slots(self) -> int:
         """How many slots the job wants."""
         wanted = self._run_options.standby_slots
         return len(places(self.compiled, wanted, is_local=is_local(self.spark)))
-
-    def _pause(
-        self,
-        waiting: Waiting | None,
-        look: Callable[[Waiting | None], bool],
-        seconds: float = STANDBY_S,
-    ) -> None:
-        """Wait until the lock is worth another try; meanwhile slots come and go."""
-        until_s = time.monotonic() + seconds
-        while not look(waiting) and (left_s := until_s - time.monotonic()) > 0:
-            if waiting is None:
-                time.sleep(left_s)
-            else:
-                waiting.turn(self.plane.poll(min(left_s, LOOK_S)), time.monotonic())
 
     def _open_page(
         self, ui_port: int | None, undo: ExitStack, *, follows: bool
@@ -400,13 +340,14 @@ class DriverSetup:
         former: Former,
         undo: ExitStack,
         *,
+        has_waited: bool,
         is_upgrade: bool,
         of_state: Mapping[str, Any],
     ) -> list[Deliver]:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
         compiled, directory, version = self.compiled, self.directory, file.version
-        directory.catch_up(version, has_waited=self._has_waited)
+        directory.catch_up(version, has_waited=has_waited)
         if not is_upgrade:
             directory.require(compiled, version)
         self._look_back(version)
