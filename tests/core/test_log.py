@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clonos.core.holder import Holder
 from clonos.core.log import Log, LogBook, in_pieces
-from clonos.core.messages import Run
+from clonos.core.messages import Resolve, Run
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
 
@@ -35,32 +36,37 @@ def test_a_gap_is_legal_only_below_what_is_stable():
     assert (book.base(7), book.length(7)) == (2, 3)
 
 
-def test_a_fenced_life_adds_nothing_but_what_a_holder_had_may_be_admitted():
-    book = LogBook()
-    book.append(run(1, b"a", b"b"))
-    assert book.fence(7, SECOND) == 2
+def cut(incarnation: Incarnation, length: int) -> Resolve:
+    return Resolve(7, incarnation, length, 0, reset=False)
+
+
+def test_a_fenced_life_adds_nothing_but_what_a_holder_had_may_be_added():
+    holder = Holder()
+    holder.append(run(1, b"a", b"b"))
+    holder.fence(7, SECOND, 0)
     zombie = run(2, b"b", b"zombie")
-    assert book.refuses(zombie)
-    book.append(zombie)
-    assert book.length(7) == 2
-    book.admit(run(3, b"c"))
-    book.resolve(7, SECOND, 3)
-    book.append(run(4, b"d", by=SECOND))
-    assert book.runs(7, 3) == [run(3, b"c"), run(4, b"d", by=SECOND)]
+    assert holder.fences.forbids(zombie)
+    holder.append(zombie)
+    assert holder.book.length(7) == 2
+    holder.book.append(run(3, b"c"))
+    holder.resolve(cut(SECOND, 3))
+    holder.append(run(4, b"d", by=SECOND))
+    assert holder.book.runs(7, 3) == [run(3, b"c"), run(4, b"d", by=SECOND)]
+    holder.check()
 
 
 def test_every_fence_stays_in_force():
-    book = LogBook()
-    book.append(run(1, b"a", b"b"))
-    book.fence(7, SECOND)
-    book.resolve(7, SECOND, 1)
+    holder = Holder()
+    holder.append(run(1, b"a", b"b"))
+    holder.fence(7, SECOND, 0)
+    holder.resolve(cut(SECOND, 1))
     third = Incarnation(1, 2)
-    book.append(run(2, b"B", b"C", by=SECOND))
-    book.fence(7, third)
-    book.resolve(7, third, 3)
-    assert book.refuses(run(3, b"zombie"))
-    assert book.writer(7, 1) == FIRST
-    assert book.writer(7, 3) == SECOND
+    holder.append(run(2, b"B", b"C", by=SECOND))
+    holder.fence(7, third, 0)
+    holder.resolve(cut(third, 3))
+    assert holder.fences.forbids(run(3, b"zombie"))
+    assert holder.book.writer(7, 1) == FIRST
+    assert holder.book.writer(7, 3) == SECOND
 
 
 @given(

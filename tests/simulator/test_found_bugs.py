@@ -11,6 +11,7 @@ from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Reported, SlotReady
 from clonos.core.determinants import Order, Source, Timer, encode_record
 from clonos.core.fences import Fences, Trust
+from clonos.core.holder import Holder
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
 from clonos.core.log import LogBook
@@ -49,29 +50,29 @@ def item(seq, dep):
 
 
 def test_a_superseded_fence_does_not_refuse_what_the_newer_one_allows():
-    book = LogBook()
-    book.append(Run(7, OLD, 1, (b"a",)))
-    book.fence(7, NEW)
-    book.fence(7, NEWER)
-    book.resolve(7, NEWER, 2)
+    holder = Holder()
+    holder.append(Run(7, OLD, 1, (b"a",)))
+    holder.fence(7, NEW, 0)
+    holder.fence(7, NEWER, 0)
+    holder.resolve(msg.Resolve(7, NEWER, 2, 0, reset=False))
     run = Run(7, OLD, 2, (b"b",))
-    assert not book.refuses(run)
-    book.append(run)
-    assert book.length(7) == 2
+    assert not holder.fences.forbids(run)
+    holder.append(run)
+    assert holder.book.length(7) == 2
 
 
 def test_entries_of_a_new_life_wait_until_the_old_ones_are_cut():
-    book = LogBook()
-    book.append(Run(0, OLD, 1, (b"a", b"lost")))
-    book.fence(0, NEW)
+    holder = Holder()
+    holder.append(Run(0, OLD, 1, (b"a", b"lost")))
+    holder.fence(0, NEW, 0)
     channel = Inbound(JOB.plan, JOB.plan.channels[0], 0, 0)
     channel.open(1)
-    channel.hello(OLD, book)
+    channel.hello(OLD, holder.book)
     data = msg.Data(0, NEW, None, (Run(0, NEW, 2, (b"new",)),))
-    assert channel.take(data, book) is Verdict.HELD
-    book.resolve(0, NEW, 1)
-    assert channel.release_held(book) is Verdict.TAKEN
-    assert book.record(0, 2) == b"new"
+    assert channel.take(data, holder) is Verdict.HELD
+    holder.resolve(msg.Resolve(0, NEW, 1, 0, reset=False))
+    assert channel.release_held(holder) is Verdict.TAKEN
+    assert holder.book.record(0, 2) == b"new"
 
 
 def test_what_is_held_but_not_yet_depended_on_waits_for_the_resolution():

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from clonos.core.holder import Holder
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
 from clonos.core.machine import Table
@@ -204,20 +205,21 @@ class Inbound:
             self.reset_at,
         )
 
-    def take(self, data: Data, book: LogBook) -> Verdict:
+    def take(self, data: Data, holder: Holder) -> Verdict:
         """Store the delta *before* the item may be processed (log before effect)."""
         if self.link.state is Link.HOLDING:
             self._held.append(data)
             return Verdict.HELD
-        if not all(book.is_open(run.task) for run in data.runs):
-            if any(book.must_wait(run) for run in data.runs):
+        fences = holder.fences
+        if not all(fences.is_open(run.task) for run in data.runs):
+            if any(fences.must_wait(run) for run in data.runs):
                 self.link.on(LinkEvent.HELD)
                 self._held.append(data)
                 return Verdict.HELD
-            if any(book.refuses(run) for run in data.runs):
+            if any(fences.forbids(run) for run in data.runs):
                 return Verdict.REFUSED
         for run in data.runs:
-            book.admit(run)
+            holder.book.append(run)
         if data.item is not None:
             self._enqueue(data.item)
         return Verdict.TAKEN
@@ -233,7 +235,7 @@ class Inbound:
         self._chain = item.chain
         self.queue.append(item)
 
-    def release_held(self, book: LogBook) -> Verdict:
+    def release_held(self, holder: Holder) -> Verdict:
         """A fence was resolved: what waited for it can be judged now."""
         if self.link.state is not Link.HOLDING:
             return Verdict.TAKEN
@@ -241,7 +243,7 @@ class Inbound:
         held, self._held = self._held, deque()
         result = Verdict.TAKEN
         for data in held:
-            result = self.take(data, book)
+            result = self.take(data, holder)
             if result is Verdict.REFUSED:
                 break
         return result

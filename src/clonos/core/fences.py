@@ -1,4 +1,5 @@
-"""Which dependencies can still be trusted (orphan detection by transitive dependencies).
+"""Which log entries may be held, and which dependencies can still be trusted (orphan detection by
+transitive dependencies).
 
 A task's log survives a failure up to some length. Whatever depends on entries that a fenced life
 wrote after that length is an *orphan*. Between the fence and its resolution the length is not
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
-from clonos.core.messages import Dependencies, Dependency
+from clonos.core.messages import Dependencies, Dependency, Run
 from clonos.core.plan import Incarnation
 
 Cut = tuple[Incarnation, int]
@@ -38,25 +40,41 @@ class Trust(Enum):
     ORPHAN = "orphan"
 
 
+class _Pending(NamedTuple):
+    """A fence of which we do not know yet how much survives: until then we take no more of the log
+    than we held, and trust no dependency beyond what we knew."""
+
+    incarnation: Incarnation
+    held: int
+    known: int
+
+
 class Fences:
     """The fences that a process has heard of, pending and resolved.
+
+    They say which log entries may be held (:meth:`is_open` to :meth:`end_of`), and which
+    dependencies can be trusted (:meth:`judge`, :meth:`clamp`).
 
     Examples
     --------
     >>> fences, old, new = Fences(), Incarnation(1, 0), Incarnation(1, 1)
-    >>> fences.announce(4, new, known=10)
-    >>> fences.judge({4: Dependency(old, 12)})
-    <Trust.UNKNOWN: 'unknown'>
-    >>> fences.resolve(4, new, length=11)
-    >>> fences.judge({4: Dependency(old, 12)}), fences.judge({4: Dependency(new, 12)})
-    (<Trust.ORPHAN: 'orphan'>, <Trust.VALID: 'valid'>)
+    >>> fences.announce(4, new, held=9, known=10)
+    >>> zombie = Run(4, old, 8, (b"a", b"b", b"c", b"d"))
+    >>> fences.end_of(zombie), fences.judge({4: Dependency(old, 12)})
+    (9, <Trust.UNKNOWN: 'unknown'>)
+    >>> fences.resolve(4, new, length=10)
+    >>> fences.end_of(zombie), fences.judge({4: Dependency(old, 12)})
+    (10, <Trust.ORPHAN: 'orphan'>)
+    >>> fences.judge({4: Dependency(new, 12)})
+    <Trust.VALID: 'valid'>
     """
 
     def __init__(self) -> None:
         self.current: dict[int, Incarnation] = {}
-        self._pending: dict[int, tuple[Incarnation, int]] = {}
-        self._resolved: dict[int, list[Cut]] = {}
-        self._forgiven: dict[int, list[Cut]] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._cuts: dict[int, list[Cut]] = {}  # of logs of which entries may still come
+        self._lost: dict[int, list[Cut]] = {}  # what depends on these losses is an orphan ...
+        self._forgiven: dict[int, list[Cut]] = {}  # ... and what depends on these is not
 
     def refuses(self, task: int, incarnation: Incarnation) -> bool:
         """Whether this life of the task is over."""
@@ -65,46 +83,89 @@ class Fences:
     def pending(self, task: int) -> bool:
         return task in self._pending
 
-    def announce(self, task: int, incarnation: Incarnation, known: int) -> None:
-        """`task` is fenced below `incarnation`; we ourselves depend on or hold up to `known`."""
+    def announce(self, task: int, incarnation: Incarnation, held: int, known: int) -> None:
+        """`task` is fenced below `incarnation`; we hold `held` entries of its log, and depend on it
+        (or hold it) up to `known`."""
         if incarnation > self.current.get(task, Incarnation(0, 0)):
             self.current[task] = incarnation
-            self._pending[task] = (incarnation, known)
+            self._pending[task] = _Pending(incarnation, held, known)
 
     def resolve(
-        self, task: int, incarnation: Incarnation, length: int, *, forgive: bool = False
+        self,
+        task: int,
+        incarnation: Incarnation,
+        length: int,
+        *,
+        forgive: bool = False,
+        is_log_cut: bool = False,
     ) -> None:
-        """Now it is known how much survived (or, `forgive`: the loss is accepted)."""
+        """Now it is known how much survived (or, `forgive`: the loss is accepted). ``is_log_cut``:
+        the log that we hold is cut already, and nobody sends void entries of it."""
         self.current[task] = max(incarnation, self.current.get(task, incarnation))
         pending = self._pending.get(task)
-        if pending is not None and pending[0] <= incarnation:
+        if pending is not None and pending.incarnation <= incarnation:
             del self._pending[task]
+        if not is_log_cut:
+            self._cuts.setdefault(task, []).append((incarnation, length))
         if forgive:
             older = [cut for cut in self._forgiven.get(task, ()) if cut[1] < length]
             self._forgiven[task] = [*older, (incarnation, length)]  # the newest covers these
-            self._resolved.pop(task, None)
+            self._lost.pop(task, None)
             return
-        known = self._resolved.setdefault(task, [])
+        known = self._lost.setdefault(task, [])
         if (incarnation, length) not in known:
             known.append((incarnation, length))
 
     def truncate(self, positions: Mapping[int, int]) -> None:
         """These are floors now."""
-        for known in (self._resolved, self._forgiven):
+        for known in (self._cuts, self._lost, self._forgiven):
             for task, cuts in known.items():
                 known[task] = still_needed(cuts, positions.get(task, 0))
 
+    # --- log entries ------------------------------------------------------------------------------
+
+    def is_open(self, task: int) -> bool:
+        """Whether no fence says anything of this log: the usual case, on the path of every item."""
+        return task not in self._pending and task not in self._cuts
+
+    def must_wait(self, run: Run) -> bool:
+        """Whether it is not known yet which entries of `run` to hold, because the fence of its task
+        is pending."""
+        pending = self._pending.get(run.task)
+        return pending is not None and (run.incarnation >= pending.incarnation or self.forbids(run))
+
+    def forbids(self, run: Run) -> bool:
+        """Whether a fenced life wrote some of `run` after its log was read."""
+        return self.end_of(run) < run.end
+
+    def end_of(self, run: Run) -> int:
+        """The last position of `run` that no fence forbids."""
+        last = run.end
+        for fence, length in self._cuts.get(run.task, ()):
+            if run.incarnation < fence:
+                last = min(last, length)
+        pending = self._pending.get(run.task)
+        if pending is not None and run.incarnation < pending.incarnation:
+            last = min(last, pending.held)
+        return last
+
+    # --- dependencies -----------------------------------------------------------------------------
+
     def judge(self, dep: Dependencies) -> Trust:
-        if not self._pending and not self._resolved:
+        if not self._pending and not self._lost:
             return Trust.VALID
         result = Trust.VALID
         dep = self.clamp(dep)
         for task, (incarnation, position) in dep.items():
-            for fence, length in self._resolved.get(task, ()):
+            for fence, length in self._lost.get(task, ()):
                 if incarnation < fence and position > length:
                     return Trust.ORPHAN
             pending = self._pending.get(task)
-            if pending is not None and incarnation < pending[0] and position > pending[1]:
+            if (
+                pending is not None
+                and incarnation < pending.incarnation
+                and position > pending.known
+            ):
                 result = Trust.UNKNOWN
         return result
 
@@ -119,12 +180,15 @@ class Fences:
                     result[task] = Dependency(fence, length)
         return result
 
-    def check(self, pending: Mapping[int, Incarnation]) -> None:
-        """Assertions over the whole state; `pending`: the fences that the logs know of."""
-        assert pending == {task: incarnation for task, (incarnation, _) in self._pending.items()}
-        assert all(self.current.get(task) == number for task, number in pending.items())
-        for task, cuts in self._resolved.items():
-            assert all(incarnation <= self.current[task] for incarnation, _ in cuts)
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for task, pending in self._pending.items():
+            assert self.current[task] == pending.incarnation
+        for known in (self._cuts, self._lost, self._forgiven):
+            for task, cuts in known.items():
+                assert all(incarnation <= self.current[task] for incarnation, _ in cuts)
+                resolved = (incarnation == self.current[task] for incarnation, _ in cuts)
+                assert task not in self._pending or not any(resolved)
 
 
 def merge(into: Dependencies, dep: Dependencies) -> None:

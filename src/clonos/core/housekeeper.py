@@ -263,7 +263,7 @@ class HouseKeeper:
 
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
         stable = max(start - 1, 0)
-        self.book.append(msg.Run(task, Incarnation(term, n), start, tuple(records), stable))
+        self.holder.append(msg.Run(task, Incarnation(term, n), start, tuple(records), stable))
         self._unstable.add(task)  # for a reader that follows a growing journal
 
     def _read_item(self, channel: int, generation: int, seq: int, *rest: Any) -> None:
@@ -380,7 +380,7 @@ class HouseKeeper:
         """Log entries that only another holder had (recovery)."""
         for run in runs:
             before = self.book.length(run.task)
-            self.book.admit(run)
+            self.book.append(run)
             self._journal_new({run.task: before})
         self._deliver()
 
@@ -389,7 +389,7 @@ class HouseKeeper:
         output."""
         for run in words.runs:
             is_next = run.start <= self.length(run.task) + 1
-            if is_next and not self.book.must_wait(run) and not self.book.refuses(run):
+            if is_next and not self.fences.must_wait(run) and not self.fences.forbids(run):
                 self.append([run])
         if not words.runs:
             self.failed[words.task] = words.position, words.record
@@ -548,7 +548,7 @@ class HouseKeeper:
         for task, position in self.positions.items():
             self.book.begin_at(task, position)
         for run in runs:
-            self.book.admit(run)
+            self.book.append(run)
         self._unstable.update(self.positions)
 
     def keep_in_mind(self, kind: str, *values: Any) -> None:

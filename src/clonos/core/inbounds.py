@@ -134,7 +134,7 @@ class Inbounds:
             return None
         if end.reset_at is not None:
             return None  # sent before the sender knew that we start over
-        verdict = end.take(data, self._book)
+        verdict = end.take(data, self._holder)
         if verdict is Verdict.REFUSED:
             self.refuse(end)
         return verdict
@@ -285,7 +285,7 @@ class Inbounds:
             self.refuse(end)
         if cut.reset:
             end.consumed_dep = self._fences.clamp(end.consumed_dep)
-        if end.release_held(self._book) is Verdict.REFUSED:
+        if end.release_held(self._holder) is Verdict.REFUSED:
             self.refuse(end)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The causal log as its holders keep it: append, fence, read, cut, truncate.
+"""The causal log as its holders keep it: append, read, cut, truncate.
 
 Entry n of a task's log is what its n-th step asked of the world. A *holder* keeps the entries above
 the task's floor; every process (task, house-keeper) has one :class:`LogBook` for all the logs it
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from clonos.core.fences import Cut, still_needed
 from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
@@ -156,24 +155,23 @@ def _part(run: Run, first: int, end: int) -> Run:
 
 
 class LogBook:
-    """All logs that one process holds.
+    """All logs that one process holds. What may be held is not its concern (see
+    :class:`~clonos.core.holder.Holder`).
 
     Examples
     --------
     >>> book = LogBook()
     >>> book.append(Run(7, Incarnation(1, 0), 1, (b"a", b"b")))
     >>> book.append(Run(7, Incarnation(1, 0), 2, (b"b", b"c")))  # an overlap
-    >>> book.fence(7, Incarnation(1, 1))
-    3
-    >>> book.append(Run(7, Incarnation(1, 0), 4, (b"zombie",)))
     >>> book.length(7)
     3
+    >>> book.cut(7, 2)
+    >>> book.length(7)
+    2
     """
 
     def __init__(self) -> None:
         self._logs: dict[int, Log] = {}
-        self._fences: dict[int, list[Cut]] = {}  # resolved
-        self._pending: dict[int, tuple[Incarnation, int]] = {}
 
     def length(self, task: int) -> int:
         log = self._logs.get(task)
@@ -195,42 +193,8 @@ class LogBook:
         log = self._logs[task]
         return log.records[position - log.base - 1]
 
-    def _allowed(self, run: Run) -> int:
-        """The last position of `run` that no fence forbids."""
-        last = run.end
-        for fence, length in self._fences.get(run.task, ()):
-            if run.incarnation < fence:
-                last = min(last, length)
-        pending = self._pending.get(run.task)
-        if pending is not None and run.incarnation < pending[0]:
-            last = min(last, pending[1])
-        return last
-
-    def is_open(self, task: int) -> bool:
-        """Whether no fence says anything of this log: the usual case, on the path of every item."""
-        return task not in self._pending and task not in self._fences
-
-    def must_wait(self, run: Run) -> bool:
-        """Whether it is not known yet which entries of `run` to hold, because the fence of its task
-        is pending."""
-        pending = self._pending.get(run.task)
-        return pending is not None and (run.incarnation >= pending[0] or self.refuses(run))
-
-    def refuses(self, run: Run) -> bool:
-        """Whether a fenced life wrote some of `run` after its log was read."""
-        return self._allowed(run) < run.end
-
     def append(self, run: Run) -> None:
-        """Hold what is new in `run`, except what a fenced life wrote beyond the fence."""
-        keep = self._allowed(run) - run.start + 1
-        if keep <= 0:
-            return
-        if keep < len(run.records):
-            run = Run(run.task, run.incarnation, run.start, run.records[:keep], run.stable)
-        self.admit(run)
-
-    def admit(self, run: Run) -> None:
-        """Hold what is new in `run`, fenced or not: it was read from a holder after the fence."""
+        """Hold what is new in `run`."""
         log = self._logs.get(run.task)
         if log is None:
             log = self._logs[run.task] = Log()
@@ -240,21 +204,8 @@ class LogBook:
         """Forget a task's log; the next entry to be held is the one after `position`."""
         self._logs[task] = Log(position)
 
-    def fence(self, task: int, incarnation: Incarnation) -> int:
-        """From now on reject lower incarnations; return how much is held."""
-        length = self.length(task)
-        known = [fence for fence, _ in self._fences.get(task, ())]
-        if task in self._pending:
-            known.append(self._pending[task][0])
-        if all(incarnation > fence for fence in known):
-            self._pending[task] = (incarnation, length)
-        return length
-
-    def resolve(self, task: int, incarnation: Incarnation, length: int) -> None:
-        """The fenced log survives up to `length`, which may be less or more than held here."""
-        if task in self._pending and self._pending[task][0] <= incarnation:
-            del self._pending[task]
-        self._fences.setdefault(task, []).append((incarnation, length))
+    def cut(self, task: int, length: int) -> None:
+        """Drop the entries after `length`."""
         if task in self._logs:
             self._logs[task].cut(length)
 
@@ -262,14 +213,8 @@ class LogBook:
         log = self._logs.get(task)
         return list(log.runs(task, start, stable)) if log else []
 
-    def pass_by(self, task: int, position: int) -> None:
-        """`position` is the floor of a task whose log is not held here."""
-        if task in self._fences:
-            self._fences[task] = still_needed(self._fences[task], position)
-
     def truncate(self, task: int, position: int) -> None:
         """`position` is the task's floor now."""
-        self.pass_by(task, position)
         log = self._logs.get(task)
         if log is None:
             log = self._logs[task] = Log(position)
@@ -278,10 +223,6 @@ class LogBook:
     @property
     def nbytes(self) -> int:
         return sum(log.nbytes for log in self._logs.values())
-
-    def pending(self) -> dict[int, Incarnation]:
-        """The fences that are not yet resolved."""
-        return {task: incarnation for task, (incarnation, _) in self._pending.items()}
 
     def check(self) -> None:
         """Assertions over the whole state."""

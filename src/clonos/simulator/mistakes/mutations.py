@@ -13,7 +13,6 @@ from clonos.cluster.lookout import Lookout
 from clonos.core import checkpoints as checkpoints_module
 from clonos.core import fences as fences_module
 from clonos.core import history as history_module
-from clonos.core import log as log_module
 from clonos.core import recovery as recovery_module
 from clonos.core import task as task_module
 from clonos.core.blame import Blame
@@ -176,9 +175,7 @@ MUTATIONS: dict[str, Mutation] = {
     "received orphans are kept": mutation(
         "no orphans", (Inbound, "drop_orphans", constant(False)), kind=EDGE
     ),
-    "lost entries are kept": mutation(
-        "no orphans", (LogBook, "resolve", wrong.cut_nothing), kind=EDGE
-    ),
+    "lost entries are kept": mutation("no orphans", (LogBook, "cut", constant(None)), kind=EDGE),
     "what may yet be lost is taken": mutation(
         "no orphans", (Fences, "judge", wrong.never_unknown), kind=EDGE
     ),
@@ -188,7 +185,6 @@ MUTATIONS: dict[str, Mutation] = {
     "cuts are forgotten at the floor": mutation(
         "no orphans",
         (fences_module, "still_needed", wrong.need_none),
-        (log_module, "still_needed", wrong.need_none),
         kind=EDGE,
     ),
     "what is merely held is said to be stable": mutation(
@@ -218,7 +214,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "no life is refused": mutation("fencing", (Fences, "refuses", constant(False))),
     "a fence is answered and forgotten": mutation(
-        "fencing", (LogBook, "fence", wrong.fence_without_effect), kind=HARSH
+        "fencing", (Fences, "announce", wrong.fence_without_effect), kind=HARSH
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", (TaskMachine, "_on_layer_stored", wrong.truncate_when_stored)
@@ -429,7 +425,7 @@ MUTATIONS: dict[str, Mutation] = {
         "sound state", (Outbound, "_down", wrong.unchanged("relaxed"))
     ),
     "a resolved fence stays pending": mutation(
-        "sound state", (LogBook, "resolve", wrong.unchanged("_pending"))
+        "sound state", (Fences, "resolve", wrong.unchanged("_pending"))
     ),
     "what was replayed counts as still to come": mutation(
         "sound state", (TaskMachine, "_if_replayed", wrong.unchanged("_future"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -15,12 +16,12 @@ from clonos.core.decisions import Done
 from clonos.core.determinants import Clock, Determinant, Outcomes, Timer
 from clonos.core.events import Trial
 from clonos.core.fences import Fences, Trust, merge
+from clonos.core.holder import Holder
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
 from clonos.core.life import Phase
-from clonos.core.log import LogBook
 from clonos.core.markers import EpochState, Markers
 from clonos.core.messages import Dependencies, Item
 from clonos.core.outbounds import Outbounds
@@ -46,9 +47,9 @@ def constant(value: Any) -> Callable[[Any], Any]:
 
 
 def without_delta(original: Any) -> Any:
-    def take(self: Inbound, data: msg.Data, book: LogBook) -> Any:
+    def take(self: Inbound, data: msg.Data, holder: Holder) -> Any:
         is_task = self.spec.receiver != HOUSE_KEEPER
-        return original(self, replace(data, runs=()) if is_task else data, book)
+        return original(self, replace(data, runs=()) if is_task else data, holder)
 
     return take
 
@@ -70,8 +71,13 @@ def start_over(original: Any) -> Any:
     return resume
 
 
-def fence_without_effect(_: Any) -> Any:
-    return lambda self, task, *_: self.length(task)
+def fence_without_effect(original: Any) -> Any:
+    """Whatever a fenced life wrote goes on to be held."""
+
+    def announce(self: Fences, task: int, incarnation: Any, _: int, known: int) -> None:
+        original(self, task, incarnation, sys.maxsize, known)
+
+    return announce
 
 
 def first_answer(original: Any) -> Any:
@@ -376,16 +382,6 @@ def floor_of_next(original: Any) -> Any:
         original(self, replace(command, positions={**command.positions, **positions}))
 
     return floor
-
-
-def cut_nothing(original: Any) -> Any:
-    def resolve(self: LogBook, task: int, incarnation: Any, length: int) -> None:
-        log = self._logs.pop(task, None)
-        original(self, task, incarnation, length)
-        if log is not None:
-            self._logs[task] = log
-
-    return resolve
 
 
 def continue_at_the_end(_: Any) -> Any:
