@@ -98,8 +98,3 @@ of what a source no longer reads, (source, its name)
             return dropped
     remedy = "give a list of operators' names; of what a source no longer reads, (source, its name)"
     raise WrongType(f"drop_state={dropped!r}", where=where, remedy=remedy)
-
-
-def state_options(drop_state: Any, renamed: Any, where: str) -> dict[str, Any]:
-    """What becomes of state in an upgrade; see :func:`drops_of` and :func:`renames_of`."""
-    return {"drop_state": drops_of(drop_state, where), "renamed": renames_of(renamed, where)}

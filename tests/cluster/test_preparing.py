@@ -22,6 +22,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import CannotUpgrade, NotSettled
 from clonos.nodes.events import RoundBegins, StopAsked
+from clonos.upgrade.names import ALL_STAYS, StateChanges
 from clonos.upgrade.prepare import Prepared
 from tests.processes import is_there
 
@@ -84,7 +85,7 @@ class Running:
         )
         loop: Any = SimpleNamespace(over=threading.Event(), error=None)
         self.succession = Succession(setup, loop, 0.1)
-        self.succession.prepare(job(2), (), {})
+        self.succession.prepare(job(2), ALL_STAYS)
 
     def hear(self, event: Any) -> None:
         """The driver hears of an event."""
@@ -176,9 +177,9 @@ def test_a_job_that_does_not_settle_keeps_nothing_of_what_was_shared_out(monkeyp
 
 def test_a_name_that_the_job_does_not_know_is_refused_before_the_pause(monkeypatch):
     running = Running("shares_out", monkeypatch)
-    running.succession.require(job(2), ["once"], {})
+    running.succession.require(job(2), StateChanges(["once"]))
     with pytest.raises(CannotUpgrade, match="drop_state names 'twice'"):
-        running.succession.require(job(2), ["twice"], {})
+        running.succession.require(job(2), StateChanges(["twice"]))
     running.succession.give_up()
 
 

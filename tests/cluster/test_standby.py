@@ -21,7 +21,6 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile
 from clonos.cluster.former import NOBODY
 from clonos.cluster.patience import Patience
-from clonos.cluster.run_options import ALL_STAYS
 from clonos.cluster.takeover import Takeover
 from clonos.core.version import VERSION
 from clonos.errors import (
@@ -39,6 +38,7 @@ from clonos.nodes.waiting import Waiting
 from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal
 from clonos.storage.postgres_disk import PostgresDisk
+from clonos.upgrade.names import ALL_STAYS
 
 
 def fails(event: JournalFailed) -> None:
@@ -158,7 +158,7 @@ def opened(
     )
     takeover = Takeover("words", look=look, stands_by=True)
     file = setup.DriverSetup._open_journal(driver, takeover)
-    how: Any = {"is_upgrade": job is not None, "of_state": ALL_STAYS}
+    how: Any = {"is_upgrade": job is not None, "changes": ALL_STAYS}
     how["has_waited"] = takeover.has_waited
     try:
         setup.DriverSetup._recover(driver, file, NOBODY, ExitStack(), **how)

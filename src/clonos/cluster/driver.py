@@ -18,7 +18,7 @@ from clonos.cluster.loop import STOP_S, DriverLoop
 from clonos.cluster.moves import Mover
 from clonos.cluster.not_ended import goes_on
 from clonos.cluster.result import JobResult
-from clonos.cluster.run_options import ALL_STAYS, RunOptions
+from clonos.cluster.run_options import RunOptions
 from clonos.cluster.running_past import RunningPast
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.succession import Succession, after_the_switch
@@ -30,9 +30,10 @@ from clonos.graph.replaced import replaced
 from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
-from clonos.options import state_options
+from clonos.options import drops_of, renames_of
 from clonos.runtime.interpreter import low_latency
 from clonos.storage.files import Durability
+from clonos.upgrade.names import ALL_STAYS, NOTHING_RENAMED, StateChanges
 from clonos.upgrade.switch import require_stored
 from clonos.watch.picture import in_notebook
 
@@ -151,7 +152,7 @@ class RunningJob(RunningPast):
                     listeners=listeners,
                     ui_port=ui_port,
                     upgrade=upgrade,
-                    of_state={"drop_state": drop_state, "renamed": renamed or {}},
+                    changes=StateChanges(drop_state, renamed or NOTHING_RENAMED),
                 )
             )
 
@@ -290,7 +291,8 @@ class RunningJob(RunningPast):
         --------
         >>> running.upgrade(define(prompt="Be brief."))  # doctest: +SKIP
         """
-        changes = state_options(drop_state, renamed, "running.upgrade")
+        where = "running.upgrade"
+        changes = StateChanges(drops_of(drop_state, where), renames_of(renamed, where))
         self._replace(lambda: job.graph, parse_duration(within) / 1000, changes)
 
     def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
@@ -358,7 +360,7 @@ class RunningJob(RunningPast):
         self,
         made: Callable[[], LogicalGraph],
         settle_s: float,
-        of_state: Mapping[str, Any] = ALL_STAYS,
+        changes: StateChanges = ALL_STAYS,
     ) -> None:
         with self._succeeding:  # a change begins with what the one before it has come to
             graph = made()
@@ -366,14 +368,14 @@ class RunningJob(RunningPast):
             self._require_no_stop()
             require_stored(self._setup.compiled.plan)
             with low_latency():  # between two drivers, too
-                self._succeed(compiled, settle_s, of_state)
+                self._succeed(compiled, settle_s, changes)
             self.graph = graph
 
-    def _succeed(self, compiled: CompiledJob, settle_s: float, of_state: Mapping[str, Any]) -> None:
+    def _succeed(self, compiled: CompiledJob, settle_s: float, changes: StateChanges) -> None:
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
-        succession.require(compiled, **of_state)
-        succession.prepare(compiled, **of_state)
+        succession.require(compiled, changes)
+        succession.prepare(compiled, changes)
         ui_port = page.port if page is not None else None
         delivered, leaving = lambda: before.node.delivered, lambda: before.pool.running
         try:
@@ -385,7 +387,7 @@ class RunningJob(RunningPast):
                     standby=True,
                     ui_port=ui_port,
                     upgrade=True,
-                    of_state=of_state,
+                    changes=changes,
                     look=succession.look,
                     former=Former(lambda: succession.prepared, delivered, leaving),
                 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from clonos.storage.files import Durability
-
-ALL_STAYS: Final[Mapping[str, Any]] = {"drop_state": (), "renamed": {}}
-"""No state goes, and none goes elsewhere."""
 
 
 @dataclass(frozen=True)

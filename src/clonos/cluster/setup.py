@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -27,7 +27,7 @@ from clonos.cluster.lookout import Lookout
 from clonos.cluster.moves import Executors
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
-from clonos.cluster.run_options import ALL_STAYS, RunOptions
+from clonos.cluster.run_options import RunOptions
 from clonos.cluster.shipping import seals_of, ship
 from clonos.cluster.sink_places import added_sinks, claimed, claims_of, end_left
 from clonos.cluster.stages import begins
@@ -71,6 +71,7 @@ from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 from clonos.upgrade.layers import require_continuable
+from clonos.upgrade.names import ALL_STAYS, StateChanges
 from clonos.upgrade.renamed import shape_before
 from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
@@ -88,10 +89,8 @@ class DriverSetup:
 
     Parameters
     ----------
-    standby, listeners, ui_port, upgrade
+    standby, listeners, ui_port, upgrade, changes
         See :class:`~clonos.cluster.driver.RunningJob`.
-    of_state
-        Which state goes, and which goes elsewhere.
     look, goes_on
         See :class:`~clonos.cluster.takeover.Takeover`.
     former
@@ -108,7 +107,7 @@ class DriverSetup:
         listeners: Sequence[Listener] = (),
         ui_port: int | None = None,
         upgrade: bool = False,
-        of_state: Mapping[str, Any] = ALL_STAYS,
+        changes: StateChanges = ALL_STAYS,
         look: Look | None = None,
         former: Former = NOBODY,
         goes_on: bool = False,
@@ -138,7 +137,7 @@ class DriverSetup:
             undo.callback(file.close)
             self._stores = takeover.patience(self.warn)
             recover = partial(self._recover, file, former, undo, has_waited=takeover.has_waited)
-            recovered = self._stores(partial(recover, is_upgrade=upgrade, of_state=of_state))
+            recovered = self._stores(partial(recover, is_upgrade=upgrade, changes=changes))
             self._stores(partial(self._claim, undo))
             if waiting is None:
                 self._equip(undo)
@@ -342,7 +341,7 @@ class DriverSetup:
         *,
         has_waited: bool,
         is_upgrade: bool,
-        of_state: Mapping[str, Any],
+        changes: StateChanges,
     ) -> list[Deliver]:
         """Read the journal and begin a term. Before that, replace the plan if another graph should
         go on. Return the outputs that the journal has."""
@@ -352,16 +351,16 @@ class DriverSetup:
             directory.require(compiled, version)
         self._look_back(version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
-        renames_states = directory.is_to_rename(of_state["renamed"], version)
+        renames_states = directory.is_to_rename(changes.renamed, version)
         if directory.is_same(compiled, version) and not renames_states:
-            for option, names in of_state.items():  # a driver that then died may have switched
+            for option, names in vars(changes).items():  # a driver that then died may have switched
                 if names:
                     self.warn(f"{option}={names!r} does nothing: the job has this graph already")
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
             return recovered
         require_continuable(directory.graph(version), compiled, directory.retired(version))
-        drop_state, renamed = of_state["drop_state"], of_state["renamed"]
+        drop_state, renamed = changes.drop_state, changes.renamed
         before = shape_before(directory.graph(version), compiled, renamed, drop_state)
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)

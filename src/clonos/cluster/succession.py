@@ -40,7 +40,7 @@ from clonos.graph.description import describe
 from clonos.nodes.events import EndIsNear, RoundBegins, StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable, require_droppable
-from clonos.upgrade.names import Renamed
+from clonos.upgrade.names import StateChanges
 from clonos.upgrade.prepare import LAST_ROUNDS, NOTHING, ROUNDS, Prepared
 from clonos.upgrade.renamed import shape_before
 
@@ -89,13 +89,14 @@ class Succession:
         self._aside: Aside | None = None
         self._may_pause = threading.Event()
 
-    def prepare(self, compiled: CompiledJob, drop_state: Collection[Any], renamed: Renamed) -> None:
+    def prepare(self, compiled: CompiledJob, changes: StateChanges) -> None:
         """Have another process share out the present values by key while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
         self._setup.inbox.put(EndIsNear())
         begins("sharing out", self._setup.compiled.name)
         # Whether all state stays where it is.
-        self._stays = describe(before) == describe(compiled) and not self._renames_states(renamed)
+        is_same = describe(before) == describe(compiled)
+        self._stays = is_same and not self._renames_states(changes)
         if self._stays:
             self._is_ahead.set()
             self._is_prepared.set()
@@ -107,15 +108,15 @@ class Succession:
             "durability": self._setup.durability,
             # Of the next driver's term, so that this one does not take it for litter.
             "maker": Incarnation(self._setup.keeper.term + 1, _BY_NO_TASK + randbelow(_BY_NO_TASK)),
-            "drop_state": tuple(drop_state),
-            "renamed": dict(renamed),
+            "drop_state": tuple(changes.drop_state),
+            "renamed": dict(changes.renamed),
         }
         thread = threading.Thread(target=self._prepare, args=(request,), daemon=True)
         thread.start()
 
-    def _renames_states(self, renamed: Renamed) -> bool:
+    def _renames_states(self, changes: StateChanges) -> bool:
         version = self._setup.keeper.version
-        return self._setup.directory.is_to_rename(renamed, version)
+        return self._setup.directory.is_to_rename(changes.renamed, version)
 
     def _prepare(self, request: dict[str, Any]) -> None:
         try:
@@ -198,7 +199,7 @@ class Succession:
         """The values that were shared out."""
         return self._so_far if self._is_prepared.is_set() else NOTHING
 
-    def require(self, compiled: CompiledJob, drop_state: Collection[Any], renamed: Renamed) -> None:
+    def require(self, compiled: CompiledJob, changes: StateChanges) -> None:
         """Check that the job can go on with another graph, as far as that does not depend on its
         state.
 
@@ -224,10 +225,10 @@ class Succession:
                 remedy="leave it as it was",
             )
         is_same = (known := describe(before)) == describe(compiled)
-        if not is_same or self._renames_states(renamed):
+        if not is_same or self._renames_states(changes):
             require_continuable(known, compiled, directory.retired(self._setup.keeper.version))
-            shape = shape_before(known, compiled, renamed, drop_state)
-            require_droppable(shape, compiled, drop_state)
+            shape = shape_before(known, compiled, changes.renamed, changes.drop_state)
+            require_droppable(shape, compiled, changes.drop_state)
 
     def look(self, waiting: Waiting | None) -> bool:
         """Called while the next driver waits for the journal: whether the journal is free.

@@ -1,14 +1,26 @@
-"""What has another name in the next graph: operators, and states of a `Process`."""
+"""What becomes of state in the next graph, by name: of operators, and of states of a `Process`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
 Renamed = Mapping[Any, str]
 """Present names, by former name of an operator, or by (operator, former name of its state)."""
 NOTHING_RENAMED: Final[Renamed] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class StateChanges:
+    """Which state goes (``drop_state=``), and which goes elsewhere (``renamed=``)."""
+
+    drop_state: Collection[Any] = ()
+    renamed: Renamed = field(default_factory=dict)
+
+
+ALL_STAYS: Final = StateChanges()
 
 
 def operators_in(renamed: Renamed) -> dict[str, str]:
