@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from clonos.core.plan import ChannelSpec, Plan, TaskSpec
-from clonos.core.rivals import AGAIN_MS, HOLDS_MS, REST_MS, Paces, Rivals, Sample
+from clonos.core.rivals import AGAIN_MS, HOLDS_MS, REST_MS, Paces, PaceSample, Rivals
 from clonos.core.roster import Roster
 
 LOOK_MS = 250
@@ -221,7 +221,7 @@ def test_effects_and_lone_tasks_are_left_alone():
 def test_another_life_counts_from_nothing():
     paces = Paces(plan())
     for n in range(8):
-        paces.told(1, Sample(n * LOOK_MS, n * 1000, n * 100))
-        paces.told(2, Sample(n * LOOK_MS, n * 1000, n * 100))
-    assert not paces.told(1, Sample(8 * LOOK_MS, 10, 200))
-    assert not paces.told(1, Sample(9 * LOOK_MS, 20, 450))
+        paces.told(1, PaceSample(n * LOOK_MS, n * 1000, n * 100))
+        paces.told(2, PaceSample(n * LOOK_MS, n * 1000, n * 100))
+    assert not paces.told(1, PaceSample(8 * LOOK_MS, 10, 200))
+    assert not paces.told(1, PaceSample(9 * LOOK_MS, 20, 450))

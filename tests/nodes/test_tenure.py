@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from clonos.core.mandate import MANDATE_S, MandateAsked, MandateGiven
-from clonos.nodes.tenure import ECHO_S, LATE, LOOKS, LOOKS_FOR_EFFECTS, Sight, Term
+from clonos.nodes.tenure import ECHO_S, LATE, LOOKS, LOOKS_FOR_EFFECTS, Sight, Tenure
 
 EVERY_S = ECHO_S / LOOKS
 
@@ -17,7 +17,7 @@ class World:
 
     def __init__(self, ticks_s: float = 100.0, wall_s: float = 1e9) -> None:
         self.ticks_s, self.wall_s, self.looks = ticks_s, wall_s, 0
-        self.term = Term("etl", self.look)
+        self.term = Tenure("etl", self.look)
 
     def look(self) -> None:
         self.looks += 1

@@ -8,7 +8,7 @@ import pytest
 
 from clonos.core.mandate import Mandate, MandateAsked, MandateGiven
 from clonos.nodes.slot import SlotNode
-from clonos.nodes.tenure import Term
+from clonos.nodes.tenure import Tenure
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour
 from clonos.simulator.processes.calls import SlotCalls
@@ -71,7 +71,7 @@ def test_who_counts_from_when_it_hears_is_found_out(monkeypatch: pytest.MonkeyPa
 def test_who_gives_mandates_without_having_looked_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Term, "mandate", lambda _, asked, __: MandateGiven(asked.asked_ms, 0))
+    monkeypatch.setattr(Tenure, "mandate", lambda _, asked, __: MandateGiven(asked.asked_ms, 0))
     found_out("cut off")
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from clonos.errors import JournalInUse, OtherJournal
-from clonos.nodes.tenure import LOOKS, Sight, Term
+from clonos.nodes.tenure import LOOKS, Sight, Tenure
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
@@ -92,22 +92,22 @@ def test_what_the_first_hears_when_the_second_has_begun_is_lost_with_it() -> Non
 
 
 def test_who_takes_its_claim_for_a_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Term.tick
+    right = Tenure.tick
 
-    def tick(self: Term, ticks_s: float, wall_s: float) -> None:
+    def tick(self: Tenure, ticks_s: float, wall_s: float) -> None:
         if self.is_unsure and not self._wall_s:
             self._ticks_s, self._wall_s, self._next_s = ticks_s, wall_s, self._echo_s / LOOKS
             self._machine.on(Sight.OURS)
         right(self, ticks_s, wall_s)
 
-    monkeypatch.setattr(Term, "tick", tick)
+    monkeypatch.setattr(Tenure, "tick", tick)
     result = simulate(66000477)
     assert result.invariant == "one driver", result
 
 
 def test_who_does_not_look_when_it_wakes_up_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Term, "is_unsure", property(lambda _: False))
-    monkeypatch.setattr(Term, "is_lost", property(lambda _: False))
+    monkeypatch.setattr(Tenure, "is_unsure", property(lambda _: False))
+    monkeypatch.setattr(Tenure, "is_lost", property(lambda _: False))
 
     def wake_up() -> None:
         for seed in range(20):

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.core.content import Held
+from clonos.core.content import InMemory
 from clonos.operators.windows.content import Folded, Ranking, Top
 from clonos.operators.windows.kinds import FOR_EVER, Fixed, Given, Window
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state.deltas import Delta, decode_delta, merge_deltas, open_delta
 from clonos.state.kept import kept_of
 from clonos.state.large_pieces import LargePieceStore
-from clonos.state.piece_runs import Told
+from clonos.state.piece_runs import Unreported
 from clonos.state.pieces import END, START, PieceStore, numbers
 from clonos.state.runs import Run, write_values
 from clonos.state.stores import Facts
@@ -195,8 +195,8 @@ def test_times_before_all_places_fire_in_order():
 def test_a_large_run_is_reported_by_a_few_layers():
     blocks: list[bytes] = []
     values: dict[bytes, bytes | None] = {b"%d" % n: b"x" * 50 for n in range(2_000)}
-    run = Run(write_values(values, [n % 128 for n in range(2_000)], blocks.append), Held(b""))
-    told, layers = Told(run, 0), 0
+    run = Run(write_values(values, [n % 128 for n in range(2_000)], blocks.append), InMemory(b""))
+    told, layers = Unreported(run, 0), 0
     while not told.is_over:
         told.next(1)
         layers += 1

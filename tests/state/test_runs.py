@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clonos.core.content import Chunks, Held, Part
+from clonos.core.content import Chunks, InMemory, Part
 from clonos.core.layer import decode_layer, encode_layer
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
@@ -78,7 +78,7 @@ def test_rows_of_a_part_of_the_hashes():
 
 
 def test_most_blocks_are_not_read_for_keys_that_are_not_there():
-    class Counted(Held):
+    class Counted(InMemory):
         reads = 0
 
         def read(self, start, end):
@@ -92,7 +92,7 @@ def test_most_blocks_are_not_read_for_keys_that_are_not_there():
 
 
 def test_blocks_of_many_keys_are_asked_for_before_the_first_is_read():
-    class Asked(Held):
+    class Asked(InMemory):
         def read(self, start, end):
             story.append(("read", start, end))
             return super().read(start, end)
@@ -139,7 +139,7 @@ def test_a_changed_byte_is_noticed_when_it_is_read(in_memory):
 
     def read(data):
         nonlocal opened
-        layer = decode_layer(data if in_memory else Part(Held(data), 0, len(data)))
+        layer = decode_layer(data if in_memory else Part(InMemory(data), 0, len(data)))
         opened += 1
         ((_, run),) = open_delta(layer.delta).runs
         return dict(run.items())

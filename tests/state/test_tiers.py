@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clonos.core.content import Held
+from clonos.core.content import InMemory
 from clonos.runtime.shelf import Order
 from clonos.state import tiers
 from clonos.state.runs import Index, Run, in_memory, write_values
@@ -48,7 +48,7 @@ def _write(writer: Any, keys: int) -> None:
     blocks: list[bytes] = []
     tier = Tier(range(keys))
     index = write_values(tier.values, (), blocks.append)
-    for rows in Run(index, Held(b"".join(blocks))).parts():
+    for rows in Run(index, InMemory(b"".join(blocks))).parts():
         writer.add(rows)
 
 

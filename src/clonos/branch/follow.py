@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from clonos.branch.answers import Answers
 from clonos.branch.compare import Comparison
-from clonos.branch.original import Asked, Note, Recorded, RecordedReplay, Recording
+from clonos.branch.original import Asked, Recorded, RecordedReplay, Recording, StepNote
 from clonos.branch.tally import Tally
 from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.calls import CallId
@@ -48,7 +48,7 @@ class Done(NamedTuple):
 
     task: int
     position: int
-    note: Note
+    note: StepNote
     rows: tuple[pa.RecordBatch, ...]
     outputs: tuple[tuple[str, pa.RecordBatch], ...]
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 
-from clonos.branch.original import Asked, Note, Original, Question
+from clonos.branch.original import Asked, Original, Question, StepNote
 from clonos.branch.rows import Rows
 from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.determinants import decode_record, encode_record
@@ -71,16 +71,16 @@ def _with(
         yield task, step, batch
 
 
-def _packed(note: Note) -> list[Any]:
+def _packed(note: StepNote) -> list[Any]:
     left_out = [to_bytes(batch) for batch in note.left_out]
     return [encode_record([note.cause]), note.kind, note.clock_ms, note.wake_ms, left_out]
 
 
-def _note(packed: list[Any]) -> Note:
+def _note(packed: list[Any]) -> StepNote:
     record, kind, clock_ms, wake_ms, left_out = packed
     (cause,) = decode_record(record)
     kind = None if kind is None else Kind(kind)
-    return Note(cause, kind, clock_ms, wake_ms, tuple(map(from_bytes, left_out)))
+    return StepNote(cause, kind, clock_ms, wake_ms, tuple(map(from_bytes, left_out)))
 
 
 def _outputs(folder: Path, number: int) -> Path:

@@ -67,7 +67,7 @@ class Asked:
     answer: bytes = b""
 
 
-class Note(NamedTuple):
+class StepNote(NamedTuple):
     """Facts about a step beyond its log entry: the kind of items that it took, the newest clock
     reading, when its task wants to be woken next, and which rows were left out, because they kill
     the process."""
@@ -216,7 +216,7 @@ class Original:
     """
 
     order: list[int] = field(default_factory=list)
-    notes: dict[int, list[Note]] = field(default_factory=dict)
+    notes: dict[int, list[StepNote]] = field(default_factory=dict)
     rows: dict[int, Rows] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     outputs: dict[str, list[tuple[int, int, pa.RecordBatch]]] = field(default_factory=dict)
@@ -330,7 +330,7 @@ class Recording:
         self._found.order.append(number)
         read = [one.now_ms for one in (cause, *rest) if isinstance(one, Clock | Timer)]
         clock_ms = read[0] if read else machine.clock_ms
-        note = Note(cause, program.kind, clock_ms, machine.wake_ms, program.left_out)
+        note = StepNote(cause, program.kind, clock_ms, machine.wake_ms, program.left_out)
         self._found.notes[number].append(note)
         if program.took and not isinstance(cause, Order):
             for batch in program.took:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from clonos.blame import in_short
 from clonos.branch.answers import Answers
-from clonos.branch.original import Asked, Note, asked_now, question_of
+from clonos.branch.original import Asked, StepNote, asked_now, question_of
 from clonos.columns.batches import seal
 from clonos.columns.row_codec import RowCodec
 from clonos.core.calls import CallId, Outcome, Request
@@ -142,7 +142,7 @@ class BranchedTask:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def step(self, note: Note) -> None:
+    def step(self, note: StepNote) -> None:
         """Handle the next entry of the log.
 
         Raises
@@ -181,7 +181,7 @@ class BranchedTask:
                     self._do(program.on_outcomes, [_outcome(*one) for one in due])
         self._wake_then_ms = note.wake_ms
 
-    def _fire_before(self, note: Note) -> None:
+    def _fire_before(self, note: StepNote) -> None:
         """Fire timers that the job did not have. The log has the times of the others."""
         while (
             self._wake_ms is not None

@@ -34,12 +34,12 @@ class Encodable(Protocol):
     def encoded(self) -> Chunks: ...
 
 
-class Held:
+class InMemory:
     """Bytes in memory.
 
     Examples
     --------
-    >>> Held(b"abc").read(1, 9)
+    >>> InMemory(b"abc").read(1, 9)
     b'bc'
     """
 
@@ -64,7 +64,7 @@ class Part:
 
     Examples
     --------
-    >>> part = Part(Held(b"abcdef"), 2, 5)
+    >>> part = Part(InMemory(b"abcdef"), 2, 5)
     >>> len(part), part.read(1, 9)
     (3, b'de')
     """
@@ -116,7 +116,7 @@ class Chunks:
 
     Examples
     --------
-    >>> chunks = Chunks([b"ab", Held(b"cd")])
+    >>> chunks = Chunks([b"ab", InMemory(b"cd")])
     >>> len(chunks), bytes(chunks), chunks.digest() == Chunks([b"abcd"]).digest()
     (4, b'abcd', True)
     >>> chunks.read(1, 3)
@@ -173,7 +173,7 @@ def chunks_of(content: bytes | Content) -> Chunks:
 
 def content_of(content: bytes | Content) -> Content:
     """The same content, to be read."""
-    return Held(content) if isinstance(content, bytes) else content
+    return InMemory(content) if isinstance(content, bytes) else content
 
 
 def pieces_of(content: Any) -> Iterable[Any]:

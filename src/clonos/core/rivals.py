@@ -56,7 +56,7 @@ def median_low(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-class Sample(NamedTuple):
+class PaceSample(NamedTuple):
     """How many rows a life of a task has taken, and for how long it was busy. ``step_ms``: the part
     of this in a step whose rows are not counted yet."""
 
@@ -75,14 +75,14 @@ class Sample(NamedTuple):
 class _Pace:
     """The pace of one task. ``cost``: ms per row; ``slow_since``: None if it is not slow."""
 
-    samples: deque[Sample] = field(default_factory=deque)
+    samples: deque[PaceSample] = field(default_factory=deque)
     cost: float | None = None
     known_ms: int = 0
     is_busy: bool = False
     slow_since: int | None = None
     worst: deque[tuple[int, float]] = field(default_factory=deque)  # ratio, by second
 
-    def take(self, sample: Sample) -> None:
+    def take(self, sample: PaceSample) -> None:
         samples = self.samples
         if samples and (sample.rows < samples[-1].rows or sample.busy_ms < samples[-1].busy_ms):
             samples.clear()  # another life
@@ -98,7 +98,7 @@ class _Pace:
             self.cost, self.known_ms = spent_ms / rows, sample.at_ms
 
     @staticmethod
-    def _is_old(first: Sample, second: Sample, newest: Sample) -> bool:
+    def _is_old(first: PaceSample, second: PaceSample, newest: PaceSample) -> bool:
         """Whether a sample is no longer needed. While no step ends, older samples count."""
         passed_ms = newest.at_ms - first.at_ms
         is_enough = newest.rows > second.rows and newest.at_ms - second.at_ms >= ENOUGH_MS
@@ -137,7 +137,7 @@ class Paces:
             pace.samples.clear()
             pace.slow_since = None
 
-    def told(self, task: int, sample: Sample) -> bool:
+    def told(self, task: int, sample: PaceSample) -> bool:
         """A task reports. Return whether it has been slow for long enough."""
         pace, now_ms = self._of[task], sample.at_ms
         pace.take(sample)
@@ -195,7 +195,7 @@ class Rivals:
         busy_ms = counters.get("busy_ms", -1)
         if busy_ms < 0:
             return False
-        sample = Sample(now_ms, counters.get("rows", 0), busy_ms, counters.get("step_ms", 0))
+        sample = PaceSample(now_ms, counters.get("rows", 0), busy_ms, counters.get("step_ms", 0))
         cell = self._roster.plan.cell_of[task]
         if not self._paces.told(task, sample) or not self._may_overtake(cell, now_ms):
             return False

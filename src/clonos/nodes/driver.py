@@ -32,7 +32,7 @@ from clonos.nodes.progress import Chronicle
 from clonos.nodes.pulses import Pulses, frozen, stuck
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.settling import Settling
-from clonos.nodes.tenure import LOOKS, LOOKS_FOR_EFFECTS, Term, TermSeen
+from clonos.nodes.tenure import LOOKS, LOOKS_FOR_EFFECTS, Tenure, TermSeen
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
 from clonos.nodes.waiting import PAUSE_MAX_S, Waiting, places_of
 from clonos.transport.events import (
@@ -110,7 +110,7 @@ class DriverNode:
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
         looks = LOOKS_FOR_EFFECTS if self.plan.needs_mandates else LOOKS
-        self._term = Term(settings.name, ports.lookout.look, settings.echo_s, looks)
+        self._tenure = Tenure(settings.name, ports.lookout.look, settings.echo_s, looks)
         self.commits = commits.Commits(
             keeper,
             ports.journal,
@@ -118,7 +118,7 @@ class DriverNode:
             self._let_out,
             self._stuck,
             settings.rotate_bytes,
-            clock=lambda: self._term.now_s,
+            clock=lambda: self._tenure.now_s,
         )
         self.layers = LayerCare(ports.merger, settings.grace_s)
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
@@ -167,7 +167,7 @@ class DriverNode:
     @property
     def may_delete(self) -> bool:
         """Whether it is certain that no other driver runs this job."""
-        return self._term.may_delete
+        return self._tenure.may_delete
 
     def _hearing(self) -> dict[type[Any], Callable[[Any], None]]:
         """What to do about each kind of event."""
@@ -184,7 +184,7 @@ class DriverNode:
             events.Surveyed: self._on_surveyed,
             events.Archived: self._history.archived,
             events.ArchiveFailed: self._on_archive_failed,
-            TermSeen: lambda event: self._term.seen(event.sight),
+            TermSeen: lambda event: self._tenure.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: self._on_stop_asked,
             events.EndIsNear: lambda _: self._ports.outputs.begin_flush(),
@@ -230,12 +230,12 @@ class DriverNode:
         Returns how many seconds from now the next turn is due, whatever comes until then.
         """
         self._look_at_clocks()
-        for thing in self._term.admit(heard):
+        for thing in self._tenure.admit(heard):
             if type(thing) is tuple:
                 self._on_message(*thing)
             else:
                 self._hear[type(thing)](thing)
-        if self._term.is_unsure:
+        if self._tenure.is_unsure:
             return TICK_S
         withheld, self._withheld = self._withheld, []
         for group in withheld:
@@ -252,7 +252,7 @@ class DriverNode:
 
     def _look_at_clocks(self) -> None:
         self._pulses.look(self._ports.clock.ticks_s())
-        self._term.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
+        self._tenure.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
 
     def _listened(self) -> None:
         """Count how long the driver has listened: slots are not silent while it sleeps."""
@@ -329,9 +329,9 @@ class DriverNode:
         elif kind is TaskStatistics:
             self._on_statistics(conn, message)
         elif kind is MandateAsked:
-            if (given := self._term.mandate(message, self.commits.proven_s)) is not None:
+            if (given := self._tenure.mandate(message, self.commits.proven_s)) is not None:
                 self.places.command(conn, given)
-            if self._term.relies_on_lock:
+            if self._tenure.relies_on_lock:
                 self.commits.prove()
         else:
             if kind is msg.Finished:  # in a record before that which makes the job complete
@@ -434,7 +434,7 @@ class DriverNode:
         """A group is durable: acknowledge it, deliver its outputs, and act on it. Not if another
         driver has taken over: the machine may have slept while the group was written."""
         self._look_at_clocks()
-        if self._term.is_unsure or self._term.is_lost:
+        if self._tenure.is_unsure or self._tenure.is_lost:
             self._withheld.append(group)
             return
         for output in group.outputs:
@@ -574,7 +574,7 @@ class DriverNode:
         stays in the journal, and the next run delivers it again."""
         excused = self._settings.interruptions
         is_to_blame = self.error is not None and not isinstance(self.error, excused)
-        is_to_blame |= self._term.is_lost  # then this journal may no longer be the one that counts
+        is_to_blame |= self._tenure.is_lost  # then this journal may no longer count
         is_open = self.commits.state is commits.State.OPEN
         if now_s >= self._until_s:
             self.error = self.error or self._disk_error

@@ -30,7 +30,7 @@ LATE: Final = 0.4
 for mandates."""
 
 
-class Tenure(Enum):
+class Certainty(Enum):
     """How sure a driver is that no later term has begun."""
 
     HELD = "held"
@@ -51,19 +51,19 @@ class Sight(Enum):
 
 TENURE: Final = Table(
     "tenure of a driver",
-    Tenure.UNSURE,
+    Certainty.UNSURE,
     {
-        (Tenure.HELD, Sight.OURS): Tenure.HELD,
-        (Tenure.HELD, Sight.HIDDEN): Tenure.HELD,
-        (Tenure.HELD, Sight.AGED): Tenure.BLIND,
-        (Tenure.UNSURE, Sight.OURS): Tenure.HELD,
-        (Tenure.UNSURE, Sight.HIDDEN): Tenure.BLIND,
-        (Tenure.UNSURE, Sight.AGED): Tenure.BLIND,
-        (Tenure.BLIND, Sight.OURS): Tenure.HELD,
-        (Tenure.BLIND, Sight.HIDDEN): Tenure.BLIND,
-        **{(state, Sight.ASLEEP): Tenure.UNSURE for state in Tenure},
-        **{(state, Sight.ANOTHERS): Tenure.LOST for state in Tenure},
-        **{(Tenure.LOST, sight): Tenure.LOST for sight in Sight},
+        (Certainty.HELD, Sight.OURS): Certainty.HELD,
+        (Certainty.HELD, Sight.HIDDEN): Certainty.HELD,
+        (Certainty.HELD, Sight.AGED): Certainty.BLIND,
+        (Certainty.UNSURE, Sight.OURS): Certainty.HELD,
+        (Certainty.UNSURE, Sight.HIDDEN): Certainty.BLIND,
+        (Certainty.UNSURE, Sight.AGED): Certainty.BLIND,
+        (Certainty.BLIND, Sight.OURS): Certainty.HELD,
+        (Certainty.BLIND, Sight.HIDDEN): Certainty.BLIND,
+        **{(state, Sight.ASLEEP): Certainty.UNSURE for state in Certainty},
+        **{(state, Sight.ANOTHERS): Certainty.LOST for state in Certainty},
+        **{(Certainty.LOST, sight): Certainty.LOST for sight in Sight},
     },
 )
 
@@ -75,8 +75,8 @@ class TermSeen:
     sight: Sight
 
 
-class Term:
-    """A driver's term.
+class Tenure:
+    """How sure a driver is of its term, and what follows.
 
     Parameters
     ----------
@@ -106,16 +106,16 @@ class Term:
 
     @property
     def is_unsure(self) -> bool:
-        return self._machine.state is Tenure.UNSURE
+        return self._machine.state is Certainty.UNSURE
 
     @property
     def is_lost(self) -> bool:
-        return self._machine.state is Tenure.LOST
+        return self._machine.state is Certainty.LOST
 
     @property
     def may_delete(self) -> bool:
         """Whether this driver's journal is certain to be the one that counts."""
-        return self._machine.state is Tenure.HELD
+        return self._machine.state is Certainty.HELD
 
     def tick(self, ticks_s: float, wall_s: float) -> None:
         """Time has passed: grow unsure, or look again."""
@@ -138,7 +138,7 @@ class Term:
         suffice, although somebody may go on with a copy of the journal."""
         is_late = self.now_s - self._sure_s > LATE * self._echo_s
         state = self._machine.state
-        return state is Tenure.BLIND or (state is Tenure.HELD and is_late)
+        return state is Certainty.BLIND or (state is Certainty.HELD and is_late)
 
     def mandate(self, asked: MandateAsked, locked_s: float) -> MandateGiven | None:
         """Tell a slot how long ago this driver was last sure of its term; None: it never was, or is
@@ -146,7 +146,7 @@ class Term:
 
         `locked_s`: when the journal's lock was ours for certain (see :attr:`relies_on_lock`).
         """
-        sure_s = self._sure_s if self._machine.state is Tenure.HELD else -inf
+        sure_s = self._sure_s if self._machine.state is Certainty.HELD else -inf
         if self.relies_on_lock:
             sure_s = max(sure_s, locked_s)
         age_ms = 1000 * (self.now_s - sure_s)

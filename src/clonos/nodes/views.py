@@ -19,7 +19,7 @@ PARTS: Final = ("fence", "logs", "slot", "restore", "replay")
 """The parts of a recovery, from one stage to the next."""
 
 
-class Told:
+class AsJson:
     """A value that is also JSON, on one line."""
 
     @property
@@ -29,7 +29,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class OperatorProgress(Told):
+class OperatorProgress(AsJson):
     """One operator, in one task or in all its tasks together.
 
     ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it left
@@ -52,7 +52,7 @@ class OperatorProgress(Told):
 
 
 @dataclass(frozen=True)
-class Spent(Told):
+class Spent(AsJson):
     """What an operator has spent on calls whose answers are in the log, in all runs with this
     checkpoint; ``cost`` is in the unit of ``cost=``. ``hits``: questions answered from memory
     (``cache_ttl=``) instead; these are no calls, and cost nothing. ``tokens``: as ``tokens=``
@@ -67,7 +67,7 @@ class Spent(Told):
 
 
 @dataclass(frozen=True)
-class TaskProgress(Told):
+class TaskProgress(AsJson):
     """One task.
 
     Rows and batches are those of all steps that its state consists of, since the job first began:
@@ -152,7 +152,7 @@ class TaskProgress(Told):
 
 
 @dataclass(frozen=True)
-class CheckpointProgress(Told):
+class CheckpointProgress(AsJson):
     """The newest checkpoint that is complete (id 0: none yet).
 
     ``age_s`` is the time since it was completed, ``duration_ms`` from its marker to then; None
@@ -168,7 +168,7 @@ class CheckpointProgress(Told):
 
 
 @dataclass(frozen=True)
-class HistoryProgress(Told):
+class HistoryProgress(AsJson):
     """The history of a job: how many points it has, the time of the oldest (UTC, ISO 8601), and the
     size of all that is kept beyond the newest checkpoint."""
 
@@ -178,7 +178,7 @@ class HistoryProgress(Told):
 
 
 @dataclass(frozen=True)
-class JobProgress(Told):
+class JobProgress(AsJson):
     """A job at one moment.
 
     Attributes
@@ -214,7 +214,7 @@ class JobProgress(Told):
 
 
 @dataclass(frozen=True)
-class JobStatus(Told):
+class JobStatus(AsJson):
     """A summary of a job's state."""
 
     message: str
@@ -245,7 +245,7 @@ class Datasets:
 
 
 @dataclass(frozen=True)
-class JobStarted(Told):
+class JobStarted(AsJson):
     """A job begins. ``term``: how often it was started with this checkpoint; ``inputs``,
     ``outputs``: its sources and sinks."""
 
@@ -260,7 +260,7 @@ class JobStarted(Told):
 
 
 @dataclass(frozen=True)
-class JobTerminated(Told):
+class JobTerminated(AsJson):
     """A job has ended. ``error``: in words, if it failed; ``is_complete``: all input was
     handled and all output delivered."""
 
@@ -271,7 +271,7 @@ class JobTerminated(Told):
 
 
 @dataclass(frozen=True)
-class LevelChanged(Told):
+class LevelChanged(AsJson):
     """A task with ``persistence="auto"`` keeps its next layers at another level.
 
     ``level`` and ``before`` are ``"store"``, ``"local"`` or ``"memory"``. ``why`` says why it is

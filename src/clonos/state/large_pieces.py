@@ -29,7 +29,7 @@ from clonos.state.piece_runs import (
     LargeCombiner,
     Merging,
     PlacedPieces,
-    Told,
+    Unreported,
     begin_of,
     end_of,
     newest,
@@ -106,7 +106,7 @@ class LargePieceStore(PieceStore):
         self._limit = 0
         self._loaded = 0  # bytes restored into memory, about
         self._newer: list[Run] = []  # small runs restored above others, not yet put together
-        self._told: Told | None = None
+        self._unreported: Unreported | None = None
         self._to_tell: list[Callable[[], Iterable[Rows]]] = []
         self._lowest: tuple[int | None] | None = None  # the earliest time below, if it is known
         self._gone_below: list[Rows] = []
@@ -217,10 +217,10 @@ class LargePieceStore(PieceStore):
             return list
         self._combine_many()  # no window joins others, so it does not show
         gone, fresh = self._changed()
-        if self._told is not None:
-            self._to_tell.append(self._told.next(TOLD_BYTES))
-            if self._told.is_over:
-                self._told, self._below.may_merge = None, True
+        if self._unreported is not None:
+            self._to_tell.append(self._unreported.next(TOLD_BYTES))
+            if self._unreported.is_over:
+                self._unreported, self._below.may_merge = None, True
         to_tell, self._to_tell = self._to_tell, []
         below, self._gone_below = self._gone_below, []
 
@@ -359,8 +359,8 @@ class LargePieceStore(PieceStore):
         if self._lowest is not None and _at_most(self._lowest[0], over):
             self._lowest = None
         floor = begin_of(over + 1)
-        if self._told is not None:
-            self._to_tell.append(self._told.release(floor))
+        if self._unreported is not None:
+            self._to_tell.append(self._unreported.release(floor))
         self._below.drop_below(floor)
 
     def _merging(self, is_base: bool) -> Merging:
@@ -370,7 +370,10 @@ class LargePieceStore(PieceStore):
 
     def _merged(self, run: Run, merging: Merging) -> None:
         if merging.has_combined:
-            self._told, self._below.may_merge = Told(run, begin_of(self._over + 1)), False
+            self._unreported, self._below.may_merge = (
+                Unreported(run, begin_of(self._over + 1)),
+                False,
+            )
 
 
 def _at_most(time: int | None, until: int) -> bool:

@@ -167,7 +167,7 @@ class Merging:
         return rows._replace(groups=groups, values=pa.concat_arrays(parts).take(pa.array(at)))
 
 
-class Told:
+class Unreported:
     """What the next layers must report of a run whose pieces were combined.
 
     It is reported from the lowest place to the highest, because windows fire in this order, too.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from clonos.core.content import Content, Held
+from clonos.core.content import Content, InMemory
 from clonos.errors import UnreadableLayer
 
 BLOCK_BYTES: Final = 16 * 1024
@@ -316,7 +316,7 @@ def in_memory(rows_max: int, fill: Callable[[RunWriter], object]) -> Run:
     blocks: list[bytes] = []
     writer = RunWriter(rows_max, blocks.append)
     fill(writer)
-    return Run(writer.index(), Held(b"".join(blocks)))
+    return Run(writer.index(), InMemory(b"".join(blocks)))
 
 
 def in_order(parts: Sequence[Rows]) -> Rows:

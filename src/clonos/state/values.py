@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from clonos.core.canonical import decode, encode
-from clonos.core.content import Held, Shelf, Writable
+from clonos.core.content import InMemory, Shelf, Writable
 from clonos.errors import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
 from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values
@@ -297,7 +297,7 @@ class ValueStore:
         for tier in tiers:
             blocks: list[bytes] = []
             index = tier.write(blocks.append)
-            self._below.all.append(Run(index, Held(b"".join(blocks))))
+            self._below.all.append(Run(index, InMemory(b"".join(blocks))))
 
 
 def _encoded(kept: Any) -> bytes | None:

@@ -81,7 +81,7 @@ class Frame(NamedTuple):
     end: int
 
 
-class Segment(NamedTuple):
+class CheckedSegment(NamedTuple):
     """A checked segment file: its salt, its frames, their end, the next number, and whether it was
     vouched for."""
 
@@ -194,7 +194,7 @@ class Journal:
         names = (info.name for info in self._folder.entries())
         return sorted(int(Path(name).stem) for name in names if name.endswith(_SUFFIX))
 
-    def _check(self, name: str, size: int | None = None) -> Segment:
+    def _check(self, name: str, size: int | None = None) -> CheckedSegment:
         path = self._folder.path(name)
         with memoryview(self._disk.read(path)) as view:
             return check(path, view[:size])
@@ -408,7 +408,7 @@ class JournalReader:
         return found
 
 
-def _acknowledged(content: pa.Buffer, segment: Segment) -> bytes:
+def _acknowledged(content: pa.Buffer, segment: CheckedSegment) -> bytes:
     """The part of a segment's file that counts: all but a torn tail."""
     found: bytes = content[: segment.end].to_pybytes()
     return found
@@ -450,7 +450,7 @@ def _checksum(head: bytes, body: bytes | memoryview, salt: int) -> int:
     return xxh3_64_intdigest(body, seed=xxh3_64_intdigest(head, seed=salt))
 
 
-def check(path: str, view: memoryview) -> Segment:
+def check(path: str, view: memoryview) -> CheckedSegment:
     """Check a segment; raises on damage, stops at a torn tail."""
     preamble_bytes = _PREAMBLE.size + _CHECKSUM.size
     if len(view) < preamble_bytes:
@@ -472,7 +472,7 @@ def check(path: str, view: memoryview) -> Segment:
     if _good_frame_after(view, offset, salt):
         raise _unreadable(path, offset, "it is damaged there, and good records follow")
     is_vouched = len(frames) == 1 or not frames[-1].records
-    return Segment(salt, tuple(frames), offset, seq, is_vouched)
+    return CheckedSegment(salt, tuple(frames), offset, seq, is_vouched)
 
 
 def _frame_at(view: memoryview, offset: int, salt: int) -> Frame | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from clonos.core.content import Chunks, Content, Encodable, Held, content_of
+from clonos.core.content import Chunks, Content, Encodable, InMemory, content_of
 from clonos.core.events import StoreLayer
 from clonos.core.layer import (
     layer_chunks,
@@ -61,7 +61,7 @@ class MemoryLayers:
 
     def open(self, path: str) -> Content:
         """The same, to be read part by part."""
-        return Held(self.get(path))
+        return InMemory(self.get(path))
 
     def delete(self, paths: Iterable[str]) -> None:
         """Forget these layers."""

@@ -111,7 +111,7 @@ class PostgresDisk:
         self._line = Line(dsn, answer_s)
         self._dsn, self._lease_s, self._beat_s = dsn, lease_s, beat_s
         self._mutex = threading.RLock()
-        self._held: _Held | None = None
+        self._held: _HeldLock | None = None
         if self.place == NO_PLACE:
             raise UnusableStore(
                 "the database cannot be used: its URI cannot be understood",
@@ -333,7 +333,7 @@ class PostgresDisk:
         """Take the lock, which takes :data:`GONE_S` if its holder has died; raises
         :class:`~clonos.storage.files.Locked` if the holder lives."""
         with self._mutex:
-            held = _Held(self, path, self._take(path, holder), self._beat_s)
+            held = _HeldLock(self, path, self._take(path, holder), self._beat_s)
             if self._held is None:
                 self._held = held
                 self._be_called(_named(*held.key))
@@ -379,7 +379,7 @@ class PostgresDisk:
             return None
         return None if found is None else int(found[0])
 
-    def free(self, held: _Held) -> None:
+    def free(self, held: _HeldLock) -> None:
         """Give a lock up, if we still have it: at once, unless the server is away. Then others may
         take it :data:`GONE_S` after it has come back."""
         if not self._line.is_away:
@@ -463,7 +463,7 @@ class _Tail:
         """Nothing is open."""
 
 
-class _Held:
+class _HeldLock:
     """A lock whose beats come from a thread with its own connection."""
 
     def __init__(self, disk: PostgresDisk, path: str, fence: int, pause_s: float) -> None:

@@ -50,7 +50,7 @@ from clonos.nodes.places import Places
 from clonos.nodes.pulses import Pulses
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
-from clonos.nodes.tenure import Sight, Term, TermSeen
+from clonos.nodes.tenure import Sight, Tenure, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.operators.calls.lanes import Lanes
 from clonos.operators.process.asking import CallTable
@@ -306,7 +306,7 @@ MUTATIONS: dict[str, Mutation] = {
         "one driver", (Lookout, "see", constant([TermSeen(Sight.OURS)])), kind=DISK
     ),
     "who is superseded lets out what was under way": mutation(
-        "one driver", (Term, "is_lost", wrong.never_lost), kind=DISK
+        "one driver", (Tenure, "is_lost", wrong.never_lost), kind=DISK
     ),
     "what came too late for a floor stays": mutation(
         "no litter", (driver_module, "left_behind", constant([])), kind=DISK

@@ -84,7 +84,7 @@ class ObjectDisk:
         self._mutex = threading.RLock()
         self._chain = Chain(objects)
         self._has_begun = False
-        self._held: _Held | None = None
+        self._held: _HeldLock | None = None
 
     @property
     def place(self) -> str:
@@ -211,7 +211,7 @@ class ObjectDisk:
                     is_over = True
                 if is_over and self._chain.begin(holder):
                     self._has_begun = True
-                    self._held = _Held(self, self._chain.last, self._beat_s)
+                    self._held = _HeldLock(self, self._chain.last, self._beat_s)
                     return self._held
             time.sleep(min(WATCH_S, self._beat_s))
 
@@ -252,7 +252,7 @@ class ObjectDisk:
                 chain.has_base(base[0])
         return True
 
-    def free(self, held: _Held) -> None:
+    def free(self, held: _HeldLock) -> None:
         """Give the lock up at once, if we still have it."""
         with self._mutex:
             if self._held is held:
@@ -283,7 +283,7 @@ class _Tail:
         """Nothing is open."""
 
 
-class _Held:
+class _HeldLock:
     """A lock whose beats come from a thread."""
 
     def __init__(self, disk: ObjectDisk, fence: int, pause_s: float) -> None:
