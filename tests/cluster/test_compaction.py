@@ -23,9 +23,10 @@ from clonos.core.layer import (
     refer_to,
 )
 from clonos.core.levels import LayerRef
-from clonos.core.messages import Dependency, Item, Kind, Layer
+from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.errors import ClonosError
 from clonos.nodes.events import MergeFailed, Surveyed
 from clonos.state.deltas import Changes, decode_delta, encode_delta

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clonos.core import codec, levels, mandate, messages
+from clonos.core import codec, levels, mandate, messages, sealed
 from clonos.core.codec import CODEC, Codec, decode, encode
 from clonos.core.messages import Credit, Data, Item, Kind, Run, TaskError
 from clonos.core.plan import Incarnation
@@ -98,7 +98,7 @@ def test_round_trip(message: Any) -> None:
 def test_every_dataclass_of_the_protocol_has_a_number() -> None:
     declared = {
         value
-        for module in (messages, levels, mandate)
+        for module in (messages, levels, mandate, sealed)
         for value in vars(module).values()
         if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.__name__
     }

@@ -7,9 +7,10 @@ import pytest
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.layer import decode_layer, encode_layer
-from clonos.core.messages import Dependency, Item, Kind, Layer, RoundsState
+from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer, RoundsState
 
 LIFE = Incarnation(1, 0)
 TASKS = (

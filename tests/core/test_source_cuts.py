@@ -12,8 +12,9 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Source, SourceCut, decode_record, encode_record
 from clonos.core.layer import decode_layer, encode_layer
-from clonos.core.messages import Layer, Run
+from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.core.step import attempt
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal

@@ -13,8 +13,8 @@ import pytest
 
 from clonos.core.events import StoreLayer
 from clonos.core.levels import LOCAL, MEMORY, STORE, LayerRef, MergeLayers
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import UnreadableLayer
 from clonos.nodes.events import (
     Fetched,

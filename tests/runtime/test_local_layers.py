@@ -9,8 +9,8 @@ from pyarrow.fs import LocalFileSystem
 
 from clonos.core.events import StoreLayer
 from clonos.core.levels import LOCAL
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import UnusableStore
 from clonos.runtime.layers import Layers, disk_of, local_folder
 from clonos.storage.files import ArrowFiles

@@ -12,9 +12,10 @@ import pytest
 
 from clonos.core import events as ev
 from clonos.core.levels import STORE
-from clonos.core.messages import Item, Kind, Layer
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.nodes.events import Fetched, Stored, Wrote
 from clonos.runtime.layers import Layers
 from clonos.runtime.writers import TaskWriter, Writers

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clonos.core.content import Chunks, InMemory, Part
 from clonos.core.layer import decode_layer, encode_layer
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import UnreadableLayer
 from clonos.simulator.processes.shelf import MemoryFile
 from clonos.state.deltas import Values, encode_delta, merge_deltas, merge_into, open_delta

@@ -16,8 +16,9 @@ from pyarrow.fs import LocalFileSystem
 
 from clonos.core.codec import CODEC
 from clonos.core.layer import decode_layer, encode_layer, layer_path, open_layer, refer_to
-from clonos.core.messages import Credit, Dependency, Layer
+from clonos.core.messages import Credit, Dependency
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import ProtocolError, StoreAway, UnreadableLayer, UnusableStore
 from clonos.storage.files import ArrowFiles, LocalFiles
 from clonos.storage.layers import LayerStore

@@ -8,8 +8,9 @@ import pytest
 
 import clonos
 from clonos.columns.keys import DistinctKeys, distinct_keys, owner_of_group
-from clonos.core.messages import Dependency, Layer
+from clonos.core.messages import Dependency
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.operators.by_key.outer_join import HOWS
 from clonos.testing import StepHarness, rows
 from clonos.testing.harness import _batch

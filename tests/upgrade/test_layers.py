@@ -10,8 +10,9 @@ import pytest
 import clonos
 from clonos.columns.keys import KEY_GROUPS, owner_of_group
 from clonos.core.canonical import decode, encode
-from clonos.core.messages import Dependency, Layer
+from clonos.core.messages import Dependency
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.graph.description import describe
 from clonos.state.deltas import CHAIN, Changes, Values, encode_delta

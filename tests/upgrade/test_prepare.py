@@ -15,8 +15,8 @@ from clonos.columns.keys import KEY_GROUPS
 from clonos.core.content import chunks_of
 from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
 from clonos.operators.process.process import prefix_of

@@ -11,8 +11,8 @@ import pytest
 import clonos
 from clonos.columns.keys import KEY_GROUPS, owner_of_group
 from clonos.core.canonical import decode, encode
-from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.graph.description import describe
 from clonos.operators.process.process import prefix_of

@@ -32,7 +32,8 @@ from clonos.core.determinants import (
 )
 from clonos.core.digest import chain
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Item, Layer
+from clonos.core.messages import Item
+from clonos.core.sealed import Layer
 from clonos.errors import CannotRedact, WrongType
 from clonos.graph.compile import TaskCode
 from clonos.operators.operations import Operation

@@ -22,9 +22,10 @@ from clonos.columns.row_codec import RowCodec
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.determinants import Order, Outcomes, Source, SourceCut, SourceEnd, Timer
-from clonos.core.messages import Item, Kind, Layer
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.errors import ClonosError, OperatorError, Unanswered, UnreadableLayer
 from clonos.graph.compile import TaskCode
 from clonos.operators.chain import ChainProgram

@@ -17,7 +17,7 @@ from clonos.cluster.lookout import require_office
 from clonos.cluster.table_readers import TableReaders
 from clonos.core.history import Chains
 from clonos.core.layer import open_layer
-from clonos.core.messages import Layer
+from clonos.core.sealed import Layer
 from clonos.errors import ClonosError
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.nodes.events import OutsideFailed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from clonos.core.messages import Layer
+from clonos.core.sealed import Layer
 from clonos.errors import SourceError
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.tables import followed_by, passed

@@ -26,6 +26,7 @@ from clonos.core import levels, mandate
 from clonos.core import messages as m
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.errors import MalformedMessage, ProtocolError
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
@@ -453,7 +454,7 @@ CODEC: Final = Codec(
         49: m.Run,
         50: levels.LayerRef,
         51: m.Peer,
-        52: m.Layer,
+        52: Layer,
         # Slot to coordinator, too.
         53: m.Reached,
         # Of layers that slots keep.
@@ -470,7 +471,7 @@ CODEC: Final = Codec(
     }
 )
 """Every message of :mod:`clonos.core.messages`, :mod:`~clonos.core.levels` and
-:mod:`~clonos.core.mandate`. Numbers up to 63 are the core's."""
+:mod:`~clonos.core.mandate`, and what is stored in the same way. Numbers up to 63 are the core's."""
 
 encode = CODEC.encode
 decode = CODEC.decode

@@ -13,18 +13,10 @@ from typing import Any, Protocol, SupportsBytes
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.levels import LayerRef
-from clonos.core.messages import (
-    ChannelMessage,
-    Credit,
-    Data,
-    Hello,
-    Item,
-    Layer,
-    Report,
-    Welcome,
-)
+from clonos.core.messages import ChannelMessage, Credit, Data, Hello, Item, Report, Welcome
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch, Program
+from clonos.core.sealed import Layer
 
 # --- events -----------------------------------------------------------------------------------
 

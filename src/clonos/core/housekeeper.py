@@ -31,9 +31,10 @@ from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.levels import LayerRef
 from clonos.core.machine import with_stories
-from clonos.core.messages import Dependencies, Item, Kind, Layer
+from clonos.core.messages import Dependencies, Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.core.standing import Floors, Positions, cuts_still_needed
 from clonos.core.version import VERSION
 from clonos.errors import ProtocolError
@@ -416,11 +417,10 @@ class HouseKeeper:
         self.complete = True
         self._write("term", self.term, self.generation, self.complete)
 
-    def fence(self, task: int, incarnation: Incarnation) -> int:
-        """Refuse lower incarnations; return how much of the log is held."""
+    def fence(self, task: int, incarnation: Incarnation) -> None:
+        """Refuse lower incarnations."""
         self.holder.fence(task, incarnation, self.length(task))
         self.inbounds.refuse_from(task)
-        return self.length(task)
 
     def resolve(self, command: msg.Resolve) -> None:
         """Set how much of a fenced log survives; durable before any process acts on it."""

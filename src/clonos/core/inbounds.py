@@ -18,6 +18,7 @@ from clonos.core.gaps import MISSED
 from clonos.core.holder import Holder
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation, Plan, TaskSpec
+from clonos.core.sealed import Layer
 from clonos.errors import Divergence
 
 COALESCE_BATCHES = 64
@@ -86,7 +87,7 @@ class Inbounds:
         cls,
         plan: Plan,
         spec: TaskSpec,
-        floor: msg.Layer | None,
+        floor: Layer | None,
         holder: Holder,
         do: Callable[[ev.Action], None],
     ) -> Inbounds:

@@ -15,6 +15,7 @@ from clonos.core.determinants import (
     decode_record,
 )
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.errors import Divergence
 
 
@@ -34,7 +35,7 @@ class Intake:
         wait.
     """
 
-    def __init__(self, floor: msg.Layer | None, claimed: tuple[int, bytes] = (0, b"")) -> None:
+    def __init__(self, floor: Layer | None, claimed: tuple[int, bytes] = (0, b"")) -> None:
         self.taken, self.cut = claimed
         if floor is not None:
             self.taken, self.cut = floor.source_rows, floor.source_cut

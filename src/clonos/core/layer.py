@@ -4,7 +4,7 @@ Layout, little-endian::
 
     magic "CLAY" | version u16 | bytes of header, of rows u32 | header | rows | delta | xxh3_64 u64
 
-The header is the :class:`~clonos.core.messages.Layer` without its delta and the rows of the items
+The header is the :class:`~clonos.core.sealed.Layer` without its delta and the rows of the items
 that it carries, which stay beside it: a delta may be far larger than any message. The checksum
 covers everything before it: stores and networks may hand back something else than they were given,
 and a wrong state is worse than none.
@@ -28,8 +28,9 @@ from clonos.core.canonical import decode, encode
 from clonos.core.codec import CODEC
 from clonos.core.content import Chunks, Content, Part, chunks_of, content_of
 from clonos.core.levels import STORE, LayerRef
-from clonos.core.messages import Item, Layer
+from clonos.core.messages import Item
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import MalformedMessage, UnreadableLayer
 
 _MAGIC: Final = b"CLAY"

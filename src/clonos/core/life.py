@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 
 from clonos.core.machine import Table
-from clonos.core.messages import Activate, Layer, Restored
+from clonos.core.messages import Activate, Restored
 from clonos.core.plan import Plan
+from clonos.core.sealed import Layer
 
 
 class Phase(Enum):

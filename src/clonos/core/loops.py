@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections import deque
 
 from clonos.core.inbounds import Inbounds
-from clonos.core.messages import Item, Kind, Layer, RoundsState
+from clonos.core.messages import Item, Kind
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan, TaskSpec
+from clonos.core.sealed import Layer, RoundsState
 from clonos.core.step import RunningStep
 from clonos.errors import LoopIsOver
 

@@ -15,6 +15,7 @@ from clonos.core.intake import Intake
 from clonos.core.life import Life
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.sealed import Layer
 from clonos.core.step import RunningStep
 
 BACKLOG_BYTES = 8 << 20
@@ -74,7 +75,7 @@ class Outbounds:
     def restored(
         cls,
         life: Life,
-        floor: msg.Layer | None,
+        floor: Layer | None,
         holder: Holder,
         do: Callable[[ev.Action], None],
         settled: Callable[[], None],

@@ -13,10 +13,11 @@ from clonos.core.levels import LayerRef
 from clonos.core.life import Life
 from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Dependencies, Kind, Layer, LayerAck, Resting
+from clonos.core.messages import Dependencies, Kind, LayerAck, Resting
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
+from clonos.core.sealed import Layer
 
 
 class SealState(Enum):

@@ -39,10 +39,11 @@ from clonos.core.life import Life, LifeEvent, Phase
 from clonos.core.log import in_pieces
 from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, with_stories
-from clonos.core.messages import Dependency, Item, Kind, Layer
+from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
+from clonos.core.sealed import Layer
 from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime, Work, attempt, checked, kind_of_step, work_of
 from clonos.core.watch import Calls, Watch
@@ -109,9 +110,8 @@ class TaskMachine:
         self.incarnation = activate.incarnation
         self.holder = holder or Holder()
         self.book, self.fences = self.holder.book, self.holder.fences
-        self.world = world
+        self.world, self.program = world, program
         self.time, self._kind_of_step = TaskTime(world), kind_of_step(self.spec)
-        self.program = program
         self._actions: list[ev.Action] = []
         self._do = self._actions.append
         self.inbounds = Inbounds.restored(plan, self.spec, floor, self.holder, self._do)

@@ -14,7 +14,7 @@ from clonos.core import events as ev
 from clonos.core.calls import Outcome
 from clonos.core.decisions import Leaving, MoveAsked
 from clonos.core.levels import LayerPart, LayerRef
-from clonos.core.messages import Layer
+from clonos.core.sealed import Layer
 from clonos.errors import ClonosError
 from clonos.nodes.tenure import TermSeen
 from clonos.transport.events import ChannelClosed, ChannelOpened, ControlLost, ControlOpened

@@ -24,8 +24,8 @@ from clonos.core.inbounds import COALESCE_ROWS
 from clonos.core.levels import AUTO, LayerRef, LevelInUse, MergeLayers
 from clonos.core.life import Phase
 from clonos.core.log import in_pieces
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, Plan, TaskSpec
+from clonos.core.sealed import Layer
 from clonos.core.step import RunningStep, checked
 from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError

@@ -9,9 +9,9 @@ from clonos.core import messages as msg
 from clonos.core.decisions import NOBODY
 from clonos.core.layer import IN_PLACE_BYTES
 from clonos.core.levels import STORE, LayerRef
-from clonos.core.messages import Layer
 from clonos.core.plan import Plan
 from clonos.core.program import Program
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.nodes.ports import Prefetch, SlotPorts
 

@@ -24,6 +24,7 @@ from clonos.core.determinants import Order, decode_record
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
+from clonos.core.sealed import Layer
 from clonos.core.version import version_of
 from clonos.errors import NothingToReplay
 from clonos.graph.compile import CompiledJob, TaskCode
@@ -139,7 +140,7 @@ class Past:
         if self.held is not None:
             self.held.close()
 
-    def layers(self, task: int) -> tuple[msg.Layer, ...]:
+    def layers(self, task: int) -> tuple[Layer, ...]:
         """The state of a task at its floor, oldest layer first."""
         return get_layers(self.store, self.activations[task].layers, self.opened_bytes)
 

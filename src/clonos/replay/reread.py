@@ -7,7 +7,8 @@ from typing import Final
 
 from clonos.core.determinants import Source, SourceCut, decode_record
 from clonos.core.events import SourceRows
-from clonos.core.messages import Layer, Run
+from clonos.core.messages import Run
+from clonos.core.sealed import Layer
 from clonos.errors import CannotRewind, ClonosError, NothingToReplay
 from clonos.graph.compile import TaskCode
 from clonos.replay.past import readable

@@ -15,7 +15,7 @@ from clonos.core.digest import content_digest
 from clonos.core.events import StoreLayer
 from clonos.core.layer import layer_chunks, layer_path, open_layer, refer_to
 from clonos.core.levels import LayerRef
-from clonos.core.messages import Layer
+from clonos.core.sealed import Layer
 from clonos.errors import OtherContent, StoreAway, UnreadableLayer, UnusableStore
 from clonos.storage.files import Durability, Files, LocalDiskFailed, files_of
 from clonos.storage.folder import Folder

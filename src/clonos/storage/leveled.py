@@ -21,8 +21,8 @@ from clonos.core.layer import (
     refer_to,
 )
 from clonos.core.levels import LOCAL, MEMORY, STORE, LayerPart, LayerRef, MergeLayers
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import UnreadableLayer
 from clonos.storage.layers import OPENED_BYTES, LayerStore
 

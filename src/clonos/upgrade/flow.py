@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clonos.core.messages import Layer
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import CHAIN

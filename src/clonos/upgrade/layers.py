@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.core.messages import Dependency, Layer
+from clonos.core.messages import Dependency
 from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, names_of

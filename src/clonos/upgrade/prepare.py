@@ -20,8 +20,8 @@ from typing import Any, Final
 from clonos.core.content import Content
 from clonos.core.layer import merge_layers
 from clonos.core.levels import LayerRef
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.operators.process.declared import IN_USE
 from clonos.operators.shares import Heir
 from clonos.state.deltas import (

@@ -22,8 +22,9 @@ import msgpack
 
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.messages import Item, Layer
+from clonos.core.messages import Item
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.core.sealed import Layer
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
 from clonos.storage.layers import LayerStore, put_whole

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, TaskSpec
+from clonos.core.sealed import Layer
 
 NUMBERS_APART: Final = 1 << 40
 """More calls than any operator makes after a point. An operator whose numbers begin after this may

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from clonos.core.digest import chain
-from clonos.core.messages import Dependency, Item, Kind, Layer
+from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Plan, TaskSpec
+from clonos.core.sealed import Layer
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.make import make_operator

@@ -23,8 +23,8 @@ import pyarrow.acero  # noqa: F401 - else Arrow imports it when layers are merge
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
 from clonos.core.levels import STORE, LayerRef
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, Plan, TaskSpec
+from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_into

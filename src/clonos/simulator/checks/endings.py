@@ -19,6 +19,7 @@ from clonos.core.determinants import (
 )
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation, Plan
+from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.errors import Divergence
 from clonos.simulator.checks.invariants import same_content
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def rerun(
-    job: AnyJob, histories: dict[int, list[bytes]], first: Mapping[int, msg.Layer] | None = None
+    job: AnyJob, histories: dict[int, list[bytes]], first: Mapping[int, Layer] | None = None
 ) -> dict[int, TaskMachine]:
     """Run all automata with the given logs and no failures, from the beginning or from layers."""
     machines: dict[int, TaskMachine] = {}
@@ -79,7 +80,7 @@ def rerun_tasks(
     tasks: Sequence[int],
     histories: Mapping[int, list[bytes]],
     items: Mapping[int, Sequence[Item]],
-    first: Mapping[int, msg.Layer] | None = None,
+    first: Mapping[int, Layer] | None = None,
 ) -> dict[int, TaskMachine]:
     """The same for all tasks of a loop: each runs as far as it can, until all are done."""
     floors = first or {}
@@ -109,9 +110,7 @@ def rerun_tasks(
     return machines
 
 
-def _restarted(
-    job: AnyJob, task: int, history: list[bytes], floor: msg.Layer | None
-) -> TaskMachine:
+def _restarted(job: AnyJob, task: int, history: list[bytes], floor: Layer | None) -> TaskMachine:
     """The task before its first step."""
     first = Incarnation(1, 0)
     world = NoWorld(lambda content: job.wrap(job.decode(content)), job.wrap)

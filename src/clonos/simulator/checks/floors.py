@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from clonos.core import events as ev
 from clonos.core.levels import LayerRef
-from clonos.core.messages import Layer, Restored
+from clonos.core.messages import Restored
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
+from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.violations import require

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from clonos.core.decisions import Action, Command
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LOCAL, MEMORY, STORE, Discard, Hold, LayerRef
-from clonos.core.messages import Layer
 from clonos.core.placement import Slot
 from clonos.core.plan import Cell, Incarnation
+from clonos.core.sealed import Layer
 from clonos.simulator.checks.violations import require
 
 Place = tuple[str, str]

@@ -14,8 +14,8 @@ from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.levels import STORE, LayerRef
 from clonos.core.life import Phase
-from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks import endings, floors, implied, invariants, levels, past
 from clonos.simulator.checks.closed import ClosedKeeper

@@ -11,8 +11,8 @@ from clonos.columns.keys import owner_of_group
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import LayerRef
-from clonos.core.messages import Layer
 from clonos.core.plan import HOUSE_KEEPER, Plan
+from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.errors import UnreadableLayer
 from clonos.operators.process.process import prefix_of

@@ -12,7 +12,7 @@ from clonos.core.calls import CallId
 from clonos.core.determinants import Outcomes
 from clonos.core.fences import Cut
 from clonos.core.life import Phase
-from clonos.core.messages import Layer
+from clonos.core.sealed import Layer
 from clonos.core.step import Work
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Calls

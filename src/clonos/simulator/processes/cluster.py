@@ -13,8 +13,8 @@ from clonos.core import messages as msg
 from clonos.core import notes
 from clonos.core.history import Keep
 from clonos.core.levels import AUTO
-from clonos.core.messages import Layer
 from clonos.core.program import Batch
+from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.core.watch import DEATHS, LIVES

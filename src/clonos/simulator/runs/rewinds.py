@@ -22,8 +22,9 @@ from clonos.columns.batches import concat
 from clonos.core.determinants import Source, SourceCut, decode_record
 from clonos.core.history import Keep, Point
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.messages import Item, Kind, Layer
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import Plan
+from clonos.core.sealed import Layer
 from clonos.core.version import version_of
 from clonos.errors import CannotRewind, JournalBroken, NothingToReplay, SourceError, StoreAway
 from clonos.graph.compile import TaskCode

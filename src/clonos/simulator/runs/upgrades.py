@@ -17,8 +17,9 @@ from clonos.cluster.durable import JournalFile
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Kind, Layer
+from clonos.core.messages import Kind
 from clonos.core.plan import Incarnation
+from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade, JournalBroken, StoreAway
