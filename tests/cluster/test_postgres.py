@@ -15,7 +15,7 @@ import pytest
 
 import clonos
 from clonos.errors import MarkLost, OutputExists, RowRefused
-from clonos.nodes import places, progress
+from clonos.nodes import alarms, places
 from examples.transactional.sqlite_sink import sqlite
 
 psycopg = pytest.importorskip("psycopg")
@@ -120,7 +120,7 @@ def test_frozen_in_a_transaction(kit, spark, tmp_path, table, monkeypatch):
 
 @pytest.mark.parametrize("away", ["stopped", "frozen"])
 def test_server_away_and_back(kit, spark, tmp_path, table, postgres_server, monkeypatch, away):
-    monkeypatch.setattr(progress, "AWAY_S", 1)
+    monkeypatch.setattr(alarms, "AWAY_S", 1)
     job = kit.build(kit.gated(tmp_path, ROWS), sink=table.sink(), is_fused=True).start(spark)
     kit.wait_quiet(job)
     kit.wait_for(table.count)

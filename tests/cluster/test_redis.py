@@ -59,7 +59,7 @@ def served(port: int, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def test_the_user_hears_once_that_the_server_is_away(kit, spark, tmp_path, monkeypatch):
-    monkeypatch.setattr("clonos.nodes.progress.AWAY_S", 1)
+    monkeypatch.setattr("clonos.nodes.alarms.AWAY_S", 1)
     port = free_port()
     client = redis.Redis(port=port)
     server = served(port, tmp_path)
