@@ -14,6 +14,7 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.errors import BudgetSpent, OperatorError
+from clonos.nodes import alarms
 from clonos.nodes.views import Spent
 
 if TYPE_CHECKING:
@@ -125,6 +126,35 @@ def test_a_bill_counts_each_answer_once_and_a_larger_budget_goes_on(kit, spark, 
     assert result.bill == {"ask": Spent(ROWS, 9.0)}
     assert start(ROWS).wait(kit.WAIT_S).bill == result.bill, "it was complete"
     assert asked(tmp_path) == {n: 1 + (hangs(n) and n < 60) for n in range(ROWS)}
+
+
+async def ask_what_may_be_down(folder: Path, n: int) -> int:
+    await asyncio.sleep(0.01)
+    if (folder / "down").exists():
+        raise ConnectionError(f"https://api/?api_key=abc{n} refuses")
+    return n
+
+
+def test_a_service_that_is_down_is_told_of_once_and_costs_no_row(kit, spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(alarms, "AWAY_S", 1)
+    (tmp_path / "down").touch()
+    job = clonos.Job("calls", parallelism=2)
+    rows = job.source(
+        clonos.sources.from_batches([[(n,)] for n in range(ROWS)], "n long"), name="in"
+    )
+    asking = partial(ask_what_may_be_down, tmp_path)
+    answered = rows.rebalance().with_column_async(
+        "answer long", asking, "n", name="ask", attempts=1000, backoff=("10 ms", "50 ms")
+    )
+    answered.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_for(lambda: running.warnings)
+    (tmp_path / "down").unlink()
+    result = running.wait(kit.WAIT_S)
+    (told,) = (text for text in result.warnings if "has answered nothing" in text)
+    assert told.startswith("ask in ask[")
+    assert "ConnectionError: https://api/?api_key=*** refuses" in told
+    assert sorted(result.table()["answer"].to_pylist()) == list(range(ROWS))
 
 
 async def ask_together(folder: Path, numbers: list[int]) -> list[int]:

@@ -47,6 +47,9 @@ class Slot:
     def may_begin(self, until_s: float) -> None:
         raise AssertionError("the slot says so itself")
 
+    def away(self, life: int) -> dict[str, Any]:
+        raise AssertionError("the task asks itself")
+
     def ticks_s(self) -> float:
         return self.now_s
 

@@ -22,6 +22,7 @@ from clonos.nodes.places import Seat
 from clonos.nodes.progress import Chronicle
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.views import Sample
+from clonos.transport.events import Away
 
 
 def word_count() -> clonos.Job:
@@ -248,6 +249,33 @@ def test_a_source_that_cannot_be_read_is_told_once_for_each_time(job):
     assert heard(source_away_s=60) is None
     assert heard() is None  # it is back ...
     assert "for 12 s" in heard(source_away_s=12), "... and away once more"
+
+
+def test_a_service_that_answers_nothing_is_told_once_for_all_tasks(job):
+    def heard(task: int, **away: int) -> Any:
+        found = {name: Away(s, "ask", f"E: {name} is down") for name, s in away.items()}
+        sample = Sample(3600.0, task, report(1), found)
+        return job.chronicle.heard(sample, is_current=True)
+
+    assert heard(1, model=9) is None
+    warning = heard(1, model=10)
+    assert warning.startswith(f"model in {job.plan.tasks[1].name}: ask has answered nothing for 10")
+    assert "since 1970-01-01 00:59:50 UTC; its last error was E: model is down." in warning
+    assert heard(1, model=60) is None
+    assert heard(0, model=12) is None, "it is the same service"
+    assert "bank is down" in heard(0, model=12, bank=12), "another one"
+    assert heard(1) is None
+    assert heard(1, model=12) is None, "another task has had no answer all the time"
+    assert heard(1) is None
+    assert heard(0) is None  # it is back ...
+    assert "for 12 s" in heard(1, model=12), "... and away once more"
+
+
+def test_services_that_fall_silent_together_are_all_told(job):
+    away = {name: Away(10, "ask", "E") for name in ("model", "bank")}
+    sample = Sample(0.0, 0, report(1), away)
+    told = [job.chronicle.heard(sample, is_current=True) for _ in range(3)]
+    assert [text and text.split()[0] for text in told] == ["model", "bank", None]
 
 
 def test_rows_that_a_source_has_missed_are_told_once(job):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Final
 
 from clonos.core.levels import LOCAL
@@ -14,7 +15,8 @@ ANSWERS: Final = 1_000
 """A warning is given if one conversation has had so many answers and asks again."""
 AWAY_S: Final = 10
 """A warning is given if a sink's store has refused everything for so long, if a source could not be
-read for so long, or if a layer has waited for so long to be stored."""
+read for so long, if a layer has waited for so long to be stored, or if a service has answered
+nothing for so long."""
 OUTAGES: Final = {
     "store_away_s": (
         "the store that it writes to has taken nothing for {s} s. It is tried again until it does, "
@@ -57,6 +59,7 @@ class Alarms:
         self._refused = set[int]()  # tasks about which a warning was given ...
         self._poorer = set[tuple[str, int]]()
         self._away = set[tuple[str, int]]()
+        self._silent = set[tuple[str, str, int]]()  # services, each with a task
         self._tight = set[Cell]()  # ... and cells: each is in one process
         self._talkative = set[str]()  # operators
 
@@ -70,7 +73,8 @@ class Alarms:
                 "full? SPARK_LOCAL_DIRS says where it is"
             )
         missed = self._missing(sample)
-        return missed or self._outage(sample) or self._tightness(sample) or self._endless(sample)
+        away = self._outage(sample) or self._silence(sample)
+        return missed or away or self._tightness(sample) or self._endless(sample)
 
     def _missing(self, sample: Sample) -> str | None:
         for counter, warning in MISSING.items():
@@ -90,6 +94,30 @@ class Alarms:
                 is_local = self._plan.tasks[sample.task].level == LOCAL
                 disk = "its local disk" if is_local else "the checkpoint directory"
                 return f"{self._names[sample.task]}: {warning.format(s=seconds, disk=disk)}"
+        return None
+
+    def _silence(self, sample: Sample) -> str | None:
+        """Of services that answer nothing; tasks that call the same one are told of once."""
+        found = {
+            (name, away.function, sample.task): away
+            for name, away in sample.away.items()
+            if away.seconds >= AWAY_S
+        }
+        self._silent -= {
+            each for each in self._silent if each[-1] == sample.task and each not in found
+        }
+        for key, (seconds, function, error) in found.items():
+            is_told = any(each[:2] == key[:2] for each in self._silent)
+            self._silent.add(key)
+            if is_told:
+                continue
+            since = datetime.fromtimestamp(sample.at_s - seconds, timezone.utc)
+            return (
+                f"{key[0]} in {self._names[sample.task]}: {function} has answered nothing for "
+                f"{seconds} s, since {since:%Y-%m-%d %H:%M:%S} UTC; its last error was {error}. "
+                "Calls are tried again as attempts= and backoff= say, then their rows have this "
+                "error. Rows that wait for calls are kept, and all else goes on"
+            )
         return None
 
     def _endless(self, sample: Sample) -> str | None:

@@ -341,7 +341,7 @@ class DriverNode:
 
     def _on_statistics(self, slot: int, said: TaskStatistics) -> None:
         is_current = self.coordinator.tasks[said.task].slot == slot  # else it is an earlier life's
-        sample = Sample(said.now_ms / 1000, said.task, said.counters)
+        sample = Sample(said.now_ms / 1000, said.task, said.counters, said.away)
         if warning := self._chronicle.heard(sample, is_current=is_current):
             self._warn(warning)
         self._ports.audience.sampled(sample)

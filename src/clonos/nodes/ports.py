@@ -36,7 +36,7 @@ from clonos.core.program import Program
 from clonos.core.step import Work
 from clonos.errors import ClonosError
 from clonos.nodes.views import News, Sample
-from clonos.transport.events import Connection
+from clonos.transport.events import Away, Connection
 
 # --- of every process -------------------------------------------------------------------------
 
@@ -192,6 +192,9 @@ class Calls(Protocol):
     def may_begin(self, until_s: float) -> None:
         """Begin no effect after this, by the slot's clock. Until the first call there is no limit.
         Effects that a service recognises when they are repeated are never limited."""
+
+    def away(self, life: int) -> Mapping[str, Away]:
+        """By name, the services that have answered no call of a life for some time."""
 
 
 class Scratch(Protocol):

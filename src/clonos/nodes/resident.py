@@ -450,7 +450,8 @@ class Resident:
         counters["inflight_bytes"] += self._counters.get("waiting_bytes", 0)
         self._told_logs = counters["log_bytes"]
         self._latency_ms = 0
-        self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
+        away = dict(self._ports.calls.away(self.number))
+        self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters, away))
 
     def _layer_waits_s(self) -> int:
         """How long its oldest layer has been waiting to be stored."""

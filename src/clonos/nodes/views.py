@@ -12,6 +12,7 @@ from typing import Final
 
 from clonos.core.levels import STORE
 from clonos.core.plan import Incarnation
+from clonos.transport.events import Away
 
 STAGES: Final = ("detected", "fenced", "fetched", "activated", "restored", "live")
 """Stages of a recovery, in order."""
@@ -369,11 +370,13 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Sample:
-    """Statistics that a task sent at some time (s since the epoch)."""
+    """Statistics that a task sent at some time (s since the epoch); ``away``: services that answer
+    nothing, by name."""
 
     at_s: float
     task: int
     counters: Mapping[str, int]
+    away: Mapping[str, Away] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

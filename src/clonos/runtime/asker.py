@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -23,11 +23,13 @@ from clonos.runtime.connection import Connection
 from clonos.runtime.deadlines import CAN_UNCANCEL, Deadlines, sleep_until
 from clonos.runtime.effects import EffectLife, EffectRun, by_engine, unknown
 from clonos.runtime.known_answers import KnownAnswers, question_of
+from clonos.runtime.outages import ServiceOutage
 from clonos.runtime.shared_answers import SharedAnswers
 from clonos.runtime.turns import Life as LifeOfTurns
 from clonos.runtime.turns import Turns
 from clonos.runtime.user_code import NoAnswer, first_of, guarded
 from clonos.storage.retry_after import asked_to_wait_s
+from clonos.transport.events import Away
 
 Named = Mapping[str, Any]
 NOTHING: Final[Named] = {}
@@ -94,6 +96,8 @@ class Asker:
         self._may_repeat = repeats or self._effect is not None or is_check
         self._is_alone = policy.hedge_s is None and CAN_UNCANCEL
         self._threads = None if policy.is_async else CallThreads(policy.name)
+        self._outage = ServiceOutage(policy.name, policy.called, self._clock)
+        self._is_check = is_check
         self._turns = Turns(life, policy.per_second, self._threads, self._effect, policy.name)
         if isinstance(policy.fn, Service):
             service = copy.copy(policy.fn)
@@ -124,10 +128,11 @@ class Asker:
         if not self._under_way:
             self._quiet.set()
 
-    def leave(self, call: CallId, request: Request, outcome: Outcome) -> None:
-        """Nobody waits for this call any longer: it was given up with this outcome. Other calls
-        with its question must not wait, either."""
+    def leave(self, call: CallId, request: Request, outcome: Outcome, began_s: float) -> None:
+        """Nobody waits any longer for this call, whose attempt began then: it was given up with
+        this outcome. Other calls with its question must not wait, either."""
         self._left(call)
+        self._outage.failed(began_s, self._no_answer())
         question = None if self._memory is None else question_of(request.arguments)
         if question is not None and self._memory is not None:
             self._memory.done(question, call, outcome)
@@ -227,16 +232,22 @@ class Asker:
             self._life.require_obedience()
         else:
             await self._turns.come()
+        began_s = self._clock()
         try:
             if self._connection is not None and not self._connection.is_open:
                 await self._open(self._connection)
-            if self._is_alone:
-                return await self._alone(request, named)
-            return await self._in_time(request, named)
+            asks = self._alone if self._is_alone else self._in_time
+            answer = await asks(request, named)
         except Exception as error:
             if (wait_s := asked_to_wait_s(error)) > 0:
                 self._turns.pause(wait_s)
+            if self._is_check and isinstance(error, NotMade):
+                self._outage.answered()
+            else:
+                self._outage.failed(began_s, error)
             raise
+        self._outage.answered()
+        return answer
 
     async def _in_time(self, request: Request, named: Named) -> Any:
         policy = self._policy
@@ -325,6 +336,19 @@ class Asker:
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
         return copy.deepcopy(arguments) if self._may_repeat else self._policy.given(arguments)
+
+    def away(self) -> Iterator[tuple[str, Away]]:
+        """The service and its check, by name, if they have answered nothing for some time."""
+        if self._policy.instead_of is None and (away := self._outage.away) is not None:
+            yield self._policy.name, away
+        if self._checker is not None:
+            yield from self._checker.away()
+
+    def stood_still(self) -> None:
+        """Until now, nobody could have been heard."""
+        self._outage.stood_still()
+        if self._checker is not None:
+            self._checker.stood_still()
 
     async def close(self) -> None:
         """The life is over."""

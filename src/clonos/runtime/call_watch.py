@@ -54,9 +54,10 @@ class CallWatch:
     def close(self) -> None:
         self._is_over.set()
 
-    def beat(self) -> None:
-        """The loop runs."""
-        self._beat_s = time.monotonic()
+    def beat(self) -> float:
+        """The loop runs. Return how long it has not shown that."""
+        before, self._beat_s = self._beat_s, time.monotonic()
+        return self._beat_s - before
 
     # --- calls ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -27,9 +27,10 @@ from clonos.runtime.asker import Asker
 from clonos.runtime.call_outcomes import failed, given_up
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.deadlines import Deadlines, T, undisturbed
-from clonos.runtime.effects import Late, Pulse, unknown
+from clonos.runtime.effects import STALLED_S, Late, Pulse, unknown
 from clonos.runtime.known_answers import KnownAnswers
 from clonos.runtime.shared_answers import SharedAnswers
+from clonos.transport.events import Away
 
 CLOSE_S: Final = 2.0
 """Time for services to close when the slot ends."""
@@ -64,6 +65,7 @@ class CallRunner:
         self._until_s = inf  # see may_begin
         self._late: Late = {}
         self._shared: dict[Cache, SharedAnswers] = {}
+        self._away: dict[int, dict[str, Away]] = {}  # replaced, never changed
         self._is_closed = False
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
@@ -83,6 +85,9 @@ class CallRunner:
         self._until_s = until_s
         if self._loop is not None and self._pulse is not None:
             self._loop.call_soon_threadsafe(self._pulse.renewed)
+
+    def away(self, life: int) -> Mapping[str, Away]:
+        return self._away.get(life, {})
 
     def close(self) -> None:
         """The slot ends: nobody waits for any call."""
@@ -116,10 +121,15 @@ class CallRunner:
         self._loop.close()
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._watch.beat()
+        stood_still = self._watch.beat() > STALLED_S
+        away: dict[int, dict[str, Away]] = {}
         for life, ours in self._lives.items():
             if told := self._watch.over(life, ours.give_up()):
                 self._put(CallsOver(life, told))
+            if stood_still:
+                ours.stood_still()
+            away[life] = ours.away()
+        self._away = away
         loop.call_later(BEAT_S, self._beat, loop)
 
     def _leave(self) -> None:
@@ -279,7 +289,8 @@ class _Life:
             call, request, _ = self._under_way[task]
             lines = your_code("goes on", awaiting_lines(task.get_coro()))
             found.append(given_up(call, request, _STUBBORN, lines))
-            self.asker(request.service).leave(call, request, found[-1])
+            began_s = end - request.service.timeout_s
+            self.asker(request.service).leave(call, request, found[-1], began_s)
         return found
 
     def deadlines(self, timeout_s: float) -> Deadlines:
@@ -304,6 +315,20 @@ class _Life:
             clock = asyncio.get_running_loop().time
             self._memories[known] = KnownAnswers(policy.cache_ttl_s, clock)
         return self._memories[known]
+
+    def away(self) -> dict[str, Away]:
+        """By name, the services that have answered nothing for some time. Two operators in a task
+        may have given one name to theirs."""
+        found: dict[str, Away] = {}
+        for asker in self._askers.values():
+            for name, away in asker.away():
+                found[name] = max(away, found.get(name, away))
+        return found
+
+    def stood_still(self) -> None:
+        """Until now, no service could have been heard."""
+        for asker in self._askers.values():
+            asker.stood_still()
 
     async def end(self) -> None:
         """Cancel the calls under way. A thread cannot be cancelled, but begins no further

@@ -6,8 +6,8 @@ A connection's messages come between its opening and its closing event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from clonos.core.codec import CODEC
 from clonos.core.plan import Incarnation
@@ -74,13 +74,25 @@ class Heartbeat:
     lines: str = ""
 
 
+class Away(NamedTuple):
+    """A service has answered nothing for some time: the user's function, and its last error."""
+
+    seconds: int
+    function: str
+    error: str
+
+
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """A slot to the coordinator, periodically: statistics of its task (for display only)."""
+    """A slot to the coordinator, periodically: statistics of its task (for display only).
+
+    ``away``: by name, the services that answer nothing.
+    """
 
     task: int
     now_ms: int
     counters: dict[str, int]
+    away: dict[str, Away] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
