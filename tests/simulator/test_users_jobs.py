@@ -429,6 +429,23 @@ def test_an_effect_is_made_once():
     assert len(keys) == len(ROWS), "the same keys in each seed"
 
 
+def test_rows_with_one_identity_share_an_effect_or_are_refused_whatever_dies():
+    given = [("a", 1), ("b", 1), ("a", 1), ("a", 2), ("b", 1), ("a", 1), ("a", 2)]
+    told: Counter[tuple[int, str]] = Counter()
+
+    def check(outputs):
+        receipts = outputs["out"]["receipt"].to_pylist()
+        told.update((cents, said) for (_, cents), said in zip(given, receipts, strict=True))
+
+    how = {"identity": "user", "on_error": lambda row, error: (type(error).__name__,)}
+    job = users.with_effect(users.charge, **how)
+    fakes = {"charge": lambda row, *, call: f"{row.user} {row.cents}"}
+    assert simulate(job, given, seeds=6, services=fakes, check=check).deaths
+    assert set(told) == {(1, "a 1"), (1, "b 1"), (2, "a 1"), (2, "OtherArguments")}, (
+        "of an effect that is over nobody knows the arguments"
+    )
+
+
 def test_no_effect_is_made_for_real():
     with pytest.raises(CannotSimulate, match="charge, an effect, which would be made for real"):
         simulate(users.with_effect(users.charge), ROWS, services={"charge": "record"})

@@ -78,8 +78,10 @@ def call_policy(
     identity
         For an idempotent effect: the columns that name what it is about, such as the number of an
         order. Rows with the same values ask for the *same* effect, even in another run of the same
-        ``Job(lineage=...)``. A row with a NULL there is a bad record. By default each row has an
-        effect of its own, in each run.
+        ``Job(lineage=...)``. A row with a NULL there is a bad record. A row with the values of one
+        that waits for its answer, and with other arguments, has the error
+        :class:`~clonos.errors.OtherArguments`. By default each row has an effect of its own, in
+        each run.
     batch
         How many rows one call may be about: the function gets lists instead of values, and returns
         a list with one answer for each row. If it raises, each of them has that error. All other

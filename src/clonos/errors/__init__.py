@@ -211,6 +211,16 @@ class BudgetSpent(ClonosError):
     )
 
 
+class OtherArguments(ClonosError):
+    """An effect was not made, because another one with the same ``identity=`` waits for its answer,
+    and has other arguments."""
+
+    usual_remedy = (
+        "name in identity= everything that says what the effect is about, or leave out of its "
+        "arguments what does not; or give on_error="
+    )
+
+
 class CallError(ClonosError):
     """Stands for an exception raised in ``ctx.call`` that cannot itself be kept in the log.
 

@@ -148,8 +148,8 @@ class CallRunner:
         try:
             if request.key and not self._watch.is_open(life, call):
                 return  # it was given up before it began
-            if (paid := request.service.instead_of) is not None:
-                await ours.undisturbed(ours.asker(paid).quiet)
+            if request.service.when_quiet:
+                await ours.undisturbed(ours.asker(request.service.instead_of).quiet)
             outcome = await ours.asker(request.service).ask(call, request)
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:

@@ -20,10 +20,18 @@ from clonos.columns.rows import RowBuilder, describe, rows_of, short, values_of
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
-from clonos.errors import BudgetSpent, ClonosError, EffectUnknown, OperatorError, PoisonRecord
+from clonos.errors import (
+    BudgetSpent,
+    ClonosError,
+    EffectUnknown,
+    OperatorError,
+    OtherArguments,
+    PoisonRecord,
+)
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.calls.budget import Usage
 from clonos.operators.calls.cuts import Cuts
+from clonos.operators.calls.identities import Identities
 from clonos.operators.calls.lanes import Lanes
 from clonos.operators.calls.marks import JOINS, Marks
 from clonos.operators.calls.purse import Purse
@@ -93,7 +101,7 @@ class CallOperator(Operator):
         per_key: int | None = None,
     ) -> None:
         super().__init__()
-        self._policy = policy
+        self._policy = replace(policy, shares=bool(identity))
         self._identity = tuple(identity)
         self._ordered = ordered
         self._on_error = on_error
@@ -106,6 +114,7 @@ class CallOperator(Operator):
         self._answered: dict[int, Outcome] = {}
         self._pending: dict[int, Request] | None = None  # of rows that have not left
         self._marks = Marks(self.facts)
+        self._identities: Identities | None = None
 
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
@@ -117,6 +126,8 @@ class CallOperator(Operator):
             tells_place=info.on_bad_record == "keep",
         )
         self._purse = Purse(self._policy, self.facts, info.where)
+        if self._identity:
+            self._identities = Identities(self._policy, self._answers)
 
     # --- for subclasses ---------------------------------------------------------------------------
 
@@ -158,7 +169,8 @@ class CallOperator(Operator):
         else:
             rows = self._store.at(orders)
             orders = self._lanes.restore(rows, orders, self._asked, self._answered)
-        return self._requests(self._cuts.calls(orders))
+        found = self._requests(self._cuts.calls(orders))
+        return found if self._identities is None else self._identities.restored(found)
 
     @property
     def _in_line(self) -> dict[int, Any]:
@@ -290,11 +302,12 @@ class CallOperator(Operator):
         self.facts.set("asked", asked)
         under_way = len(self._waiting) - len(self._answered)
         for number, request in self._requests(calls, rows).items():
+            if self._identities is not None:
+                request = self._identities.asked(number, request)  # noqa: PLW2901
             self._waiting[number] = request
-            policy = self._purse.policy(under_way)
-            under_way += 1
-            if policy is not request.service:
-                request = request._replace(service=policy)  # noqa: PLW2901
+            if request.service is self._policy:
+                request = request._replace(service=self._purse.policy(under_way))  # noqa: PLW2901
+                under_way += 1
             self.services.ask(self, number, request)
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
@@ -308,7 +321,9 @@ class CallOperator(Operator):
         orders = self._cuts.rows(calls)
         batch = self._gone_on(orders, ready) if ready else None
         for number in calls:
-            del waiting[number]
+            request = waiting.pop(number)
+            if self._identities is not None:
+                self._identities.gone(number, request)
         self._cuts.forget(calls)
         if lanes is not None:
             lanes.gone(calls)
@@ -405,7 +420,7 @@ class CallOperator(Operator):
             what = f"{error.what} (for {short(row)})"
             trace, remedy = failed.trace, error.remedy
             raise EffectUnknown(what, where=self.info.where, remedy=remedy, trace=trace)
-        if isinstance(error, BudgetSpent | PoisonRecord):
+        if isinstance(error, BudgetSpent | OtherArguments | PoisonRecord):
             what = f"{error.what} (for {short(row)})"
             raise type(error)(what, where=self.info.where, remedy=error.remedy)
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""

@@ -8,15 +8,17 @@ outcome, so a restart may change the budget.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Final
 
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error
-from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
+from clonos.errors import BudgetSpent, EffectUnknown, OperatorError, OtherArguments
 from clonos.operators.calls.budget import MICROS, Budget, Cost, Usage
 from clonos.operators.calls.service import Policy
 from clonos.state.stores import Facts
+
+_NOT_MADE: Final = BudgetSpent, OtherArguments
+"""Errors of calls that were refused."""
 
 
 class Purse:
@@ -85,14 +87,8 @@ class Purse:
         if spent is None:
             return self._policy
         if self._refusing is None:
-            refuse = _Refusal(f"this task's share of the budget, {spent}, is used up")
-            self._refusing = replace(
-                self._policy,
-                fn=refuse,
-                hedge_s=None,
-                per_second=None,
-                instead_of=self._policy,
-            )
+            spent = f"this task's share of the budget, {spent}, is used up"
+            self._refusing = self._policy.refusing(BudgetSpent(spent), when_quiet=True)
         return self._refusing
 
     def _used_up(self, budget: Budget, open_calls: int) -> str | None:
@@ -117,7 +113,7 @@ class Purse:
         if unknown:
             self._facts.set(self._unknown, self.unknown + unknown)
         answered = [
-            o for o in outcomes if o.attempts and not isinstance(failed.get(o.id), BudgetSpent)
+            o for o in outcomes if o.attempts and not isinstance(failed.get(o.id), _NOT_MADE)
         ]
         if not answered:
             return
@@ -172,14 +168,3 @@ def _suffices(
         return spent < limit
     assert price is not None
     return spent + (open_calls + 1) * round(price * unit) <= limit
-
-
-class _Refusal:
-    """Refuses calls in place of a service whose budget is used up."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    async def __call__(self, *arguments: Any, **named: Any) -> Any:
-        del arguments, named
-        raise BudgetSpent(self._what)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict
 
 from clonos.columns.durations import parse_duration
 from clonos.columns.rows import short
-from clonos.errors import EffectUnknown, WrongLength, WrongType
+from clonos.errors import ClonosError, EffectUnknown, WrongLength, WrongType
 from clonos.operators.calls.budget import Budget, Cost, is_number, require_budget
 from clonos.operators.calls.cache import Cache, require_cache
 from clonos.operators.calls.effects import Effect
@@ -79,6 +79,8 @@ class Policy:
         Bad records are kept, so an error is logged with the line of user code that raised it.
     effect
         The effect that the call is, if it is one.
+    shares
+        Rows with one identity share an effect.
     budget, cost, tokens
         The budget, the cost of a call, and its number of tokens.
     batch, batch_within_ms
@@ -91,8 +93,9 @@ class Policy:
         Nobody reads the answers, so they need not be kept, unless a function of them says what a
         call costs.
     instead_of
-        This policy only refuses, because the budget of that one is used up. It waits until the open
-        calls of that one are over, because these are paid for.
+        This policy only refuses calls of that one.
+    when_quiet
+        ... and not before the open calls of that one are over, because these are paid for.
     """
 
     fn: Callable[..., Any] | Service
@@ -106,6 +109,7 @@ class Policy:
     tells_trace: bool = True
     tells_place: bool = False
     effect: Effect | None = None
+    shares: bool = False
     budget: Budget | None = None
     cost: Cost | None = None
     tokens: Cost | None = None
@@ -115,6 +119,7 @@ class Policy:
     cache: Cache | None = None
     forgets: bool = False
     instead_of: Policy | None = None
+    when_quiet: bool = False
 
     def of_task(
         self, index: int, parallelism: int, *, tells_trace: bool, tells_place: bool = False
@@ -137,6 +142,17 @@ class Policy:
         if self.effect is None:
             return f"a plain call{of_rows}"
         return f"{'an idempotent effect' if self.effect.idempotent else 'an effect'}{of_rows}"
+
+    def refusing(self, error: ClonosError, *, when_quiet: bool = False) -> Policy:
+        """The policy for calls that are not made, and have this error instead."""
+        return replace(
+            self,
+            fn=_Refusal(error),
+            hedge_s=None,
+            per_second=None,
+            instead_of=self,
+            when_quiet=when_quiet,
+        )
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether this error ends the job, however other errors are handled."""
@@ -197,6 +213,17 @@ class Policy:
     def is_async(self) -> bool:
         """Whether the function runs in the event loop."""
         return isinstance(self.fn, Service) or is_async(self.fn)
+
+
+class _Refusal:
+    """Takes the place of a service."""
+
+    def __init__(self, error: ClonosError) -> None:
+        self._error = error
+
+    async def __call__(self, *arguments: Any, **named: Any) -> Any:
+        del arguments, named
+        raise type(self._error)(self._error.what)
 
 
 def ask_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
