@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 
+import clonos
 from clonos.branch.answers import Answers
 from clonos.branch.original import Asked, Question
 from clonos.branch.tasks import BranchedTask
-from clonos.core.canonical import encode
+from clonos.core.calls import CallId, Request
+from clonos.core.canonical import decode_error, encode
 from clonos.core.step import arguments_digest
-from clonos.errors import Unanswered
+from clonos.errors import OtherArguments, Unanswered
+from clonos.operators.calls.service import policy_of
 
 
 def judge(number: int) -> int:
     return number
+
+
+async def pay(number: int, *, call: clonos.EffectCall) -> str:
+    return f"{number} {call.key}"
 
 
 QUESTION = Question("judged", "judge", b"", arguments_digest([7], {}))
@@ -46,3 +53,14 @@ def test_somebody_else_may_answer_it():
 def test_an_answer_that_came_later_is_one():
     known = Asked(QUESTION, 1, 4, came=9, answer=encode(70))
     assert asked_by(Answers([known], "stub", None, [], [], None)) == (True, encode(70))
+
+
+def test_a_call_that_is_refused_needs_no_stand_in():
+    """An effect with other arguments than another one of its identity, or beyond the budget."""
+    asked: list[Any] = []
+    answers = Answers([], "stub", asked.append, [], [], None)
+    policy = policy_of(clonos.effect(idempotent=True)(pay), "paid", in_flight=10)
+    request = Request(policy.refusing(OtherArguments("other")), (7,), 1, "key")
+    (outcome,) = answers.ask(1, [(CallId(2, 3), request, QUESTION)])
+    assert isinstance(decode_error(outcome.answer), OtherArguments)
+    assert not asked

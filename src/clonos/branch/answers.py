@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
@@ -24,6 +25,7 @@ from clonos.errors import Unanswered, WrongType
 from clonos.graph.replaced import function_name
 from clonos.nodes.events import CallsOver
 from clonos.operators.calls.budget import Budget, require_budget
+from clonos.operators.calls.service import ask_once
 from clonos.runtime.calls import CallRunner
 
 SHOWN_MAX: Final = 200
@@ -219,8 +221,11 @@ class Answers:
                 self._n_open += 1
                 live.append((call, request))
                 continue
-            fn = request.service.fn
-            ok, answer = self._stand_in_for(question, fn, request.arguments, {})
+            if request.service.instead_of is not None:  # it is made by nobody
+                ok, answer = outcome_of(partial(ask_once, request.service, request.arguments, {}))
+            else:
+                fn = request.service.fn
+                ok, answer = self._stand_in_for(question, fn, request.arguments, {})
             self._came[task, call] = Outcome(*call, request.digest, ok, answer)
         if live:
             if self._runner is None:
