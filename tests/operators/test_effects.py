@@ -38,6 +38,7 @@ def orders(**settings):
         ({"check": 7}, "7 is not a plain function"),
         ({"check": clonos.effect(find)}, "is not a plain function"),
         ({"refused": ("x",)}, "not a kind of Exception"),
+        ({"keys_kept": "1 day"}, "how long a service recognises keys, and this one does not"),
         ({"refused": BaseException}, "not a kind of Exception"),
     ],
 )
@@ -286,6 +287,39 @@ def test_an_open_call_does_not_go_on_as_another_kind():
     again.apply(sealed)
     with pytest.raises(StateMismatch, match="is open, as an effect; now it would be an idempotent"):
         again.open_calls()
+
+
+@pytest.mark.parametrize("kind", ["rows", "batches", "process"])
+def test_when_an_effect_was_asked_for_is_state_if_its_key_may_be_forgotten(kind):
+    def started(declared, layers=()):
+        stream = orders(parallelism=1)
+        if kind == "process":
+            how = {"effects": True, "name": "shop"}
+            out = stream.key_by("order").process(Shop(declared), "order long, key string", **how)
+        else:
+            how = {"batch": 2} if kind == "batches" else {}
+            out = stream.with_column_async("key string", declared, "order", name="pay", **how)
+        out.sink(clonos.sinks.collect())
+        program = program_of(stream)
+        for layer in layers:
+            program.apply(layer)
+        return StepHarness(program)
+
+    def feed(harness):
+        is_keyed = kind == "process"
+        return (partial(harness.input, 0) if is_keyed else harness.source)(ROWS, SCHEMA)
+
+    forgets = clonos.effect(idempotent=True, keys_kept="1 day")(pay)
+    harness = started(forgets)
+    output = feed(harness)
+    assert {request.asked_ms for _, request in output.asked} == {output.now_ms}
+    assert output.has_read_clock
+    again = started(forgets, [bytes(harness.program.delta())]).program
+    opened = list(again.open_calls().values())
+    assert [request.asked_ms for request in opened] == [output.now_ms] * len(output.asked)
+    output = feed(started(clonos.effect(idempotent=True)(pay)))
+    assert {request.asked_ms for _, request in output.asked} == {0}
+    assert not output.has_read_clock, "which would be logged"
 
 
 def statistics_of(harness):

@@ -74,7 +74,7 @@ class Life:
         return await wait()
 
 
-def run(bank, *, in_doubt=False, attempts=1, check=True, **how):
+def run(bank, *, in_doubt=False, attempts=1, check=True, asked_ms=0, **how):
     async def pay(n, *, call):
         raise AssertionError("the bank is asked")
 
@@ -87,7 +87,7 @@ def run(bank, *, in_doubt=False, attempts=1, check=True, **how):
     policy = policy_of(
         declared, "pay", in_flight=9, timeout="50 ms", backoff=pauses, attempts=attempts
     )
-    request = Request(policy, (7,), 0, "key7", in_doubt)
+    request = Request(policy, (7,), 0, "key7", in_doubt, asked_ms)
     return asyncio.run(EffectRun(policy, request, bank.attempt, bank.check, Life(bank)).run())
 
 
@@ -455,3 +455,36 @@ def test_what_has_waited_for_a_connection_and_a_mandate_does_not_begin_all_at_on
     finally:
         runner.close()
     assert begun[-1] - begun[0] > (effects - 2) * each_s
+
+
+HOUR_MS = 3_600_000
+
+
+def aged(bank, hours, **how):
+    asked_ms = round(time.time() * 1000 - hours * HOUR_MS)
+    return run(bank, in_doubt=True, check=False, idempotent=True, asked_ms=asked_ms, **how)
+
+
+def test_a_key_that_the_service_may_have_forgotten_is_not_sent_again():
+    assert aged(Bank(["paid"]), 23.9, keys_kept="24 hours") == "paid"
+    bank = Bank(["paid"])
+    with pytest.raises(EffectUnknown, match=r"asked for 24\.1 hours ago, and the service may") as e:
+        aged(bank, 24.1, keys_kept="24 hours")
+    assert not bank.asked
+    assert "give a longer keys_kept=" in e.value.remedy
+    assert aged(Bank(["paid"]), 1000) == "paid", "it recognises keys for ever"
+    how = {"keys_kept": "24 hours", "on_unknown": "retry", "attempts": 2}
+    assert aged(Bank(["paid"]), 24.1, **how) == "paid", "the user wants it made again"
+
+
+def test_what_was_surely_not_made_has_no_key_to_be_forgotten():
+    bank = Bank([NotMade(), "paid"])
+    how = {"idempotent": True, "check": False, "attempts": 2, "keys_kept": "1 ms"}
+    assert run(bank, asked_ms=1, **how) == "paid"
+
+
+def test_attempts_of_one_life_end_when_keys_may_be_forgotten():
+    bank = Bank([ConnectionError("reset")] * 1000)
+    with pytest.raises(EffectUnknown, match="may no longer recognise its key"):
+        run(bank, idempotent=True, check=False, attempts=1000, keys_kept="20 ms")
+    assert 1 <= len(bank.asked) < 100

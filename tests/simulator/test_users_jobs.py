@@ -415,15 +415,16 @@ def test_real_answers_are_asked_for_once_and_kept(tmp_path, monkeypatch):
     assert asked == {"user 0": 1, "user 1": 1, "user 2": 1}
 
 
-def test_an_effect_is_made_once():
+@pytest.mark.parametrize("name", ["charge", "charge_today"])
+def test_an_effect_is_made_once(name):
     keys: set[str] = set()
 
     def fake(row, *, call):
         keys.add(call.key)
         return f"{row.user} {row.cents}"
 
-    fakes = {"charge": fake}
-    done = simulate(users.with_effect(users.charge), ROWS, seeds=3, services=fakes, same_rows=True)
+    job, fakes = users.with_effect(getattr(users, name)), {name: fake}
+    done = simulate(job, ROWS, seeds=3, services=fakes, same_rows=True)
     receipts = Counter(done.outputs["out"]["receipt"].to_pylist())
     assert receipts == {f"{user} {cents}": 1 for user, cents in ROWS}
     assert len(keys) == len(ROWS), "the same keys in each seed"

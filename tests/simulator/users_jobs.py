@@ -30,6 +30,11 @@ async def charge(row: Any, *, call: Any) -> str:
     raise AssertionError("a simulation charges nobody")
 
 
+@clonos.effect(idempotent=True, keys_kept="24 hours")
+async def charge_today(row: Any, *, call: Any) -> str:
+    raise AssertionError("a simulation charges nobody")
+
+
 @clonos.effect
 async def mail(row: Any) -> str:
     raise AssertionError("a simulation writes to nobody")

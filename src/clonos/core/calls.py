@@ -42,7 +42,8 @@ class Request(NamedTuple):
     `key`, the name of an effect; the rest it can show.
 
     ``in_doubt``: this effect may have been made before: by an earlier life (set when it is handed
-    out), or in a past that the job has rewound (set by the program).
+    out), or in a past that the job has rewound (set by the program). ``asked_ms``: when a step has
+    asked for this effect, if the program has logged it.
     """
 
     service: Any
@@ -50,6 +51,7 @@ class Request(NamedTuple):
     digest: int
     key: str = ""
     in_doubt: bool = False
+    asked_ms: int = 0
 
     @property
     def shown(self) -> str:

@@ -8,6 +8,7 @@ that it was not made.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from functools import partial
@@ -40,6 +41,11 @@ def by_engine(error: E) -> E:
     """Mark an error as raised by the engine: whatever its class, it is no refusal by a service."""
     error.is_by_engine = True  # type: ignore[attr-defined]
     return error
+
+
+def _wall_ms() -> int:
+    """The clock that steps read, too."""
+    return round(time.time() * 1000)
 
 
 class Attempt(Protocol):
@@ -159,6 +165,7 @@ class EffectRun:
         self._policy, self._request = policy, request
         self._attempt, self._check, self._life = attempt, check, life
         # By then, no earlier attempt is still under way: at first, none of an earlier life.
+        self._asked_ms = request.asked_ms if request.in_doubt else 0  # 0: not in doubt yet
         self._quiet_at_s = life.began_s + policy.timeout_s + CUT_OFF_S
         self._cause: Exception = RuntimeError(
             "an earlier life of the task may have made it, or a past that the job went back from"
@@ -189,7 +196,7 @@ class EffectRun:
         while True:
             is_last = self.attempts >= self._policy.attempts
             pause_s = self._policy.pause_s(self.attempts) if self.attempts else 0.0
-            if in_doubt and not effect.idempotent:
+            if in_doubt and not (effect.idempotent and self._is_recognised()):
                 pause_s = 0.0
                 found = await self._settle()
                 if isinstance(found, Made):
@@ -204,12 +211,25 @@ class EffectRun:
             await self._sleep_until(clock() + pause_s)
             self._require_life()
             self.attempts += 1
+            self._asked_ms = self._asked_ms or _wall_ms()
             try:
                 return await self._attempt(self._request, self._named(effect.wants_call))
             except Exception as error:  # noqa: BLE001 - user code
                 self._quiet_at_s = clock() + self._policy.timeout_s
                 self._cause = error
                 in_doubt = in_doubt or not self._is_refused(error)
+
+    def _is_recognised(self) -> bool:
+        """Whether the service still recognises the key of an earlier attempt."""
+        kept_ms = self._effect.keys_kept_ms
+        if kept_ms is None or not self._asked_ms:
+            return True
+        ago_ms = _wall_ms() - self._asked_ms
+        self._checked = (
+            f"it was asked for {ago_ms / 3_600_000:.1f} hours ago, and the service may no longer "
+            "recognise its key"
+        )
+        return ago_ms <= kept_ms
 
     def _is_refused(self, error: Exception) -> bool:
         """Whether an error proves that nothing was done. With hedging it proves that of one attempt

@@ -65,6 +65,8 @@ class Effect:
         As given; ``check`` is None if the service deduplicates, or cannot be asked.
     idempotent
         Whether the service recognises a second attempt by its key.
+    keys_kept_ms
+        ... for so long; None: for ever.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class Effect:
         check_for: str | timedelta,
         on_unknown: OnUnknown,
         refused: type[Exception] | tuple[type[Exception], ...],
+        keys_kept: str | timedelta | None,
     ) -> None:
         self.fn, self.idempotent, self.check = fn, idempotent, check
+        self.keys_kept_ms = None if keys_kept is None else parse_duration(keys_kept)
         self.check_for_s = parse_duration(check_for) / 1000
         self.on_unknown = on_unknown
         given = refused if isinstance(refused, tuple) else (refused,)
@@ -118,9 +122,22 @@ class Effect:
                 remedy="it is made again with the same key instead; leave check= out",
             )
 
+        if self.keys_kept_ms is not None and not self.idempotent:
+            raise WrongType(
+                "keys_kept= says how long a service recognises keys, and this one does not",
+                where=where,
+                remedy="say idempotent=True if it does, or leave keys_kept= out",
+            )
+
     @property
     def remedy(self) -> str:
         """What to do if nobody knows whether it was made; "": what is usual."""
+        if self.keys_kept_ms is not None:
+            return (
+                "find out by its key or its arguments whether it was made. If it was not, or if "
+                "the service knows its key after all, give a longer keys_kept= and start again: "
+                "it is asked again, with the same key"
+            )
         if self.idempotent:
             return "start again when the service can answer: it is asked again, with the same key"
         if self.check is not None:
@@ -144,6 +161,7 @@ class EffectOptions(TypedDict, total=False):
     check_for: str | timedelta
     on_unknown: OnUnknown
     refused: type[Exception] | tuple[type[Exception], ...]
+    keys_kept: str | timedelta | None
 
 
 @overload
@@ -159,6 +177,7 @@ def effect(
     check_for: str | timedelta = "5 minutes",
     on_unknown: OnUnknown = "fail",
     refused: type[Exception] | tuple[type[Exception], ...] = (),
+    keys_kept: str | timedelta | None = None,
     **unknown: Any,
 ) -> Any:
     """Declare that a function changes something: pays, sends, books.
@@ -187,6 +206,10 @@ def effect(
         treats it as an error of the row; ``"retry"`` makes the effect again, perhaps a second time.
     refused
         Exceptions that mean, like ``NotMade``, that nothing was done.
+    keys_kept
+        For how long an idempotent service recognises a key, such as ``"24 hours"``. What was asked
+        for longer ago, and may have been made, is not asked for again: its outcome is unknown. By
+        default it recognises keys for ever.
 
     Examples
     --------
@@ -206,6 +229,7 @@ def effect(
             check_for=check_for,
             on_unknown=on_unknown,
             refused=refused,
+            keys_kept=keys_kept,
         )
 
     return declare if fn is None else declare(fn)

@@ -46,7 +46,7 @@ from clonos.operators.shares import (
     require_answered,
 )
 from clonos.operators.stateless.with_column import with_values, without
-from clonos.state.deltas import Frozen, both
+from clonos.state.deltas import WHOLE_TASK, Frozen, both
 from clonos.state.pieces import groups_of
 from clonos.state.row_store import RowStore
 from clonos.state.stores import KeyedStore
@@ -191,7 +191,7 @@ class CallOperator(Operator):
             each = iter(given)
             sizes = (self._cuts.last(call) - call + 1 for call in calls)
             given = [columns_of(list(islice(each, n))) for n in sizes]
-        effect, doubtful = self._policy.effect, set[int]()
+        effect, doubtful, since = self._policy.effect, set[int](), self._answers.get
         keys = [""] * len(calls)
         if effect is not None:
             keys = self._keys_of_effects(calls, rows)
@@ -201,7 +201,12 @@ class CallOperator(Operator):
         asked = zip(calls, given, keys, strict=True)
         return {
             number: Request(
-                self._policy, given, arguments_digest(given, {}), key, number in doubtful
+                self._policy,
+                given,
+                arguments_digest(given, {}),
+                key,
+                number in doubtful,
+                (since(_KEY(b"t", number)) or 0) if self._needs_time else 0,
             )
             for number, given, key in asked
         }
@@ -213,6 +218,12 @@ class CallOperator(Operator):
             return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
         rewound = self.facts.get(REWOUND, ())
         return [self.info.numbered_effect_key(n, rewound) for n in calls]
+
+    @property
+    def _needs_time(self) -> bool:
+        """Whether it matters when an effect was asked for."""
+        effect = self._policy.effect
+        return effect is not None and effect.keys_kept_ms is not None
 
     @property
     def makes_calls(self) -> bool:
@@ -300,6 +311,10 @@ class CallOperator(Operator):
                 rows = newest.slice(0, behind - 1 - asked)
             asked = behind - 1
         self.facts.set("asked", asked)
+        if self._needs_time and calls:
+            now_ms = self.services.step.clock_ms()
+            for number in calls:
+                self._answers.put(_KEY(b"t", number), WHOLE_TASK, now_ms)
         under_way = len(self._waiting) - len(self._answered)
         for number, request in self._requests(calls, rows).items():
             if self._identities is not None:
@@ -322,6 +337,8 @@ class CallOperator(Operator):
         batch = self._gone_on(orders, ready) if ready else None
         for number in calls:
             request = waiting.pop(number)
+            if self._policy.effect is not None and self._answers.get(_KEY(b"t", number)):
+                self._answers.put(_KEY(b"t", number), WHOLE_TASK, None)
             if self._identities is not None:
                 self._identities.gone(number, request)
         self._cuts.forget(calls)

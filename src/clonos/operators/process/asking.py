@@ -82,10 +82,21 @@ class Call:
     """A call of a process that is open or waiting.
 
     ``origin``: the number of the call that began its conversation; 0: this call begins one.
-    ``kind``: the fingerprint of its :class:`~clonos.operators.calls.service.Policy`.
+    ``kind``: the fingerprint of its :class:`~clonos.operators.calls.service.Policy`. ``asked_ms``:
+    when it was asked, if somebody needs to know.
     """
 
-    __slots__ = ("arguments", "encoded_key", "group", "kind", "nbytes", "origin", "service", "then")
+    __slots__ = (
+        "arguments",
+        "asked_ms",
+        "encoded_key",
+        "group",
+        "kind",
+        "nbytes",
+        "origin",
+        "service",
+        "then",
+    )
 
     def __init__(
         self,
@@ -96,10 +107,11 @@ class Call:
         group: int,
         origin: int,
         kind: str,
+        asked_ms: int = 0,
     ) -> None:
         self.service, self.then, self.arguments = service, then, tuple(arguments)
         self.encoded_key, self.group, self.origin = encoded_key, group, origin
-        self.kind = kind
+        self.kind, self.asked_ms = kind, asked_ms
         self.nbytes = 0  # of its encoded form
 
     @classmethod
@@ -121,6 +133,7 @@ class Call:
                 self.group,
                 self.origin,
                 self.kind,
+                *([self.asked_ms] if self.asked_ms else []),
             ]
         )
 
@@ -225,7 +238,7 @@ class CallTable:
         policy, queue = self.policies[call.service], self._queues[call.service]
         others = self._ready(step)
         if policy.batch is None and self._has_room and not others:
-            return self._ask(call.service, [(number, call)])
+            return self._ask(call.service, [(number, call)], step)
         if policy.batch_within_ms and not queue:
             self._facts.set(f"{call.service} {_SINCE}", step.clock_ms())
         self._waiting[number] = call
@@ -240,7 +253,7 @@ class CallTable:
             questions = self._next(name)
             for number, call in questions:
                 self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, None)
-            yield questions[0][0], self._ask(name, questions)
+            yield questions[0][0], self._ask(name, questions, step)
 
     def _ready(self, step: Step) -> list[str]:
         """The services that may be asked now. All are checked, whatever their order: a check may
@@ -282,8 +295,11 @@ class CallTable:
             found.append((number, self._waiting.pop(number)))
         return found
 
-    def _ask(self, service: str, questions: list[tuple[int, Call]]) -> Request:
+    def _ask(self, service: str, questions: list[tuple[int, Call]], step: Step) -> Request:
+        effect = self.policies[service].effect
+        needs_time = effect is not None and effect.keys_kept_ms is not None
         for number, call in questions:
+            call.asked_ms = step.clock_ms() if needs_time else 0
             self._open[number] = call
             self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, call.kept())
         first, *others = [number for number, _ in questions]
@@ -385,7 +401,7 @@ class CallTable:
             in_doubt = not policy.effect.idempotent and may_be_made(number, rewound)
         payer = self._purses[service].policy(under_way)
         digest = arguments_digest([service, *arguments], {})
-        return Request(payer, arguments, digest, key, in_doubt)
+        return Request(payer, arguments, digest, key, in_doubt, calls[0].asked_ms)
 
     def _is_other(self, number: int, service: str, kind: str, now: str) -> StateMismatch:
         return StateMismatch(
