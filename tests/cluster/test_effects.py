@@ -149,3 +149,21 @@ def test_what_nobody_can_know_ends_the_job_and_is_settled_by_the_next_start(kit,
     seeing = clonos.effect(partial(pay, tmp_path), check=partial(find, tmp_path))
     job = build(tmp_path, seeing, "1 s", **settings).start(spark)
     check(tmp_path, job.wait(kit.WAIT_S).table())
+
+
+def test_a_start_sends_no_key_that_the_service_may_have_forgotten(kit, spark, tmp_path):
+    def start(keys_kept: str) -> Any:
+        paying = partial(pay_by_key, tmp_path)
+        declared = clonos.effect(paying, idempotent=True, keys_kept=keys_kept)
+        how: dict[str, Any] = {"checkpoint_interval": "200 ms", "timeout": "1 minute"}
+        return build(tmp_path, declared, checkpoint_dir=str(tmp_path / "job"), **how).start(spark)
+
+    job = start("1 hour")
+    wait_until_only_the_hanging_are_open(kit, job, tmp_path)
+    job.stop()
+    made = payments(tmp_path)
+    with pytest.raises(EffectUnknown, match="the service may no longer recognise its key"):
+        start("1 ms").wait(kit.WAIT_S)
+    assert payments(tmp_path) == made, "nobody was asked"
+    (tmp_path / "gate").touch()
+    check(tmp_path, start("1 hour").wait(kit.WAIT_S).table())
