@@ -167,3 +167,20 @@ def test_a_start_sends_no_key_that_the_service_may_have_forgotten(kit, spark, tm
     assert payments(tmp_path) == made, "nobody was asked"
     (tmp_path / "gate").touch()
     check(tmp_path, start("1 hour").wait(kit.WAIT_S).table())
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, "1 hour"), ("1 hour", None)])
+def test_a_start_may_say_or_leave_out_how_long_keys_are_kept(kit, spark, tmp_path, before, now):
+    """... although the steps that it replays have, or have not, read the clock."""
+
+    def start(keys_kept: str | None) -> Any:
+        paying = partial(pay_by_key, tmp_path)
+        declared = clonos.effect(paying, idempotent=True, keys_kept=keys_kept)
+        how: dict[str, Any] = {"checkpoint_interval": "1 hour", "timeout": "1 minute"}
+        return build(tmp_path, declared, checkpoint_dir=str(tmp_path / "job"), **how).start(spark)
+
+    job = start(before)
+    wait_until_only_the_hanging_are_open(kit, job, tmp_path)
+    job.stop()
+    (tmp_path / "gate").touch()
+    check(tmp_path, start(now).wait(kit.WAIT_S).table())

@@ -193,3 +193,18 @@ def test_what_cannot_travel_is_refused_before_it_is_logged(monkeypatch):
     running.emit(1, Batch(None, 3, 100, 0))
     with pytest.raises(StepTooLarge, match="a batch of 3 rows has 101 bytes"):
         running.emit(2, Batch(None, 3, 101, 0))
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_replay_reads_the_clock_if_the_log_has_a_reading(read, reads):
+    """... whatever the code would read now."""
+    live = step(World())
+    time = live.clock_ms_if(reads=read)
+    assert time == (1001 if read else None)
+    live.call(len, ["abc"], {})
+    logged = decode_record(encode_record(live.record))[1:]
+    again = step(World(), logged)
+    assert again.clock_ms_if(reads=reads) == time
+    again.call(len, ["abc"], {})
+    again.finish()

@@ -72,6 +72,10 @@ class BranchStep:
         """The logged reading of this step, or the last one before."""
         return self.now_ms
 
+    def clock_ms_if(self, *, reads: bool) -> int | None:
+        """See :class:`clonos.core.program.Step`."""
+        return self.clock_ms() if reads else None
+
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The answer, from the log or elsewhere."""
         try:

@@ -45,6 +45,10 @@ class Step(Protocol):
     def clock_ms(self) -> int:
         """Processing time in ms since the epoch: one reading per step, logged, never going back."""
 
+    def clock_ms_if(self, *, reads: bool) -> int | None:
+        """The same if this step reads the clock: when live, if it says so; in a replay, if the log
+        has a reading. So code that begins or ceases to read the clock can replay older steps."""
+
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call `fn` once, ever: the answer or the exception is logged and comes back on replay."""
 

@@ -228,6 +228,11 @@ class RunningStep:
         self.floor_clock_ms = self._now_ms
         return self._now_ms
 
+    def clock_ms_if(self, *, reads: bool) -> int | None:
+        if self._now_ms is None and self._replayed is not None:
+            reads = bool(self._replayed) and isinstance(self._replayed[-1], Clock)
+        return self.clock_ms() if reads else None
+
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         arguments = arguments_digest(args, kwargs)
         if self._replayed is None:

@@ -160,6 +160,10 @@ class CausalStep:
             self._now_ms = causal.clock.now_ms()
         return self._now_ms
 
+    def clock_ms_if(self, *, reads: bool) -> int | None:
+        """See :class:`clonos.core.program.Step`."""
+        return self.clock_ms() if reads else None
+
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Make the call, unless an earlier attempt has made it."""
         return causal.call(fn, *args, **kwargs)

@@ -104,6 +104,10 @@ class StepOutput:
         self.has_read_clock = True
         return self.now_ms
 
+    def clock_ms_if(self, *, reads: bool) -> int | None:
+        """See :class:`clonos.core.program.Step`."""
+        return self.clock_ms() if reads else None
+
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """See :class:`clonos.core.program.Step`."""
         self.calls.append((fn, tuple(args)))

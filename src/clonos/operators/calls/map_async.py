@@ -206,7 +206,7 @@ class CallOperator(Operator):
                 arguments_digest(given, {}),
                 key,
                 number in doubtful,
-                (since(_KEY(b"t", number)) or 0) if self._needs_time else 0,
+                (since(_KEY(b"t", number)) or 0) if effect is not None else 0,
             )
             for number, given, key in asked
         }
@@ -218,12 +218,6 @@ class CallOperator(Operator):
             return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
         rewound = self.facts.get(REWOUND, ())
         return [self.info.numbered_effect_key(n, rewound) for n in calls]
-
-    @property
-    def _needs_time(self) -> bool:
-        """Whether it matters when an effect was asked for."""
-        effect = self._policy.effect
-        return effect is not None and effect.keys_kept_ms is not None
 
     @property
     def makes_calls(self) -> bool:
@@ -311,10 +305,7 @@ class CallOperator(Operator):
                 rows = newest.slice(0, behind - 1 - asked)
             asked = behind - 1
         self.facts.set("asked", asked)
-        if self._needs_time and calls:
-            now_ms = self.services.step.clock_ms()
-            for number in calls:
-                self._answers.put(_KEY(b"t", number), WHOLE_TASK, now_ms)
+        self._keep_time(calls)
         under_way = len(self._waiting) - len(self._answered)
         for number, request in self._requests(calls, rows).items():
             if self._identities is not None:
@@ -324,6 +315,17 @@ class CallOperator(Operator):
                 request = request._replace(service=self._purse.policy(under_way))  # noqa: PLW2901
                 under_way += 1
             self.services.ask(self, number, request)
+
+    def _keep_time(self, calls: Sequence[int]) -> None:
+        """Remember when these effects are asked for, if their keys may be forgotten."""
+        effect = self._policy.effect
+        if not calls or effect is None or not effect.idempotent:
+            return
+        needs = effect.keys_kept_ms is not None
+        now_ms = self.services.step.clock_ms_if(reads=needs)
+        if needs and now_ms is not None:
+            for number in calls:
+                self._answers.put(_KEY(b"t", number), WHOLE_TASK, now_ms)
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         waiting, lanes = self._waiting, self._lanes

@@ -296,10 +296,12 @@ class CallTable:
         return found
 
     def _ask(self, service: str, questions: list[tuple[int, Call]], step: Step) -> Request:
-        effect = self.policies[service].effect
+        effect, asked_ms = self.policies[service].effect, None
         needs_time = effect is not None and effect.keys_kept_ms is not None
+        if effect is not None and effect.idempotent:
+            asked_ms = step.clock_ms_if(reads=needs_time)
         for number, call in questions:
-            call.asked_ms = step.clock_ms() if needs_time else 0
+            call.asked_ms = asked_ms if needs_time and asked_ms is not None else 0
             self._open[number] = call
             self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, call.kept())
         first, *others = [number for number, _ in questions]
