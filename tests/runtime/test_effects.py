@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from clonos.runtime.calls import CallRunner
 from clonos.runtime.effects import EffectRun, Pulse, by_engine
 from clonos.runtime.ticks import ticks_s
 from clonos.runtime.turns import Turns
+from tests.runtime.slot import LIFE, LIMIT_S
 
 CHARGE = effect(lambda cents, *, call: cents)
 BY_NAME = effect(lambda cents, *, call: cents, idempotent=True)
@@ -313,8 +315,6 @@ def test_what_has_waited_for_a_mandate_does_not_begin_all_at_once():
 
 # --- by the runner --------------------------------------------------------------------------------
 
-LIMIT_S = 60.0
-
 
 def outcome_of(declared, *arguments, **how):
     """What comes of one effect, made for real."""
@@ -488,3 +488,22 @@ def test_attempts_of_one_life_end_when_keys_may_be_forgotten():
     with pytest.raises(EffectUnknown, match="may no longer recognise its key"):
         run(bank, idempotent=True, check=False, attempts=1000, keys_kept="20 ms")
     assert 1 <= len(bank.asked) < 100
+
+
+def test_nothing_keeps_the_late_answers_of_a_service_that_is_asked_again(slot):
+    """Of a hedge, too: nobody will settle what is not in doubt."""
+    may_answer, asked = threading.Event(), []
+
+    def pay(n, *, call):
+        asked.append(n)
+        if len(asked) == 1:
+            may_answer.wait(LIMIT_S)
+        return "paid"
+
+    policy = policy_of(
+        effect(pay, idempotent=True), "pay", in_flight=9, timeout="1 minute", hedge="10 ms"
+    )
+    slot.runner.make(LIFE, [(CallId(2, 1), Request(policy, (7,), 1, "key7"))])
+    assert slot.outcomes(1)[0].ok
+    may_answer.set()
+    assert not slot.runner._late

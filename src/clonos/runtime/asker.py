@@ -314,7 +314,8 @@ class Asker:
     def _call(self, request: Request, named: Named) -> Coroutine[Any, Any, Any]:
         if self._threads is not None:
             given = partial(self._given, request)
-            late = None if self._effect is None else self._life.late
+            needs_late = self._effect is not None and not self._effect.idempotent
+            late = self._life.late if needs_late else None  # else it is just asked again
             return self._threads.run(partial(self._fn, **named), given, request.key, late)
         return guarded(self._fn(*self._given(request), **named))
 
