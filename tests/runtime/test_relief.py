@@ -92,14 +92,14 @@ class Slot:
         self.threads: set[threading.Thread] = set()
         self.track = MainTrack(lambda: self.heard.put(None))
         unused: Any = SimpleNamespace(can_reopen=True)
+        calls: Any = SimpleNamespace(withdraw=id, away=lambda life: {})
         world = RealWorld()
         programs: Any = lambda _: Waiting(self)  # noqa: E731
         self.node = SlotNode(
             JOB.plan,
             SlotPorts(
                 self, Ticks(), self.track, unused, unused,
-                programs, lambda *_: world, lambda *_: None, SimpleNamespace(withdraw=id),
-                SimpleNamespace(withdraw=id),
+                programs, lambda *_: world, lambda *_: None, calls, SimpleNamespace(withdraw=id),
             ),
             share_s=LIMIT_S,
             seals=SealSettings(LIMIT_S),
