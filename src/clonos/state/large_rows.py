@@ -36,6 +36,7 @@ from clonos.state.placed import (
 from clonos.state.renumbered import Numbered
 from clonos.state.row_store import DUE, Chunk, Int64, RowStore, UInt64
 from clonos.state.runs import Index, Rows, Run, RunWriter, in_memory
+from clonos.state.sieves import Sieves
 from clonos.state.tiers import LOADED_BYTES, Tiers
 
 _ROW_BYTES: Final = 40
@@ -184,6 +185,7 @@ class LargeRowStore(RowStore):
         self._told = [*dict.fromkeys([*keys, *times, ORDER])]
         self._orders = orders
         self._below = Tiers[_Leaving](lambda _: self._mine)
+        self._sieves = Sieves()
         self._limit = 0
         self._dead = _Dead(len(times))  # deleted rows in tiers
         self._leaving: _Leaving | None = None
@@ -396,13 +398,12 @@ class LargeRowStore(RowStore):
         start, end = (n.to_bytes(8, "big") for n in (self._orders.start, self._orders.stop))
         found: list[tuple[int, bytes, bytes]] = []
         gone: set[bytes] = set()
-        for run in self._below.runs:
-            for i, key, value in run.find_all(in_order):
-                if len(key) == len(start) and start <= key < end:
-                    if value is None:
-                        gone.add(key)
-                    else:
-                        found.append((i, key, value))
+        for i, key, value in self._sieves.all(self._below.runs, in_order):
+            if len(key) == len(start) and start <= key < end:
+                if value is None:
+                    gone.add(key)
+                else:
+                    found.append((i, key, value))
         alive = [
             (i, value)
             for i, key, value in found

@@ -133,28 +133,29 @@ class Run:
             self._last = int(_rows_of(self._block(blocks - 1)).hashes[-1]) if blocks else -1
         return self._last
 
-    def find(self, hashes: UInt64, keys: Sequence[bytes]) -> dict[int, bytes | None]:
-        """The values (None: deleted) of those keys that the run has, by index of the key.
+    def blocks_of(self, hashes: UInt64) -> Int64:
+        """In which block each hash is, if it is in the run (below 0: in none)."""
+        return np.searchsorted(self.index.firsts, hashes, "right").astype(np.int64) - 1
 
-        `hashes`: those of the keys, sorted.
+    def expect(self, blocks: Int64) -> None:
+        """Say that these blocks will be read soon."""
+        for number in np.unique(blocks).tolist():
+            self.blocks.expect(*self._span(number))
+
+    def rows_at(
+        self, which: Int64, blocks: Int64, hashes: UInt64
+    ) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """All rows with some of these sorted hashes: index of the hash, key, value.
+
+        Parameters
+        ----------
+        which, blocks
+            The indices of the hashes to look for, in order, and the block of each.
+        hashes
+            Those under which the keys were written.
         """
-        return {i: value for i, key, value in self.find_all(hashes) if key == keys[i]}
-
-    def find_all(self, hashes: UInt64) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """All rows with one of these sorted hashes: index of the hash, key, value.
-
-        ``hashes``: those under which the keys were written.
-        """
-        index = self.index
-        chosen = _are_in(index.filter, hashes).nonzero()[0]  # first: in most runs there are few
-        numbers = np.searchsorted(index.firsts, hashes[chosen], "right").astype(np.int64) - 1
-        if len(chosen) > 1:
-            for number in np.unique(numbers[numbers >= 0]).tolist():
-                self.blocks.expect(*self._span(number))
         last, block = -1, b""
-        for i, number in zip(chosen.tolist(), numbers.tolist(), strict=True):
-            if number < 0:
-                continue
+        for i, number in zip(which.tolist(), blocks.tolist(), strict=True):
             if number != last:
                 last, block = number, self._block(number)
             for key, value in _look_up(block, int(hashes[i])):
@@ -162,7 +163,7 @@ class Run:
 
     def find_one(self, place: int, key: bytes) -> tuple[bytes | None] | None:
         """The value of one key (None: gone); None if it does not know it. For one key, this is much
-        faster than :meth:`find`."""
+        faster than :class:`~clonos.state.sieves.Sieves`."""
         index = self.index
         spread = place * int(_SPREAD) & _ALL
         bits = 0
@@ -249,7 +250,9 @@ class RunWriter:
         """Add rows; their hashes must be above all earlier ones, and keys must be unique."""
         if not len(rows.hashes):
             return
-        np.bitwise_or.at(self._filter, *_filter_bits(rows.hashes, len(self._filter)))
+        places, bits = filter_bits(rows.hashes)
+        words = places * np.uint64(len(self._filter)) >> np.uint64(32)
+        np.bitwise_or.at(self._filter, words.astype(np.int64), bits)
         for first, block in _blocks(rows):
             self._write(block)
             self._end += len(block)
@@ -480,18 +483,11 @@ def _rows_of(block: bytes) -> Rows:
 # --- the filter -----------------------------------------------------------------------------------
 
 
-def _filter_bits(hashes: UInt64, words: int) -> tuple[Int64, UInt64]:
-    """In which word a hash has its four bits, and these."""
+def filter_bits(hashes: UInt64) -> tuple[UInt64, UInt64]:
+    """Where in a filter a hash has its four bits, as a fraction of 2**32, and these bits."""
     hashes = hashes * _SPREAD  # they may be times, which are close to each other
-    places = ((hashes >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)
     one, low = np.uint64(1), np.uint64(63)
     bits = np.zeros(len(hashes), np.uint64)
     for shift in _SHIFTS:
         bits |= one << (hashes >> np.uint64(shift) & low)
-    return places.astype(np.int64), bits
-
-
-def _are_in(words: UInt64, hashes: UInt64) -> Mask:
-    places, bits = _filter_bits(hashes, len(words))
-    result: Mask = (words[places] & bits) == bits
-    return result
+    return hashes >> np.uint64(32), bits

@@ -17,6 +17,7 @@ from clonos.core.content import InMemory, Shelf, Writable
 from clonos.errors import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
 from clonos.state.runs import HASH, Index, Placing, Run, hashes_of, write_values
+from clonos.state.sieves import Sieves
 from clonos.state.stores import PLAIN, Undo, kept_as
 from clonos.state.tiers import LOADED_BYTES, Tiers
 
@@ -54,6 +55,7 @@ class ValueStore:
         self._limit = 0
         self._bytes = 0  # of what is kept, and of its keys
         self._below = Tiers[_Memory]()
+        self._sieves = Sieves()
         self._cache: dict[bytes, Any] = {}  # of tiers; None: absent
         self._older: dict[bytes, Any] = {}
         self._cached = 0  # bytes
@@ -255,29 +257,28 @@ class ValueStore:
 
     def _look_up(self, keys: list[bytes]) -> None:
         """Find keys in the tiers; what is not there is noted, too."""
-        hashes = hashes_of(keys, self._placing)
-        order = np.argsort(hashes)
-        keys, hashes = [keys[i] for i in order.tolist()], hashes[order]
-        cache = self._cache
+        cache, left = self._cache, keys
         for tier in reversed(self._below.all):
             if isinstance(tier, Run):
-                try:
-                    found = tier.find(hashes, keys)
-                except UnreadableLayer as error:
-                    self._damage = error
-                    raise
-                known = {keys[i]: value for i, value in found.items()}
-            else:
-                known = {key: tier.values[key] for key in keys if key in tier.values}
-            if known:
-                cache.update(known)
-                self._cached += sum(len(v) for v in known.values() if type(v) is bytes)
-                is_left = [key not in known for key in keys]
-                hashes = hashes[np.array(is_left)]
-                keys = [key for key in keys if key not in known]
-                if not keys:
-                    return
-        cache.update(dict.fromkeys(keys))
+                break
+            known = {key: tier.values[key] for key in left if key in tier.values}
+            self._cache_all(known)
+            left = [key for key in left if key not in known]
+        if left:
+            hashes = hashes_of(left, self._placing)
+            order = np.argsort(hashes)
+            left = [left[i] for i in order.tolist()]
+            try:
+                found = self._sieves.newest(self._below.runs, hashes[order], left)
+            except UnreadableLayer as error:
+                self._damage = error
+                raise
+            self._cache_all({left[i]: value for i, value in found.items()})
+        cache.update(dict.fromkeys(key for key in keys if key not in cache))
+
+    def _cache_all(self, values: Mapping[bytes, Any]) -> None:
+        self._cache.update(values)
+        self._cached += sum(len(v) for v in values.values() if type(v) is bytes)
 
     # --- tiers -----------------------------------------------------------------------------------
 
