@@ -207,8 +207,9 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path, ends):
         "import os, signal; from clonos.storage.journal import Journal\n"
         f"journal = Journal({str(tmp_path)!r}, 'process')\n"
         "journal.append([b'kept']); journal.commit()\n"
-        "child = os.fork()\n"
-        "if not child: signal.pause()\n"
+        "runs, says = os.pipe(); child = os.fork()\n"
+        "if not child: os.write(says, b'.'); signal.pause()\n"
+        "os.read(runs, 1)\n"
         f"if {ends == 'closes it'}: journal.close()\n"
         "print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )

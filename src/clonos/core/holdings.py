@@ -385,7 +385,7 @@ class Holdings:
         for task in [task for task, ms in self._not_before.items() if now_ms >= ms]:
             del self._not_before[task]
             changed.add(task)
-        for task in changed & set(self.tasks):
+        for task in sorted(changed & set(self.tasks)):
             yield from self._safe_merges(task)
             self._merge(task)
             home = self._roster.tasks[task].slot
