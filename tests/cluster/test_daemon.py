@@ -12,7 +12,7 @@ import pytest
 
 FORKS_WELL = {"jemalloc_bg_thd"}
 """Threads that may be there when Spark forks: jemalloc has handlers for it."""
-IMPORTED_MAX = 328
+IMPORTED_MAX = 322
 """Modules beyond those of PySpark's worker and of pandas, which Arrow imports. NumPy and PyArrow
 are about a third."""
 

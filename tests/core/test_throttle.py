@@ -7,16 +7,12 @@ import pytest
 from clonos.core import messages as msg
 from clonos.core.decisions import Action, Command
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.inflight import INFLIGHT_BYTES
+from clonos.core.log import LOG_BYTES
 from clonos.core.placement import Slot
 from clonos.core.plan import ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.roster import Roster
-from clonos.core.throttle import (
-    INFLIGHT_BYTES,
-    KEEPER_TIMES,
-    LOG_BYTES,
-    RELIEVED,
-    Throttle,
-)
+from clonos.core.throttle import KEEPER_TIMES, RELIEVED, Throttle
 
 INFLIGHT_BYTES_HIGH = 2 * INFLIGHT_BYTES
 PLAN = Plan(

@@ -28,6 +28,8 @@ from clonos.core.decisions import (
 )
 from clonos.core.holdings import LOST_MS, Holdings, Loss
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.inflight import INFLIGHT_BYTES
+from clonos.core.log import LOG_BYTES
 from clonos.core.machine import Machine, with_stories
 from clonos.core.moves import Moves
 from clonos.core.placement import Slot, best_slot
@@ -37,7 +39,7 @@ from clonos.core.recovery import PATIENCE_MS, Recoveries
 from clonos.core.rivals import Rivals
 from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.standbys import Standbys
-from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES, Throttle
+from clonos.core.throttle import Throttle
 from clonos.errors import ProtocolError
 
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from clonos.core import messages as msg
 from clonos.core.levels import LayerRef
 from clonos.core.notes import Note
-from clonos.core.plan import Incarnation
-
-NOBODY = Incarnation(0, 0)
 
 # --- events -----------------------------------------------------------------------------------
 

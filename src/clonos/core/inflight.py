@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from clonos.core.digest import chain
 from clonos.core.messages import Dependencies, Item, Kind
 from clonos.core.program import Batch
 from clonos.core.spilled import FILE_BYTES, KEPT_BYTES, ON_DISK, Spilled
 from clonos.errors import Divergence, ProtocolError
+
+INFLIGHT_BYTES: Final = 256 << 20
+"""A process that keeps more than this in memory for its receivers (one is away, or replays) writes
+the oldest of it to its local disk; sources wait while it keeps twice as much."""
 
 
 class InFlightLog:

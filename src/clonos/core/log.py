@@ -17,6 +17,8 @@ from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
 
+LOG_BYTES: Final = 256 << 20
+"""Sources wait while a process holds more than this of logs: only floors remove log entries."""
 ENTRY_BYTES: Final = 48
 """Roughly what an entry takes in memory in addition to its content, which is mostly a few bytes."""
 

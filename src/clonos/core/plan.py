@@ -30,6 +30,10 @@ class Incarnation(NamedTuple):
     n: int
 
 
+NOBODY: Final = Incarnation(0, 0)
+"""Before all lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
     """One parallel instance of a chain of operators.

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from clonos.core import messages as msg
+from clonos.core.inflight import INFLIGHT_BYTES
+from clonos.core.log import LOG_BYTES
 from clonos.core.roster import Roster, TaskState
 
-INFLIGHT_BYTES: Final = 256 << 20
-"""A process that keeps more than this in memory for its receivers (one is away, or replays) writes
-the oldest of it to its local disk; sources wait while it keeps twice as much."""
-LOG_BYTES: Final = 256 << 20
-"""Sources wait while a process holds more than this of logs: only floors remove log entries."""
 KEEPER_TIMES: Final = 4
 """The house-keeper, which holds all logs, may hold this many times as much."""
 RELIEVED: Final = 0.5

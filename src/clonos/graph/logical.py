@@ -11,8 +11,9 @@ import pyarrow as pa
 from clonos.columns.keys import KEY_GROUPS
 from clonos.core.content import STATE_MEMORY
 from clonos.core.history import Keep
+from clonos.core.inflight import INFLIGHT_BYTES
 from clonos.core.levels import STORE, strictest
-from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
+from clonos.core.log import LOG_BYTES
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.base import OnBadRecord
 from clonos.operators.operations import Operation, Project

@@ -32,7 +32,7 @@ from clonos.core.levels import (
     LayerWanted,
     MergeLayers,
 )
-from clonos.core.plan import Incarnation
+from clonos.core.plan import NOBODY, Incarnation
 from clonos.errors import PeerUnreachable, UnreadableLayer
 from clonos.nodes.events import FetchFailed, Kept, Looked, MergedHere, PartRead
 from clonos.nodes.ports import SlotPorts
@@ -42,7 +42,6 @@ ANSWER_S: Final = 2.0
 """A source that sends nothing for this long is left for the next one."""
 AGAIN_S: Final = 0.05
 """When no source had a layer, they are asked again after this time."""
-NOBODY: Final = Incarnation(0, 0)
 
 
 _Wanted = tuple[Sequence[LayerRef], Sequence[LayerRef]]

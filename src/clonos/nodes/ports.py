@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from clonos.core.calls import CallId, Request
 from clonos.core.events import (
@@ -27,16 +27,18 @@ from clonos.core.events import (
     StoreLayer,
     World,
 )
-from clonos.core.history import Chains
-from clonos.core.housekeeper import Deliver
 from clonos.core.levels import LayerRef, MergeLayers
-from clonos.core.notes import Note
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Work
 from clonos.errors import ClonosError
-from clonos.nodes.views import News, Sample
 from clonos.transport.events import Away, Connection
+
+if TYPE_CHECKING:  # the driver's: slots import this module, too
+    from clonos.core.history import Chains
+    from clonos.core.housekeeper import Deliver
+    from clonos.core.notes import Note
+    from clonos.nodes.views import News, Sample
 
 # --- of every process -------------------------------------------------------------------------
 

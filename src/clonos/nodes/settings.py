@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from clonos import errors
 from clonos.core.holdings import LOST_MS
+from clonos.core.inflight import INFLIGHT_BYTES
+from clonos.core.log import LOG_BYTES
 from clonos.core.reach import GATHER_MS
 from clonos.core.recovery import PATIENCE_MS
-from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.nodes import commits
 from clonos.nodes.layers import GARBAGE_S
 from clonos.nodes.places import PACE, Pace

@@ -20,10 +20,11 @@ from clonos.core import events as ev
 from clonos.core import levels
 from clonos.core import messages as msg
 from clonos.core.dial import Dial, ladder
+from clonos.core.inflight import INFLIGHT_BYTES
+from clonos.core.log import LOG_BYTES
 from clonos.core.mandate import MANDATE_S, Mandate, MandateGiven
 from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
-from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import AuthenticationFailed, CannotConnect, ClonosError, MalformedMessage
 from clonos.nodes import events as node_events
 from clonos.nodes.events import Heard

@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from clonos.core import messages as msg
-from clonos.core.decisions import NOBODY
 from clonos.core.layer import IN_PLACE_BYTES
 from clonos.core.levels import STORE, LayerRef
-from clonos.core.plan import Plan
+from clonos.core.plan import NOBODY, Plan
 from clonos.core.program import Program
 from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from clonos.core.content import STATE_MEMORY
 from clonos.core.dial import LATE_S, QUIET_S
+from clonos.core.inflight import INFLIGHT_BYTES
 from clonos.core.levels import STORE
+from clonos.core.log import LOG_BYTES
 from clonos.core.plan import Plan
 from clonos.core.program import Program
-from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.nodes.seal_times import SealSettings
 from clonos.sinks.lanes import OutputWriter
 from clonos.sources.readers import Reader

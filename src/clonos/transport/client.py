@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from clonos.core.codec import Codec
-from clonos.core.plan import Incarnation
+from clonos.core.plan import NOBODY
 from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PlaintextRefused
 from clonos.transport.events import ClientClosed
 from clonos.transport.secret import Greeting, JobSecret, Purpose
@@ -32,8 +32,6 @@ REPLY_S: Final = 30.0
 
 LOOK_S: Final = 1.0
 """Longest wait before checking that the stream is still the current one."""
-
-_NOBODY: Final = Incarnation(0, 0)
 
 
 class Client:
@@ -142,7 +140,7 @@ class Client:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.connect_ex((host, peer.port))  # reading tells the outcome
         greeting = Greeting(
-            self._job_id, self.address, Purpose.REQUESTS, 0, _NOBODY, _NOBODY, schema=b""
+            self._job_id, self.address, Purpose.REQUESTS, 0, NOBODY, NOBODY, schema=b""
         )
         return Outgoing(
             _Alone(),

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from clonos.core.codec import Codec
-from clonos.core.plan import Incarnation
+from clonos.core.plan import NOBODY, Incarnation
 from clonos.errors import (
     CannotConnect,
     ClonosError,
@@ -88,7 +88,6 @@ PAUSE_MAX_S: Final = 1.0
 SHUTDOWN_S: Final = 3.0
 """Grace period for peers to leave at shutdown, before it hangs up."""
 
-_NOBODY: Final = Incarnation(0, 0)
 _UNDER_WAY: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -350,9 +349,7 @@ class Plane:
         """
 
         def greet(purpose: Purpose) -> Greeting:
-            return Greeting(
-                self._job_id, coordinator, purpose, register.slot, _NOBODY, _NOBODY, b""
-            )
+            return Greeting(self._job_id, coordinator, purpose, register.slot, NOBODY, NOBODY, b"")
 
         def lost(conn_id: int, error: ClonosError | None) -> Event:
             pulse.stop()

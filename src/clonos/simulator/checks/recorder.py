@@ -14,7 +14,7 @@ from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.levels import STORE, LayerRef
 from clonos.core.life import Phase
-from clonos.core.plan import Incarnation
+from clonos.core.plan import NOBODY, Incarnation
 from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks import endings, floors, implied, invariants, levels, past
@@ -30,7 +30,6 @@ from clonos.simulator.world.service import Service
 from clonos.simulator.world.virtual import TraceDigest
 from clonos.storage.layers import LayerStore, get_layers
 
-NOBODY = Incarnation(0, 0)
 Name = tuple[int, int, int]
 """Name of an output: generation, task, seq."""
 

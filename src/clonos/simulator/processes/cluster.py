@@ -12,11 +12,11 @@ from clonos.core import decisions as co
 from clonos.core import messages as msg
 from clonos.core import notes
 from clonos.core.history import Keep
+from clonos.core.inflight import INFLIGHT_BYTES
 from clonos.core.levels import AUTO
 from clonos.core.program import Batch
 from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
-from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.core.watch import DEATHS, LIVES
 from clonos.errors import ClonosError, JournalBroken, StoreAway, UnreadableJournal
 from clonos.nodes.versions import HASH_SEED

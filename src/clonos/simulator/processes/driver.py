@@ -11,9 +11,10 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.inflight import INFLIGHT_BYTES
 from clonos.core.levels import STORE, Lacks
+from clonos.core.log import LOG_BYTES
 from clonos.core.notes import Note
-from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import Superseded
 from clonos.nodes import events
 from clonos.nodes.driver import TICK_S, DriverNode

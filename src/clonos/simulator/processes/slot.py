@@ -14,11 +14,11 @@ from clonos.core import messages as msg
 from clonos.core.content import STATE_MEMORY
 from clonos.core.dial import Dial, ladder
 from clonos.core.levels import AUTO, LOCAL
+from clonos.core.log import LOG_BYTES
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Work, attempt, nothing
 from clonos.core.task import TaskMachine
-from clonos.core.throttle import LOG_BYTES
 from clonos.errors import CannotConnect, ClonosError, PeerUnreachable, PoisonRecord, UnreadableLayer
 from clonos.nodes.events import Heard, Ran, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
