@@ -1,9 +1,8 @@
 """Many runs, asked for some keys at once.
 
 Each run has a filter, and nearly all filters say no. The filters of up to :data:`RUNS_MAX` runs are
-asked together: one after the other, each would cost a dozen calls of numpy, which take longer than
-what they do. While all state is merged there may be hundreds of runs. This is not unusual: it takes
-minutes if the state has gigabytes.
+asked together, because each call of numpy costs more than what it does for a few keys. There may be
+hundreds of runs: gigabytes of state come in as many layers, and merging those takes a while.
 """
 
 from __future__ import annotations

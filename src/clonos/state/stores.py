@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from struct import Struct
+from typing import Any, Final
 
 from clonos.core.canonical import decode, encode
 from clonos.state.deltas import FACTS, Changes, Frozen
@@ -12,6 +13,10 @@ _INT_BITS = 64
 
 PLAIN = frozenset({bool, int, float, str})
 """Exactly these, no subclasses: immutable, and they survive serialization unchanged."""
+
+ADDRESS: Final = Struct(">cq")
+"""The key of what is kept of something that has a number: a letter says what it is. Operators share
+a store among their parts, each of which has letters of its own."""
 
 
 class Facts:

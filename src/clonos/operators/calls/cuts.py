@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -12,9 +11,9 @@ import numpy.typing as npt
 from clonos.core.program import Step
 from clonos.operators.calls.service import Policy
 from clonos.state.deltas import WHOLE_TASK
-from clonos.state.stores import Facts, KeyedStore
+from clonos.state.stores import ADDRESS, Facts, KeyedStore
 
-_KEY: Final = Struct(">cq").pack
+_SIZE: Final = b"b"
 _SINCE: Final = "waits since"
 _OVER: Final = "rows over"
 
@@ -41,7 +40,11 @@ class Cuts:
 
     def last(self, call: int) -> int:
         """The last row of a call."""
-        return call if self._is_single else call + (self._store.get(_KEY(b"b", call)) or 1) - 1
+        return (
+            call
+            if self._is_single
+            else call + (self._store.get(ADDRESS.pack(_SIZE, call)) or 1) - 1
+        )
 
     def rows(self, calls: Sequence[int]) -> Int64:
         """All rows of these calls."""
@@ -62,8 +65,8 @@ class Cuts:
         """These calls are over."""
         if not self._is_single:
             for call in calls:
-                if _KEY(b"b", call) in self._store:
-                    self._store.put(_KEY(b"b", call), WHOLE_TASK, None)
+                if ADDRESS.pack(_SIZE, call) in self._store:
+                    self._store.put(ADDRESS.pack(_SIZE, call), WHOLE_TASK, None)
 
     # --- cutting ----------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class Cuts:
         if not self._is_single:
             for call, size in zip(bounds.tolist(), np.diff(bounds).tolist(), strict=False):
                 if size > 1:
-                    self._store.put(_KEY(b"b", call), WHOLE_TASK, size)
+                    self._store.put(ADDRESS.pack(_SIZE, call), WHOLE_TASK, size)
         return bounds
 
     def _is_due(self, step: Step) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, overload
 
 from clonos.columns.durations import parse_duration
 from clonos.core.canonical import encode
+from clonos.core.program import Step
 from clonos.errors import WrongType
 from clonos.options import require_known
 
@@ -121,13 +122,20 @@ class Effect:
                 where=where,
                 remedy="it is made again with the same key instead; leave check= out",
             )
-
         if self.keys_kept_ms is not None and not self.idempotent:
             raise WrongType(
                 "keys_kept= says how long a service recognises keys, and this one does not",
                 where=where,
                 remedy="say idempotent=True if it does, or leave keys_kept= out",
             )
+
+    def asked_ms(self, step: Step) -> int:
+        """When this step asks for it, if its key may be forgotten; else 0. The step of an earlier
+        start may have read the clock for that, or not."""
+        if not self.idempotent:
+            return 0
+        now_ms = step.clock_ms_if(reads=self.keys_kept_ms is not None)
+        return 0 if now_ms is None or self.keys_kept_ms is None else now_ms
 
     @property
     def remedy(self) -> str:

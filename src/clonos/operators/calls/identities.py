@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from struct import Struct
 from typing import Final
 
 from clonos.core.calls import Request
 from clonos.errors import OtherArguments
 from clonos.operators.calls.service import Policy
 from clonos.state.deltas import WHOLE_TASK
-from clonos.state.stores import KeyedStore
+from clonos.state.stores import ADDRESS, KeyedStore
 
-_KEY: Final = Struct(">cq").pack
+_REFUSED: Final = b"o"
 
 
 class Identities:
@@ -54,14 +53,16 @@ class Identities:
     def _was_refused(self, number: int, request: Request) -> bool:
         """Whether a row was refused, and asks for the same as then: what is an argument, or part of
         the identity, may have changed between two starts."""
-        return bool(self._store.get(_KEY(b"o", number)) == [request.key, request.digest])
+        return bool(
+            self._store.get(ADDRESS.pack(_REFUSED, number)) == [request.key, request.digest]
+        )
 
     def asked(self, number: int, request: Request) -> Request:
         """A row asks: what it may ask for."""
         others = self.known.get(request.key, {}).values()
         if not request.digest or all(other in (0, request.digest) for other in others):
             return self._counted(number, request)  # a digest of 0 says nothing
-        self._store.put(_KEY(b"o", number), WHOLE_TASK, [request.key, request.digest])
+        self._store.put(ADDRESS.pack(_REFUSED, number), WHOLE_TASK, [request.key, request.digest])
         return self._refused(request)
 
     def _counted(self, number: int, request: Request) -> Request:
@@ -73,7 +74,7 @@ class Identities:
 
     def gone(self, number: int, request: Request) -> None:
         """A row has left."""
-        if self._store.get(mark := _KEY(b"o", number)):
+        if self._store.get(mark := ADDRESS.pack(_REFUSED, number)):
             self._store.put(mark, WHOLE_TASK, None)
         if request.service is self._refusing:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
-from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -14,9 +13,9 @@ import pyarrow as pa
 
 from clonos.columns.keys import distinct_keys
 from clonos.state.deltas import WHOLE_TASK
-from clonos.state.stores import KeyedStore
+from clonos.state.stores import ADDRESS, KeyedStore
 
-_KEY: Final = Struct(">cq").pack
+_HELD: Final = b"h"
 
 Int64 = npt.NDArray[np.int64]
 
@@ -66,7 +65,7 @@ class Lanes:
         for number, key in self.rows.items():
             if number > asked:
                 break
-            if self._store.get(_KEY(b"h", number)):
+            if self._store.get(ADDRESS.pack(_HELD, number)):
                 self.held += 1
                 self._holds[key].append(number)
             else:
@@ -97,7 +96,7 @@ class Lanes:
         calls: list[int] = []
         while self._due and len(calls) < most:
             number = heappop(self._due)
-            self._store.put(_KEY(b"h", number), WHOLE_TASK, None)
+            self._store.put(ADDRESS.pack(_HELD, number), WHOLE_TASK, None)
             self.held -= 1
             calls.append(number)
         while asked < came and len(calls) < most:
@@ -107,7 +106,7 @@ class Lanes:
                 self._open[key] += 1
                 calls.append(asked)
             else:
-                self._store.put(_KEY(b"h", asked), WHOLE_TASK, 1)
+                self._store.put(ADDRESS.pack(_HELD, asked), WHOLE_TASK, 1)
                 self.held += 1
                 self._holds[key].append(asked)
         return calls, asked

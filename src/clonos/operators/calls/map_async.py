@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
-from struct import Struct
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -49,10 +48,11 @@ from clonos.operators.stateless.with_column import with_values, without
 from clonos.state.deltas import WHOLE_TASK, Frozen, both
 from clonos.state.pieces import groups_of
 from clonos.state.row_store import RowStore
-from clonos.state.stores import KeyedStore
+from clonos.state.stores import ADDRESS, KeyedStore
 
-_KEY: Final = Struct(">cq").pack
-_ADDRESS_BYTES: Final = 8
+_ANSWER: Final = b"a"
+_ASKED: Final = b"t"
+_NUMBER_BYTES: Final = 8
 """The key of a row in layers is its number; the key of an answer has one byte more."""
 
 OnError = Callable[..., Any]
@@ -161,7 +161,7 @@ class CallOperator(Operator):
     def _restored(self) -> dict[int, Request]:
         orders = self._store.orders
         for number in orders.tolist():
-            if known := self._answers.get(_KEY(b"a", number)):
+            if known := self._answers.get(ADDRESS.pack(_ANSWER, number)):
                 _, ok, answer = known
                 self._answered[number] = Outcome(self.info.number, number, 0, ok, answer)
         if self._lanes is None:
@@ -191,7 +191,7 @@ class CallOperator(Operator):
             each = iter(given)
             sizes = (self._cuts.last(call) - call + 1 for call in calls)
             given = [columns_of(list(islice(each, n))) for n in sizes]
-        effect, doubtful, since = self._policy.effect, set[int](), self._answers.get
+        effect, doubtful = self._policy.effect, set[int]()
         keys = [""] * len(calls)
         if effect is not None:
             keys = self._keys_of_effects(calls, rows)
@@ -206,7 +206,7 @@ class CallOperator(Operator):
                 arguments_digest(given, {}),
                 key,
                 number in doubtful,
-                (since(_KEY(b"t", number)) or 0) if effect is not None else 0,
+                (self._answers.get(ADDRESS.pack(_ASKED, number)) or 0) if effect is not None else 0,
             )
             for number, given, key in asked
         }
@@ -255,7 +255,7 @@ class CallOperator(Operator):
         return both(self._store.changes(), self._answers.changes())
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
-        is_row = pc.equal(pc.binary_length(keys), _ADDRESS_BYTES)
+        is_row = pc.equal(pc.binary_length(keys), _NUMBER_BYTES)
         self._store.restore(keys.filter(is_row), values.filter(is_row))
         is_answer = pc.invert(is_row)
         answers = keys.filter(is_answer).to_pylist(), values.filter(is_answer).to_pylist()
@@ -319,13 +319,9 @@ class CallOperator(Operator):
     def _keep_time(self, calls: Sequence[int]) -> None:
         """Remember when these effects are asked for, if their keys may be forgotten."""
         effect = self._policy.effect
-        if not calls or effect is None or not effect.idempotent:
-            return
-        needs = effect.keys_kept_ms is not None
-        now_ms = self.services.step.clock_ms_if(reads=needs)
-        if needs and now_ms is not None:
+        if calls and effect is not None and (now_ms := effect.asked_ms(self.services.step)):
             for number in calls:
-                self._answers.put(_KEY(b"t", number), WHOLE_TASK, now_ms)
+                self._answers.put(ADDRESS.pack(_ASKED, number), WHOLE_TASK, now_ms)
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         waiting, lanes = self._waiting, self._lanes
@@ -339,8 +335,8 @@ class CallOperator(Operator):
         batch = self._gone_on(orders, ready) if ready else None
         for number in calls:
             request = waiting.pop(number)
-            if self._policy.effect is not None and self._answers.get(_KEY(b"t", number)):
-                self._answers.put(_KEY(b"t", number), WHOLE_TASK, None)
+            if self._policy.effect is not None and self._answers.get(ADDRESS.pack(_ASKED, number)):
+                self._answers.put(ADDRESS.pack(_ASKED, number), WHOLE_TASK, None)
             if self._identities is not None:
                 self._identities.gone(number, request)
         self._cuts.forget(calls)
@@ -366,14 +362,14 @@ class CallOperator(Operator):
             numbers = list(takewhile(self._answered.__contains__, self._in_line))
         ready = [self._answered.pop(number) for number in numbers]
         for number in numbers:
-            if known := self._answers.get(_KEY(b"a", number)):
-                self._answers.put(_KEY(b"a", number), known[0], None)
+            if known := self._answers.get(ADDRESS.pack(_ANSWER, number)):
+                self._answers.put(ADDRESS.pack(_ANSWER, number), known[0], None)
         kept = [outcome for outcome in outcomes if outcome.number in self._answered]
         if kept:
             rows = self._store.at(np.array([outcome.number for outcome in kept], np.int64))
             for outcome, group in zip(kept, groups_of(rows, self._keys).tolist(), strict=True):
                 value = [group, outcome.ok, outcome.answer]
-                self._answers.put(_KEY(b"a", outcome.number), group, value)
+                self._answers.put(ADDRESS.pack(_ANSWER, outcome.number), group, value)
         return ready
 
     def _gone_on(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from struct import Struct
 from typing import Any, Final
 
 from clonos.columns.rows import short
@@ -21,9 +20,8 @@ from clonos.operators.calls.purse import Purse
 from clonos.operators.calls.service import Policy, columns_of
 from clonos.operators.shares import REWOUND, may_be_made
 from clonos.state.deltas import WHOLE_TASK
-from clonos.state.stores import Facts, KeyedStore
+from clonos.state.stores import ADDRESS, Facts, KeyedStore
 
-_ADDRESS: Final = Struct(">cq")
 _OPEN: Final = b"c"
 _WAITS: Final = b"w"
 _TOGETHER: Final = b"b"
@@ -243,7 +241,7 @@ class CallTable:
             self._facts.set(f"{call.service} {_SINCE}", step.clock_ms())
         self._waiting[number] = call
         heappush(queue, (call.origin or number, number))
-        self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, kept)
+        self._store.put_kept(ADDRESS.pack(_WAITS, number), call.group, kept)
         return None
 
     def due(self, step: Step) -> Iterator[tuple[int, Request]]:
@@ -252,7 +250,7 @@ class CallTable:
             name = min(ready, key=lambda name: self._queues[name][0])
             questions = self._next(name)
             for number, call in questions:
-                self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, None)
+                self._store.put_kept(ADDRESS.pack(_WAITS, number), call.group, None)
             yield questions[0][0], self._ask(name, questions, step)
 
     def _ready(self, step: Step) -> list[str]:
@@ -296,18 +294,16 @@ class CallTable:
         return found
 
     def _ask(self, service: str, questions: list[tuple[int, Call]], step: Step) -> Request:
-        effect, asked_ms = self.policies[service].effect, None
-        needs_time = effect is not None and effect.keys_kept_ms is not None
-        if effect is not None and effect.idempotent:
-            asked_ms = step.clock_ms_if(reads=needs_time)
+        effect = self.policies[service].effect
+        asked_ms = 0 if effect is None else effect.asked_ms(step)
         for number, call in questions:
-            call.asked_ms = asked_ms if needs_time and asked_ms is not None else 0
+            call.asked_ms = asked_ms
             self._open[number] = call
-            self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, call.kept())
+            self._store.put_kept(ADDRESS.pack(_OPEN, number), call.group, call.kept())
         first, *others = [number for number, _ in questions]
         if others:
             self._together[first] = [first, *others]
-            self._store.put(_ADDRESS.pack(_TOGETHER, first), WHOLE_TASK, [first, *others])
+            self._store.put(ADDRESS.pack(_TOGETHER, first), WHOLE_TASK, [first, *others])
         request = self._request(service, first, self._under_way[service])
         self._under_way[service] += 1
         return request
@@ -319,12 +315,12 @@ class CallTable:
         first = outcome.number
         numbers = self._together.pop(first, [first])
         if len(numbers) > 1:
-            self._store.put(_ADDRESS.pack(_TOGETHER, first), WHOLE_TASK, None)
+            self._store.put(ADDRESS.pack(_TOGETHER, first), WHOLE_TASK, None)
         calls = [self._open.pop(number) for number in numbers]
         for number, call in zip(numbers, calls, strict=True):
             self.nbytes -= call.nbytes
             self._answers[call.origin or number] += 1
-            self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, None)
+            self._store.put_kept(ADDRESS.pack(_OPEN, number), call.group, None)
         service = calls[0].service
         self._under_way[service] -= 1
         self._purses[service].pay((outcome,))
@@ -372,7 +368,7 @@ class CallTable:
             kind = address[:1]
             if kind != _TOGETHER and kind not in kinds:
                 continue
-            _, number = _ADDRESS.unpack(address)
+            _, number = ADDRESS.unpack(address)
             if kind == _TOGETHER:
                 self._together.pop(number, None)
                 self._together.update({} if value is None else {number: decode(value)})
