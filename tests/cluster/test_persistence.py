@@ -40,9 +40,12 @@ def rows_in(running: Any) -> int:
 
 def wait_current(kit: Any, running: Any) -> None:
     """Until floors are where tasks are, and copies have them. Rows are held back: it stays so."""
+    before = running.last_progress
     kit.wait_quiet(running)
 
     def is_current() -> bool:
+        if running.last_progress.number <= before.number + 1:
+            return False  # it may tell of the time before a kill
         found = {task.name: task for task in running.last_progress.tasks}
         at_rest = not any(task.steps_to_replay for task in found.values())
         return at_rest and found[TASK].current_standbys == running.options.standbys
@@ -73,9 +76,9 @@ def test_state_in_memory_survives_the_process_that_has_it(kit, spark, tmp_path, 
     store = tmp_path / "checkpoint"
     settings = {"checkpoints": checkpoints, "checkpoint_dir": str(store)}
     running = begun(kit, spark, tmp_path, "memory", **settings)
-    for _ in range(2):  # the second time, the copy was made by the one that took over
+    for n in (1, 2):  # the second time, the copy was made by the one that took over
         kit.kill(running, TASK)
-        kit.wait_recovered(running, len(running.observer.recoveries) or 1)
+        kit.wait_for(lambda n=n: len(recoveries(running)) >= n)
         wait_current(kit, running)
     assert {r.level for r in recoveries(running)} == {"standby"}
     assert not layers(tmp_path), "nothing was written"
