@@ -370,10 +370,8 @@ class LargePieceStore(PieceStore):
 
     def _merged(self, run: Run, merging: Merging) -> None:
         if merging.has_combined:
-            self._unreported, self._below.may_merge = (
-                Unreported(run, begin_of(self._over + 1)),
-                False,
-            )
+            self._unreported = Unreported(run, begin_of(self._over + 1))
+            self._below.may_merge = False
 
 
 def _at_most(time: int | None, until: int) -> bool:
