@@ -148,7 +148,7 @@ def test_a_service_that_is_down_is_told_of_once_and_costs_no_row(kit, spark, tmp
     )
     answered.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
-    kit.wait_for(lambda: running.warnings)
+    kit.wait_for(lambda: any("has answered nothing" in text for text in running.warnings))
     (tmp_path / "down").unlink()
     result = running.wait(kit.WAIT_S)
     (told,) = (text for text in result.warnings if "has answered nothing" in text)
