@@ -13,9 +13,6 @@ import pytest
 from clonos.cluster.compaction import Compactor, CompactorDied
 from clonos.cluster.layers import LARGE_BYTES, BackgroundMerger
 from clonos.core.layer import (
-    CHAIN_MAX,
-    SHARE,
-    choose,
     encode_layer,
     layer_path,
     merged_path,
@@ -23,6 +20,7 @@ from clonos.core.layer import (
     refer_to,
 )
 from clonos.core.levels import LayerRef
+from clonos.core.merges import choose, longest
 from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
@@ -41,19 +39,23 @@ def refs(sizes: list[int]) -> list[LayerRef]:
     return [LayerRef(0, e, FIRST, e, f"{e}", n, 0) for e, n in enumerate(sizes)]
 
 
-def test_every_byte_is_written_a_few_times_only() -> None:
-    chain, written, new = [], 0, 0
+@pytest.mark.parametrize(
+    ("nbytes", "times", "garbage"), [(10, 13, 1), (10 << 20, 4, 2), (200 << 20, 3, 2)]
+)
+def test_every_byte_is_written_a_few_times_only(nbytes: int, times: float, garbage: float) -> None:
+    """All keys together have 200 times what each layer has."""
+    chain, written, most = list[LayerRef](), 0, 200 * nbytes
     for epoch in range(5000):
-        chain.append(LayerRef(0, epoch, FIRST, epoch, "", 10, 0))
-        new += 10
-        chosen = choose(chain)
-        if chosen:
-            size = min(sum(ref.nbytes for ref in chosen), 2000)  # keys are overwritten
+        chain.append(LayerRef(0, epoch, FIRST, epoch, "", nbytes, 0))
+        if chosen := choose(chain):
+            size = min(sum(ref.nbytes for ref in chosen), most)  # keys are overwritten
             written += size
-            chain = [*chain[: -len(chosen)], LayerRef(0, epoch, FIRST, epoch, "", size, 0)]
-        assert len(chain) <= CHAIN_MAX
-        assert sum(ref.nbytes for ref in chain) <= 2000 * (1 + 1 / SHARE) + CHAIN_MAX * 10
-    assert written < 10 * new
+            start = chain.index(chosen[0])
+            last = chosen[-1].epoch
+            chain[start : start + len(chosen)] = [LayerRef(0, last, FIRST, last, "", size, 0)]
+        assert len(chain) <= longest(chain)
+        assert sum(ref.nbytes for ref in chain) <= (1 + garbage) * most
+    assert written < times * 5000 * nbytes
 
 
 @pytest.fixture

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
-from clonos.core.layer import CHAIN_MAX, merged_path
+from clonos.core.layer import merged_path
 from clonos.core.levels import LayerRef
+from clonos.core.merges import CHAIN_MAX, TIER_MAX
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 from clonos.nodes.events import Merged, MergeFailed, RoundBegins
-from clonos.nodes.layers import AGAIN_S, MERGES_MAX, LayerCare, Unused
+from clonos.nodes.layers import AGAIN_S, LayerCare, Unused
 
 
 class Store:
@@ -101,62 +102,91 @@ def test_while_state_is_shared_out_no_merge_reaches_across_what_was():
     assert store.merged[1:] == [tuple(range(1, 28))], "as ever"
 
 
+MB = 1 << 20
+
+
 def test_while_a_merge_takes_long_newer_layers_are_merged():
     store = Store()
     care = care_of(store)
-    chain = tuple(ref(epoch, nbytes=20) for epoch in range(1, 18))
+    chain = tuple(ref(epoch, nbytes=20 * MB) for epoch in range(1, 10))
     care.after_floor({0: chain}, 0.0)
-    longer = (*chain, *map(ref, range(18, 34)))
+    assert store.merged == [tuple(range(1, 10))], "no more than eight large ones"
+    longer = (*chain, *map(ref, range(10, 26)))
     care.after_floor({0: longer}, 1.0)
-    assert store.merged == [tuple(range(1, 18))], "16 more are not yet too many"
-    longer = (*longer, ref(34))
+    assert len(store.merged) == 1, "16 more are not yet too many"
+    longer = (*longer, ref(26))
     care.after_floor({0: longer}, 2.0)
-    assert store.merged[1:] == [tuple(range(18, 35))]
-    newer = ref(34, "0/newer")
-    care.merged(Merged(newer, longer[17:]), (*chain, newer))
-    longer = (*chain, newer, *map(ref, range(35, 51)))
+    assert store.merged[1:] == [tuple(range(10, 27))]
+    newer = ref(26, "0/newer")
+    care.merged(Merged(newer, longer[9:]), (*chain, newer))
+    longer = (*chain, newer, *map(ref, range(27, 43)))
     care.after_floor({0: longer}, 3.0)
-    assert store.merged[2:] == [tuple(range(34, 51))], "what was merged takes part again"
-    older = ref(17, "0/older")
-    care.merged(Merged(older, chain), (older, *longer[17:]))
-    care.after_floor({0: (older, *longer[17:])}, 4.0)
+    assert store.merged[2:] == [tuple(range(26, 43))], "what was merged takes part again"
+    older = ref(9, "0/older", 180 * MB)
+    care.merged(Merged(older, chain), (older, *longer[9:]))
+    care.after_floor({0: (older, *longer[9:])}, 4.0)
     assert len(store.merged) == 3, "the oldest layer alone"
 
 
-def test_no_more_than_some_merges_of_a_task_are_under_way():
+def test_of_each_tier_one_merge_is_under_way():
     store = Store()
     care = care_of(store)
     chain: tuple[LayerRef, ...] = ()
-    for n in range(3 * MERGES_MAX):
+    for nbytes in (2000 * MB, 100 * MB, 20 * MB, 20 * MB, 2 * MB, 10, 10):
         newer = range(len(chain) + 1, len(chain) + 18)
-        chain += tuple(ref(epoch, nbytes=10 << 3 * MERGES_MAX - n) for epoch in newer)
+        chain += tuple(ref(epoch, nbytes=nbytes) for epoch in newer)
         care.after_floor({0: chain}, 0.0)
-    assert len(store.merged) == MERGES_MAX
-    assert len(set().union(*store.merged)) == 17 * MERGES_MAX, "each layer in one of them"
+    begun = [epochs[0] // 17 for epochs in store.merged]
+    assert begun == [0, 1, 2, 4, 5]
+    assert len(set().union(*store.merged)) == 17 * len(begun), "each layer in one of them"
+    care.failed(MergeFailed(chain[34:51], ClonosError("away")), 0.0)
+    care.after_floor({0: chain}, AGAIN_S + 1.0)
+    assert store.merged[5:] == [tuple(range(35, 69))]
 
 
-def test_where_merges_are_slow_chains_do_not_grow_without_end():
-    """Layers are sealed as fast as one merge after the other can take them."""
-    store, chain, longest = Store(), list[LayerRef](), 0
+def longest_chain(sizes: list[int], seconds: Callable[[int], float], largest: int) -> int:
+    """How many layers a task has at most if one of these comes every second.
+
+    Parameters
+    ----------
+    seconds
+        How long a merge takes, by its bytes. Merges of up to 512 MB have a lane of their own.
+    largest
+        As keys are overwritten, no layer becomes larger than this.
+    """
+    store, chain, most = Store(), list[LayerRef](), 0
     care = care_of(store)
-    under_way, free_at = list[tuple[int, tuple[int, ...]]](), 0
-    for epoch in range(1, 5000):
-        chain.append(ref(epoch))
-        if under_way and under_way[0][0] == epoch:
-            _, epochs = under_way.pop(0)
-            replaced = tuple(one for one in chain if one.epoch in epochs)
-            nbytes = min(sum(one.nbytes for one in replaced), 2000)  # keys are overwritten
-            merged = ref(epochs[-1], f"0/merged {epoch}", nbytes)
+    under_way, free_at = list[tuple[float, tuple[LayerRef, ...]]](), [0.0, 0.0]
+    for epoch, nbytes in enumerate(sizes, 1):
+        chain.append(ref(epoch, nbytes=nbytes))
+        for end, replaced in [each for each in under_way if each[0] <= epoch]:
+            under_way.remove((end, replaced))
+            size = min(sum(one.nbytes for one in replaced), largest)
+            merged = ref(replaced[-1].epoch, f"0/merged {epoch} {replaced[0].epoch}", size)
             start = chain.index(replaced[0])
             chain[start : start + len(replaced)] = [merged]
             care.merged(Merged(merged, replaced), chain)
         begun = len(store.merged)
         care.after_floor({0: tuple(chain)}, 0.0)
         for epochs in store.merged[begun:]:
-            free_at = max(free_at, epoch) + CHAIN_MAX + 5  # one lane
-            under_way.append((free_at, epochs))
-        longest = max(longest, len(chain))
-    assert longest < 6 * CHAIN_MAX
+            chosen = tuple(one for one in chain if one.epoch in epochs)
+            together = sum(one.nbytes for one in chosen)
+            lane = together > 512 * MB
+            free_at[lane] = max(free_at[lane], epoch) + seconds(together)
+            under_way.append((free_at[lane], chosen))
+        most = max(most, len(chain))
+    return most
+
+
+def test_where_merges_are_slow_chains_do_not_grow_without_end():
+    """Layers are sealed as fast as one merge after the other can take them."""
+    assert longest_chain([10] * 5000, lambda _: CHAIN_MAX + 5, 2000) < 6 * CHAIN_MAX
+
+
+def test_a_task_that_is_filled_with_gigabytes_keeps_few_layers():
+    """At 30 MB/s; the processes that merge have little of the processors meanwhile."""
+    slow = longest_chain([30 * MB] * 400, lambda nbytes: nbytes / (40 * MB), 1 << 40)
+    assert slow < CHAIN_MAX + 4 * TIER_MAX
 
 
 def test_a_merge_that_has_failed_is_tried_again_later():
@@ -174,12 +204,12 @@ def test_a_merge_that_has_failed_is_tried_again_later():
 def test_a_large_merge_that_has_failed_waits_though_a_small_one_has_not():
     store = Store()
     care = care_of(store)
-    large = tuple(ref(epoch, nbytes=1000) for epoch in range(1, 18))
+    large = tuple(ref(epoch, nbytes=MB) for epoch in range(1, 18))
     small = tuple(map(ref, range(18, 35)))
     care.after_floor({0: large}, 0.0)
     care.after_floor({0: (*large, *small)}, 0.0)
     assert care.failed(MergeFailed(large, ClonosError("away")), 1.0)
-    newer = ref(34, "0/newer", 170)
+    newer = ref(34, "0/newer", MB)
     chain = (*large, newer)
     care.merged(Merged(newer, small), chain)
     care.after_floor({0: chain}, 2.0)

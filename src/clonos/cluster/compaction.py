@@ -17,7 +17,7 @@ import subprocess
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import clonos.columns.batches  # noqa: F401 - registers batches, which layers of loops have
 from clonos.core.codec import CODEC
@@ -29,9 +29,6 @@ from clonos.state.deltas import merge_into
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.storage.opened import ScratchFile
-
-NICENESS: Final = 10
-"""Niceness of the process that merges layers."""
 
 
 def merge_on_disk(deltas: Sequence[bytes | Content], *, is_base: bool) -> Content:
@@ -56,6 +53,11 @@ def merge(
 class Compactor:
     """The driver's end of the merging process. Its methods may block; for one thread at a time.
 
+    Parameters
+    ----------
+    niceness
+        Of the process: how much it gives way to others.
+
     Examples
     --------
     >>> compactor = Compactor("layers", "process", term=1)
@@ -63,9 +65,9 @@ class Compactor:
     >>> compactor.close()
     """
 
-    def __init__(self, uri: str, durability: Durability, term: int) -> None:
+    def __init__(self, uri: str, durability: Durability, term: int, niceness: int = 0) -> None:
         self._store = json.dumps([uri, durability])
-        self._term = term
+        self._term, self._niceness = term, niceness
         self._process: subprocess.Popen[str] | None = None
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> LayerRef:
@@ -97,7 +99,7 @@ class Compactor:
     def _start(self) -> subprocess.Popen[str]:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, str(self._niceness)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": paths},
@@ -153,5 +155,5 @@ def serve(orders: Any, answers: Any) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(NICENESS)
+    os.nice(int(sys.argv[1]))
     serve(sys.stdin, sys.stdout)

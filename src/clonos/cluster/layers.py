@@ -18,15 +18,20 @@ from clonos.transport.inbox import Inbox
 _LOG: Final = logging.getLogger("clonos")
 
 
-LARGE_BYTES: Final = 256 << 20
+LARGE_BYTES: Final = 512 << 20
 """A merge of more than this is slow. Small merges overtake it, because chains grow meanwhile."""
+NICENESS: Final = 5
+"""Niceness of the process that makes small merges. Where all processors are busy, it has to merge
+as fast as state is stored, for which it needs about a tenth of one processor ..."""
+LARGE_NICENESS: Final = 10
+"""... and of the other one, for which nobody waits."""
 
 
 class _Lane:
     """One thread, which waits for one process."""
 
-    def __init__(self, name: str, uri: str, durability: Durability, term: int) -> None:
-        self.compactor = Compactor(uri, durability, term)
+    def __init__(self, name: str, compactor: Compactor) -> None:
+        self.compactor = compactor
         self.worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
 
@@ -38,8 +43,10 @@ class BackgroundMerger:
     def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
         self._store = LayerStore(uri, durability)
         self._inbox = inbox
-        self._small = _Lane("clonos-compact", uri, durability, term)
-        self._large = _Lane("clonos-compact-large", uri, durability, term)
+        small = Compactor(uri, durability, term, NICENESS)
+        self._small = _Lane("clonos-compact", small)
+        large = Compactor(uri, durability, term, LARGE_NICENESS)
+        self._large = _Lane("clonos-compact-large", large)
         self._worker = self._large.worker
         self._is_closed = False
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clonos.core.layer import choose
 from clonos.core.levels import AUTO, STORE, LayerRef, weakest
+from clonos.core.merges import choose
 from clonos.core.roster import Roster
 from clonos.core.standing import Floors
 
@@ -70,16 +70,18 @@ class Hardening:
         """The layers of a task that slots should merge, and the level to keep the result at."""
         level, parts = self._tasks[task].level, self._parts(task)
         hard, aimed, beyond = parts
+        oldest = next((ref for part in parts for ref in part), None)
         if level not in (AUTO, STORE):
             for part in parts:
-                if any(ref.level != STORE for ref in part) and (chosen := choose(part)):
+                is_kept = any(ref.level != STORE for ref in part)
+                if is_kept and (chosen := choose(part, has_base=part[0] == oldest)):
                     yield tuple(chosen), level
             return
         for part in (hard, aimed):
             if chosen := _kept_by_slots(part):
                 yield tuple(chosen), STORE
                 break
-        if chosen := choose(beyond):
+        if beyond and (chosen := choose(beyond, has_base=beyond[0] == oldest)):
             yield tuple(chosen), weakest(ref.level for ref in chosen)
 
 

@@ -42,10 +42,6 @@ CHECKS_ITSELF: Final = b"SELFCHCK"
 UP_TO: Final = struct.Struct("<8sQ")
 """The beginning of a delta that is not read as a whole."""
 
-CHAIN_MAX: Final = 16
-"""A task with more layers than this has them merged."""
-SHARE: Final = 0.5
-"""A layer is merged, too, if the layers above it together reach this share of its size."""
 IN_PLACE_BYTES: Final = 64 << 20
 """Slots use the state of a layer of this size where it lies: they do not merge it once more, and a
 copy begins again when its first layers were merged into one of this size."""
@@ -190,32 +186,6 @@ def left_by_earlier(
         if (int(maker[0]), int(maker[1])) < life:
             found.append(path)
     return found
-
-
-def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
-    """Which of a task's newest layers to merge now (none: empty).
-
-    Examples
-    --------
-    >>> sizes = [500, 300, *[10] * 15]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
-    >>> [ref.epoch for ref in choose(chain)][:3]
-    [0, 1, 2]
-    >>> len(choose(chain[:-1]))
-    0
-    >>> sizes = [10_000, *[10] * 16]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
-    >>> choose(chain)[0].epoch
-    1
-    """
-    if len(chain) <= CHAIN_MAX:
-        return ()
-    start, above = len(chain) - 1, 0
-    for i, ref in reversed(list(enumerate(chain))):
-        if above >= SHARE * ref.nbytes:
-            start = i
-        above += ref.nbytes
-    return chain[start:]
 
 
 def merge_layers(

@@ -1,19 +1,20 @@
-"""Decides when layers are merged, and when merged ones are deleted.
+"""Decides when layers are merged (:mod:`clonos.core.merges` says which), and when merged ones are
+deleted.
 
-Merging is size-tiered, as in a log-structured merge tree: small layers become one, and an older
-layer takes part when the layers above it have grown to a good part of its size. So state is
-rewritten only a few times, however long the job runs.
+Large merges take minutes, in which newer layers pile up: those are merged meanwhile. Of each tier
+one merge of a task is under way. So the next one takes all that has come until then, however slow
+merges are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from itertools import groupby
 from typing import Final
 
-from clonos.core.layer import SHARE, choose
 from clonos.core.levels import STORE, LayerRef
+from clonos.core.merges import choose, tier_of_merge
 from clonos.nodes.events import Merged, MergeFailed, RoundBegins
 from clonos.nodes.ports import Merger
 
@@ -21,10 +22,6 @@ GARBAGE_S: Final = 30.0
 """Grace period before merged layers are removed: a slot may have been told to read them."""
 SURVEY_GRACES: Final = 10
 """How many grace periods lie between two surveys of all files in the store."""
-MERGES_MAX: Final = 3
-"""How many merges of one task may be under way. Large ones take minutes, in which newer layers pile
-up: those are merged meanwhile. They must be much smaller than what is under way. Otherwise, where
-merges are slow, one would be under way at all times, and what they make would never be merged."""
 AGAIN_S: Final = 30.0
 """Time before a failed merge is tried again: the store may be away."""
 
@@ -96,17 +93,23 @@ class LayerCare:
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
         """A floor is complete with these layers: look for merges."""
         for task, chain in layers.items():
-            under_way = self._merging.get(task, [])
-            if len(under_way) == MERGES_MAX or now_s < self._not_before.get(task, now_s):
+            if now_s < self._not_before.get(task, now_s):
                 continue
             if any(ref.level != STORE for ref in chain):
                 continue  # then slots merge them
-            newest = max((merge[-1].epoch for merge in under_way), default=0)
-            free = [ref for ref in self.mergeable(task, chain) if ref.epoch > newest]
-            most = SHARE * min(map(_nbytes, under_way), default=inf)
-            if (chosen := tuple(choose(free))) and _nbytes(chosen) <= most:
-                self._merging.setdefault(task, []).append(chosen)
-                self._merger.merge(chain, chosen)
+            for free in self._free(task, self.mergeable(task, chain)):
+                under_way = self._merging.setdefault(task, [])
+                chosen = tuple(choose(free, has_base=free[0] == chain[0]))
+                if chosen and tier_of_merge(chosen) not in map(tier_of_merge, under_way):
+                    under_way.append(chosen)
+                    self._merger.merge(chain, chosen)
+
+    def _free(self, task: int, chain: Sequence[LayerRef]) -> Iterator[list[LayerRef]]:
+        """The layers between those that are being merged."""
+        taken = {ref for merge in self._merging.get(task, ()) for ref in merge}
+        for is_taken, refs in groupby(chain, lambda ref: ref in taken):
+            if not is_taken:
+                yield list(refs)
 
     def mergeable(self, task: int, chain: tuple[LayerRef, ...]) -> tuple[LayerRef, ...]:
         """All layers; while state is shared out, those that were not: a layer with what was and
@@ -155,7 +158,3 @@ class LayerCare:
         under_way = self._merging.get(merge[0].task, [])
         if merge in under_way:
             under_way.remove(merge)
-
-
-def _nbytes(merge: Sequence[LayerRef]) -> int:
-    return sum(ref.nbytes for ref in merge)

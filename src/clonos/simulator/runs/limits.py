@@ -9,8 +9,8 @@ from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
 from clonos.core import holdings as holdings_module
 from clonos.core import inbounds as inbounds_module
-from clonos.core import layer as layer_module
 from clonos.core import log as log_module
+from clonos.core import merges as merges_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core import standbys as standbys_module
 from clonos.nodes import layers as care_module
@@ -47,9 +47,12 @@ def soon_blamed() -> Iterator[None]:
 
 @contextmanager
 def merged_early(chain_max: int) -> Iterator[None]:
-    """Merge layers at shorter chains than production does, and try again sooner."""
+    """Merge layers at shorter chains than production does, and smaller ones, and try again
+    sooner."""
     owners = (
-        (layer_module, "CHAIN_MAX", chain_max),
+        (merges_module, "CHAIN_MAX", chain_max),
+        (merges_module, "TIER_MAX", chain_max // 2),
+        (merges_module, "SMALL_BYTES", 256),
         (holdings_module, "AGAIN_MS", 100),
         (standbys_module, "AGAIN_MS", 100),
         (care_module, "AGAIN_S", 0.1),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from clonos.core import layer as layer_module
+from clonos.core import merges as merges_module
 from clonos.core import notes
 from clonos.core.levels import MEMORY, STORE
 from clonos.core.moves import MovePhase
@@ -154,14 +154,15 @@ class Quiet:
         """A merge takes a while. Meanwhile further layers come."""
         options = self._cluster.options
         for task, chain in self._cluster.driver.keeper.hard.layers.items():
-            paths = [ref.path for ref in chain if ref.level == STORE]
+            stored = [ref for ref in chain if ref.level == STORE]
+            paths, most = [ref.path for ref in stored], merges_module.longest(stored)
             before, newest, since = self._stored.get(task, (0, set(), now))
-            if len(paths) < before or len(paths) <= layer_module.CHAIN_MAX:
+            if len(paths) < before or len(paths) <= most:
                 newest, since = set(), now
             newest = {*newest, *paths[-1:]}
             self._stored[task] = len(paths), newest, since
             if now - since > 8 * options.store_ms + 150 and len(newest) > MERGE_FLOORS:
-                levels.few_in_store(task, len(paths), layer_module.CHAIN_MAX)
+                levels.few_in_store(task, len(paths), most)
 
     def _look_at_copies(self) -> None:
         coordinator = self._cluster.driver.coordinator

@@ -1,0 +1,100 @@
+"""Which of a task's layers to merge: size-tiered, as in a log-structured merge tree.
+
+A *tier* is a range of sizes; its largest layer is :data:`TIER_TIMES` as large as its smallest. Too
+many neighbours of one tier become a layer of the next one, so state is rewritten once per tier,
+however long the job runs. A merge needs nothing of those in other tiers: while large layers are
+merged, which may take minutes, smaller ones are, too.
+
+Keys that are overwritten or deleted leave garbage in older layers. Once the newer layers are as
+large as the oldest one, all of them are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from clonos.core.levels import LayerRef
+
+CHAIN_MAX: Final = 16
+"""More small layers than this are merged."""
+TIER_MAX: Final = 8
+"""The same for each tier of larger ones."""
+SMALL_BYTES: Final = 1 << 20
+"""Smaller layers are all in the lowest tier: they are read as a whole, so their number counts."""
+TIER_TIMES: Final = 8
+"""How many times as large a tier's layers may be as those of the tier below."""
+
+
+def choose(chain: Sequence[LayerRef], *, has_base: bool = True) -> Sequence[LayerRef]:
+    """Which of a task's layers to merge now (none: empty).
+
+    Parameters
+    ----------
+    chain
+        Consecutive layers, the oldest first.
+    has_base
+        Whether the first of them is the first of the task.
+
+    Examples
+    --------
+    >>> from clonos.core.plan import Incarnation
+    >>> MB = 1 << 20
+    >>> def chosen(*sizes):
+    ...     chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
+    ...     return [ref.epoch for ref in choose(chain)]
+    >>> chosen(*[10] * 16)
+    []
+    >>> len(chosen(*[10] * 17))
+    17
+
+    Nine layers of 3 MB, while smaller ones wait for more of their kind:
+
+    >>> chosen(500 * MB, *[3 * MB] * 9, *[10] * 5)
+    [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+    All layers, because the newer ones are larger than the oldest:
+
+    >>> len(chosen(20 * MB, *[3 * MB] * 8, *[10] * 8))
+    17
+    """
+    if has_base and len(chain) > CHAIN_MAX and _nbytes(chain[1:]) >= chain[0].nbytes:
+        return chain
+    end, tier = len(chain), 0
+    while end:
+        start = end
+        while start and tier_of(chain[start - 1].nbytes) <= tier:
+            start -= 1
+        if end - start > (TIER_MAX if tier else CHAIN_MAX):
+            return chain[start:end]
+        end = start
+        tier = tier_of(chain[end - 1].nbytes) if end else tier
+    return ()
+
+
+def tier_of(nbytes: int) -> int:
+    """The tier of a layer of this size.
+
+    Examples
+    --------
+    >>> [tier_of(mb << 20) for mb in (0, 1, 7, 8, 63, 64)]
+    [0, 1, 1, 2, 2, 3]
+    """
+    tier = 0
+    while nbytes >= SMALL_BYTES:
+        tier, nbytes = tier + 1, nbytes // TIER_TIMES
+    return tier
+
+
+def tier_of_merge(layers: Sequence[LayerRef]) -> int:
+    """The tier of the largest of these layers."""
+    return max(tier_of(ref.nbytes) for ref in layers)
+
+
+def longest(chain: Sequence[LayerRef]) -> int:
+    """How many layers there are at most if none of this chain have to be merged."""
+    return CHAIN_MAX + TIER_MAX * (tier_of_merge(chain) if chain else 0)
+
+
+def _nbytes(chain: Sequence[LayerRef]) -> int:
+    return sum(ref.nbytes for ref in chain)
