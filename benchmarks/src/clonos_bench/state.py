@@ -83,6 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kills", type=int, default=5, help="of each case")
     add("--checkpoint-ms", type=int, default=500, help="time between checkpoints; 0: auto")
     add("--pause", type=float, default=3.0, help="seconds of normal work before each kill")
+    add(
+        "--settle",
+        type=float,
+        default=0.0,
+        help="seconds of work after that before the first kill",
+    )
     add("--cold", action="store_true", help="no file of the state is in the system's cache")
 
 
@@ -146,6 +152,10 @@ def _measured(
             run.until(started, watch, stored, 3 * run.FILL_S, "the state is in a checkpoint")
             in_time = lambda: watch.latest_ms() <= IN_TIME_MS  # noqa: E731
             run.until(started, watch, in_time, 3 * run.FILL_S, "rows are in time")
+            if arguments.settle:  # layers are merged meanwhile
+                settled_s = time.monotonic() + arguments.settle
+                settled = lambda: time.monotonic() >= settled_s  # noqa: E731
+                run.until(started, watch, settled, arguments.settle + PATIENCE_S, "time is up")
             cold = Path(folder) if arguments.cold else None
             blows = [partial(_kill, started, cold)] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause, in_time)
