@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from clonos.core import hardening, placement
 from clonos.core.hardening import Hardening
 from clonos.core.holdings import Holdings
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.levels import MEMORY, Held, Hold
+from clonos.core.levels import MEMORY, Held, Hold, LayerRef
+from clonos.core.merges import tier_of_merge
 from clonos.nodes import layers
 from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
@@ -18,6 +20,16 @@ from clonos.simulator.mistakes.protocol import constant
 def at_once(_: Any) -> Any:
     """Inputs are given up as soon as the task itself has the layer."""
     return lambda *_: True
+
+
+def of_small_ones(original: Any) -> Any:
+    """Only the lowest tier is merged."""
+
+    def choose(chain: Sequence[LayerRef], *, has_base: bool) -> Sequence[LayerRef]:
+        chosen: Sequence[LayerRef] = original(chain, has_base=has_base)
+        return () if chosen and tier_of_merge(chosen) else chosen
+
+    return choose
 
 
 def before_it_came(original: Any) -> Any:
@@ -148,6 +160,9 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     ),
     "layers in the store are never merged": mutation(
         "few layers", (layers, "choose", constant(())), kind=LEVELS
+    ),
+    "larger layers in the store are never merged": mutation(
+        "few layers", (layers, "choose", of_small_ones), kind=LEVELS
     ),
     "slots that end on purpose take the last copies along": mutation(
         "copies stay", (Holdings, "is_safe_without", constant(True)), kind=LEVELS
