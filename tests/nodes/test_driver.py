@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core import messages as msg
+from clonos.core.blame import Suspicion
 from clonos.core.determinants import Source, Timer, encode_record
 from clonos.core.digest import chain, content_digest
 from clonos.core.layer import layer_path, merged_path
@@ -588,3 +589,12 @@ def test_if_the_folder_with_the_terms_is_away_a_quiet_journal_proves_that_its_lo
     ages_ms = [told.age_ms for told in link.sent if isinstance(told, MandateGiven)]
     assert max(ages_ms) < 4200
     assert 3 <= world.proofs <= 5, "one a second, from the fourth on"
+
+
+def test_a_slot_whose_place_another_process_takes_has_died(world):
+    """Spark has started its task again. That its stream ends is known later, or never."""
+    first = world.begin()
+    world.registers(0, 2)
+    assert first.is_closed
+    blame = {machine.of: machine.state for machine in world.node.coordinator.blame.machines()}
+    assert list(blame.values()) == [Suspicion.WATCHED]

@@ -152,6 +152,11 @@ def test_a_call_that_kills_within_steps_of_others_takes_no_more_lives():
     assert simulate(600000889).verdict == "ok"
 
 
+def test_a_call_that_kills_is_found_though_the_next_process_comes_before_the_death_is_known():
+    """Such deaths did not count, because the driver took the old process for given up."""
+    assert simulate(661000093, Kind(calls=True)).verdict == "ok"
+
+
 def test_two_merges_at_once_never_give_one_name():
     """One came too late, and was deleted under the name of a later one that counted."""
     assert simulate(90000093).verdict == "ok"

@@ -366,8 +366,9 @@ class DriverNode:
             event.incoming.send(msg.Stop())
             event.incoming.close()
             return
-        for slot in self.places.replaced(event):
-            self._give_up(slot)
+        for slot in self.places.replaced(event):  # has died: its stream ends later, or never
+            self._expel(slot)
+            self._decide(co.SlotLost(slot))
         try:
             ready = self.places.registered(event)
         except errors.OtherVersion as error:
