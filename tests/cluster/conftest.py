@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 import clonos
 from clonos.cluster import shipping
 from clonos.cluster.driver import RunningJob
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.sources.readers import BaseReader, EndOfInput, IteratorReader, Reader
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -147,7 +147,7 @@ class Kit:
     def hold_dataframe(self, monkeypatch: Any, folder: Path, rows: int) -> None:
         """The same for a DataFrame, whose reader a slot makes."""
         held = partial(held_rows, rows * 4 // 5, folder / "tap")
-        monkeypatch.setattr(shipping, "_reader", held)
+        monkeypatch.setattr(shipping, "reader_of", held)
 
     def open_tap(self, folder: Path) -> None:
         (folder / "tap").touch()

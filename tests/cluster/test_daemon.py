@@ -9,6 +9,11 @@ import sys
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle  # as Spark ships functions
+
+import clonos
+from clonos.cluster.shipping import ship
+from clonos.transport.secret import JobSecret
 
 FORKS_WELL = {"jemalloc_bg_thd"}
 """Threads that may be there when Spark forks: jemalloc has handlers for it."""
@@ -62,6 +67,28 @@ def test_nothing_is_imported_that_a_slot_does_not_need(imported):
     assert not [name for name in daemon if name.startswith("clonos.sinks.postgres")]
     ours = [name for name in daemon if name.partition(".")[0] not in imported_by_pandas]
     assert len(ours) <= IMPORTED_MAX, f"{len(ours)} modules: {ours}"
+
+
+def test_what_is_shipped_to_a_slot_imports_no_more(tmp_path):
+    """Each process of a slot would import it anew, before its task is restored."""
+    job = clonos.Job("words")
+    rows = clonos.sources.from_batches([], "n long")
+    job.source(rows).map(lambda row: row, "n long").key_by("n").sink(clonos.sinks.collect())
+    compiled = job.compile()
+    shipment = ship(
+        compiled, "words-1", JobSecret.new(), "there:1", "layers",
+        layers_durability="process", lineage="", run="", began={},
+    )  # fmt: skip
+    (tmp_path / "shipment").write_bytes(cloudpickle.dumps(shipment))
+    new = run(
+        "import json, pathlib, pickle, sys\n"
+        "import clonos.cluster.daemon; before = set(sys.modules)\n"
+        f"shipment = pickle.loads(pathlib.Path({str(tmp_path / 'shipment')!r}).read_bytes())\n"
+        "for task, program in shipment.programs.items(): program()\n"
+        "shipment.readers[0](None)\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    assert not [name for name in new if name.startswith("clonos.")], new
 
 
 def test_the_garbage_collector_does_not_look_at_what_is_imported():

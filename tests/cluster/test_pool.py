@@ -41,7 +41,7 @@ def test_slots_that_have_ended_are_forgotten(monkeypatch):
     handles: list[SlotHandle] = []
 
     class Launcher:
-        is_local = True
+        is_local, retries = True, False
 
         def __init__(self, *_: Any) -> None:
             pass
@@ -73,7 +73,7 @@ def test_a_slot_that_cannot_be_launched_is_launched_again(monkeypatch):
     """A machine may start no more threads for a moment."""
 
     class Launcher:
-        is_local, is_stopped = True, False
+        is_local, is_stopped, retries = True, False, False
 
         def __init__(self, *_: Any) -> None:
             pass
@@ -219,8 +219,8 @@ def test_what_had_no_memory_to_begin_is_no_fault_of_the_job(said):
     inbox = Inbox()
     made = SlotPool.__new__(SlotPool)
     made._launcher = SimpleNamespace(is_stopped=False)  # type: ignore[assignment]
-    made._inbox, made._attempts = inbox, {1: 1}
-    made._on_end(1, error)
+    made._inbox = inbox
+    made._on_end(1, 1, error)
     (ended,) = inbox.take()
     assert isinstance(ended.error, SlotFailed)
     inbox.close()

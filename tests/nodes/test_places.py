@@ -49,6 +49,8 @@ class Cancelled(ClonosError):
 
 
 class Launcher:
+    retries = True
+
     def __init__(self) -> None:
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
@@ -106,6 +108,76 @@ def test_a_slot_that_registers_is_known_by_its_stream(world):
     assert link.sent == [msg.Stop()]
     assert world.places.seats[30].pid == 11
     world.places.check()
+
+
+def test_a_slot_that_a_task_waits_for_is_launched_before_spark_has_noticed_its_end(world):
+    """Where Spark retries nothing: no other process can come."""
+    world.launcher.retries = False
+    world.registers(0, 30)
+    world.places.lost(30, 1.0)
+    world.places.tick(1.0)
+    assert world.launched(0) == 1, "no task waits"
+    world.places.tick(1.0, waiting=[0])
+    assert world.launched(0) == 2
+    first, second = (attempt for place, attempt in world.launcher.launched if place == 0)
+    assert world.places.ended(Ended(0, first, DIED), 1.1) is None
+    world.places.tick(1.2, waiting=[0])
+    assert world.launched(0) == 2
+    world.registers(0, 31)
+    assert world.places.ended(Ended(0, second, DIED), 2.0) is None
+    world.places.tick(2.0, waiting=[0])
+    assert world.launched(0) == 3
+    assert not world.launcher.cancelled
+    world.places.check()
+
+
+def test_what_spark_says_later_of_a_process_that_has_left_still_counts(world):
+    world.launcher.retries = False
+    for number in range(BROKEN_MAX + 1):
+        world.registers(0, 30 + number)
+        left = world.places.places[0].attempt
+        world.places.lost(30 + number, 1.0)
+        world.places.tick(1.0, waiting=[0])
+        assert world.launched(0) == number + 2
+        error = world.places.ended(Ended(0, left, BROKEN), 1.1)
+    assert isinstance(error, SlotBroken)
+
+
+def test_a_process_that_holds_its_core_is_cancelled(world):
+    """Its stream is over, but it has not ended."""
+    world.launcher.retries = False
+    world.registers(0, 30)
+    left = world.places.places[0].attempt
+    world.places.lost(30, 1.0)
+    world.places.tick(1.0, waiting=[0])
+    world.places.tick(1.0 + LEFT_S - 0.1, waiting=[0])
+    assert not world.launcher.cancelled
+    world.places.tick(1.0 + LEFT_S, waiting=[0])
+    world.places.tick(2.0 + LEFT_S, waiting=[0])
+    assert world.launcher.cancelled == [left]
+    world.places.close()
+    world.ends(0, 9.0, None)
+    world.ends(1, 9.0, None)
+    world.ends(2, 9.0, None)
+    assert not world.places.is_empty
+    world.places.ended(Ended(0, left, None), 9.0)
+    assert world.places.is_empty
+
+
+def test_a_slot_that_has_left_twice_waits_for_spark(world):
+    world.launcher.retries = False
+    world.registers(0, 30)
+    world.places.lost(30, 1.0)
+    world.places.tick(1.0, waiting=[0])
+    world.registers(0, 31)
+    left = world.places.places[0].attempt
+    world.places.lost(31, 1.01)
+    world.places.tick(1.01, waiting=[0])
+    assert world.launched(0) == 2
+    assert world.launcher.cancelled == [left]
+    world.ends(0, 1.05, None)
+    world.places.tick(1.05, waiting=[0])
+    assert world.launched(0) == 3
 
 
 @pytest.mark.parametrize(("spare", "pause_s"), [(True, SETTLE_S), (False, 0.0)])

@@ -44,6 +44,8 @@ def chain(task: int, *epochs: int, level: str = "store") -> tuple[LayerRef, ...]
 class World:
     """A driver that waits, and Spark."""
 
+    retries = True
+
     def __init__(self) -> None:
         settings = DriverSettings(
             name="job",

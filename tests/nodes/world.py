@@ -47,6 +47,8 @@ def injected(link: Link) -> list[int]:
 class World:
     """All ports of a driver, and its clock."""
 
+    retries = True  # Spark starts processes again
+
     def __init__(
         self,
         records: Sequence[bytes] = (),

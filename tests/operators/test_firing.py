@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.operators.windows import rows as window_rows
 from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state import large_rows, runs, sessions

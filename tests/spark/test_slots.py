@@ -45,7 +45,7 @@ class Launched:
     """A launcher, and a coordinator's plane to which slots register."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self.ends: SimpleQueue[tuple[int, ClonosError | None]] = SimpleQueue()
+        self.ends: SimpleQueue[tuple[int, int, ClonosError | None]] = SimpleQueue()
         self.launcher = SlotLauncher(spark, "wordcount", lambda *end: self.ends.put(end))
         self.secret = JobSecret.new()
         self.plane = Plane(LOOPBACK, self.secret, "job", Inbox())
@@ -67,7 +67,8 @@ class Launched:
     def end(self) -> tuple[int, ClonosError | None]:
         """The next slot that has ended."""
         self._until(lambda: not self.ends.empty())
-        return self.ends.get()
+        slot, _, error = self.ends.get()
+        return slot, error
 
 
 @pytest.fixture
@@ -272,6 +273,26 @@ def test_speculation_by_duration_is_refused(
     settings["spark.speculation.task.duration.threshold"] = "10s"
     with pytest.raises(SparkSetup, match="second copies of slots"):
         SlotLauncher(spark, "job", print)
+
+
+@pytest.mark.parametrize(
+    ("master", "setting", "retries"),
+    [
+        ("local[4]", None, False),
+        ("local[*, 1]", None, False),
+        ("local[4, 2]", None, True),
+        ("spark://node:7077", None, True),
+        ("local-cluster[1,2,1024]", "1", False),
+    ],
+)
+def test_who_starts_a_slot_again(
+    monkeypatch: pytest.MonkeyPatch, master: str, setting: str | None, retries: bool
+) -> None:
+    monkeypatch.setattr(SlotLauncher, "_setting", lambda _, key, default: setting or default)
+    launcher = SlotLauncher.__new__(SlotLauncher)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    launcher._spark, launcher._context = spark, spark.sparkContext
+    assert launcher._retries() == retries
 
 
 def test_spark_connect_is_refused_with_a_word() -> None:

@@ -33,7 +33,7 @@ from clonos.core.determinants import (
 from clonos.core.history import RECORDS
 from clonos.core.levels import LayerRef
 from clonos.core.messages import Data, Item
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.replay import Replay
 from clonos.replay.bundle import ABOUT, FORMAT, JOURNAL, LAYERS, items_path, portable, rows_path
 from clonos.replay.past import Past

@@ -25,7 +25,8 @@ from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.calls import CallId
 from clonos.core.messages import Run
 from clonos.errors import CannotReplace
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.replay.past import Past
 
 ANEW_AFTER: Final = 1_000_000

@@ -35,7 +35,7 @@ from clonos.core.layer import merge_layers
 from clonos.core.messages import Item
 from clonos.core.sealed import Layer
 from clonos.errors import CannotRedact, WrongType
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.operators.operations import Operation
 from clonos.replay.contents import IN_ROWS, TIMERS, VALUE
 from clonos.state.deltas import encode_delta, merge_deltas

@@ -27,7 +27,7 @@ from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.program import Batch
 from clonos.core.sealed import Layer
 from clonos.errors import ClonosError, OperatorError, Unanswered, UnreadableLayer
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.operators.chain import ChainProgram
 
 

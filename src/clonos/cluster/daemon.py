@@ -26,6 +26,7 @@ import pyarrow as pa  # noqa: E402 - see above
 import pyspark.worker  # noqa: E402, F401 - for every worker
 from pyspark.daemon import manager  # noqa: E402
 
+import clonos.graph.code  # noqa: E402 - for every job
 import clonos.runtime.slot  # noqa: E402
 import clonos.spark.slots  # noqa: E402
 import clonos.transport.tls  # noqa: E402, F401 - for every slot

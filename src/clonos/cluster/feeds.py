@@ -19,7 +19,8 @@ from clonos.core.history import Chains
 from clonos.core.layer import open_layer
 from clonos.core.sealed import Layer
 from clonos.errors import ClonosError
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.nodes.events import OutsideFailed
 from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.materialized import materialized

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,7 +81,6 @@ class SlotPool:
         self._launcher = SlotLauncher(spark, compiled.name, self._on_end, shipment.job_id, profile)
         self.places = places(compiled, standby_slots, is_local=self._launcher.is_local)
         self._frames: dict[str, Any] = {}
-        self._attempts: dict[int, int] = {}  # the newest, by place
         self._handles: dict[int, SlotHandle] = {}  # by attempt
 
     @property
@@ -103,6 +103,10 @@ class SlotPool:
         return len(places(compiled, standby_slots)) + query_cores(compiled)
 
     # --- launching ------------------------------------------------------------------------------
+
+    @property
+    def retries(self) -> bool:
+        return self._launcher.retries
 
     @property
     def running(self) -> int:
@@ -143,10 +147,9 @@ class SlotPool:
             self._frames[operator] = frame
 
     def launch(self, place: int, attempt: int) -> None:
-        self._attempts[place] = attempt
         running = {n: handle for n, handle in self._handles.items() if handle.is_running}
         try:
-            self._handles = {**running, attempt: self._launch(place)}
+            self._handles = {**running, attempt: self._launch(place, attempt)}
         except Exception as error:  # noqa: BLE001 - Spark's, or no thread can be started
             if (stopped := self._stopped()) is not None:
                 self._inbox.put(OutsideFailed(stopped))
@@ -154,12 +157,12 @@ class SlotPool:
             why = ClonosError(f"slot {place} cannot be launched: {error}")
             self._inbox.put(Ended(place, attempt, why))  # it is launched again, after a while
 
-    def _launch(self, place: int) -> SlotHandle:
-        task = self.places[place]
+    def _launch(self, place: int, attempt: int) -> SlotHandle:
+        task, launch = self.places[place], partial(self._launcher.launch, attempt=attempt)
         if task is None:
-            return self._launcher.launch(place, self._body, description="tasks or standbys")
+            return launch(place, self._body, description="tasks or standbys")
         spec = self._compiled.codes[task].task
-        return self._launcher.launch(
+        return launch(
             place,
             self._body,
             dataframe=self._frames[spec.operator],
@@ -167,7 +170,7 @@ class SlotPool:
             description=f"{spec.name} with its cell, or their standbys",
         )
 
-    def _on_end(self, place: int, error: ClonosError | None) -> None:
+    def _on_end(self, place: int, attempt: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
         known = (
             wrong_environment(error)
@@ -177,7 +180,7 @@ class SlotPool:
             or without_memory(error)
             or unreadable(error)
         )
-        self._inbox.put(Ended(place, self._attempts[place], self._stopped() or known or error))
+        self._inbox.put(Ended(place, attempt, self._stopped() or known or error))
 
     def _stopped(self) -> SparkStopped | None:
         if not self._launcher.is_stopped:

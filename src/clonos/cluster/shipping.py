@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from clonos.core.dial import LATE_S, QUIET_S, ladder
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import reader_of
+from clonos.graph.compile import CompiledJob
 from clonos.nodes.seal_times import SealSettings, as_soon_as_cheap
 from clonos.runtime.shipment import Shipment
 from clonos.sinks.lanes import Lane, OutputWriter
 from clonos.sinks.writers import writer_of
-from clonos.sources.readers import IteratorReader, Reader
+from clonos.sources.readers import Reader
 from clonos.storage.files import Durability
 from clonos.storage.objects.stores import REMOTE
 from clonos.transport.secret import JobSecret
@@ -45,7 +46,7 @@ def ship(
     rates: dict[int, float] = {}
     for code in compiled.codes:
         if code.source is not None:
-            readers[code.task.id] = partial(_reader, code)
+            readers[code.task.id] = partial(reader_of, code)
             if code.source.rows_per_second is not None:
                 rates[code.task.id] = code.source.rows_per_second / code.parallelism
         if code.sink is not None and code.task.sink is not None:
@@ -88,10 +89,3 @@ def seals_of(compiled: CompiledJob, layers_uri: str) -> SealSettings:
     if layers_uri.partition("://")[0] in REMOTE:
         return SealSettings()
     return as_soon_as_cheap(len(compiled.plan.tasks))
-
-
-def _reader(code: TaskCode, batches: Any) -> Reader:
-    assert code.source is not None
-    if code.source.factory is None:
-        return IteratorReader(batches, code.source.schema)
-    return code.source.factory(code.task.index, code.parallelism)

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from clonos.core.sealed import Layer
 from clonos.errors import SourceError
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.sources.tables import followed_by, passed
 from clonos.storage.segments import Positions
 from clonos.storage.tables import Table

@@ -8,7 +8,8 @@ from clonos.core.levels import STORE
 from clonos.dataframes.asking import asks
 from clonos.dataframes.plan import Plans
 from clonos.errors import NotInSpark
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.operators import operations as op
 

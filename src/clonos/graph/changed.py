@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from clonos.errors import CannotReplace
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.graph.replaced import require_there, with_function
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -22,85 +22,18 @@ import pyarrow as pa
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
+from clonos.graph.code import TaskCode
 from clonos.graph.cycles import feedback_of
 from clonos.graph.early import with_early_parts
 from clonos.graph.implied import is_implied
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.graph.prune import without_unread_columns
-from clonos.operators.base import OnBadRecord, OperatorInfo
-from clonos.operators.chain import ChainedOperator, ChainProgram
-from clonos.operators.make import make_operator
-from clonos.operators.operations import Operation
+from clonos.operators.base import OnBadRecord
 from clonos.operators.router import Router, Routing
 from clonos.sinks.spec import SinkSpec
-from clonos.sources.spec import SourceSpec
 
 DEFAULT_GROUP: Final = "default"
 """The slot group of sources, and of vertices that read from several groups."""
-
-
-@dataclass(frozen=True)
-class TaskCode:
-    """Everything that a slot needs to run a task; shipped in Spark's closure.
-
-    ``schemas``: of the task's channels, the same at both ends; ``ports``: the inputs to which
-    channels lead, where that is not the first; ``digests``: whether its output may be compared with
-    earlier output; ``feedback``: which inputs are feedback channels.
-    """
-
-    task: TaskSpec
-    job: str
-    parallelism: int
-    seed: int
-    on_bad_record: OnBadRecord
-    operators: tuple[tuple[str, Operation], ...]
-    routers: tuple[Router, ...]
-    schemas: Mapping[int, pa.Schema]
-    source: SourceSpec | None = None
-    sink: SinkSpec | None = None
-    ports: Mapping[int, int] = field(default_factory=dict)
-    digests: bool = True
-    bad_records: Router | None = None
-    feedback: tuple[int, ...] = ()
-
-    @property
-    def source_name(self) -> str:
-        """The name of the chain's source, which may differ from that of the chain."""
-        return self.operators[0][0]
-
-    def program(self, lineage: str = "", run: str = "") -> ChainProgram:
-        """A fresh program, with no state.
-
-        `lineage`, `run`: see :class:`~clonos.operators.base.OperatorInfo`.
-        """
-        chain = [
-            ChainedOperator(make_operator(operation), self._info(number, name, lineage, run))
-            for number, (name, operation) in enumerate(self.operators)
-        ]
-        return ChainProgram(
-            chain,
-            self.task.inputs,
-            self.routers,
-            self.ports,
-            digests=self.digests,
-            bad_records=self.bad_records,
-            feedback=self.feedback,
-        )
-
-    def _info(self, number: int, name: str, lineage: str, run: str) -> OperatorInfo:
-        return OperatorInfo(
-            job=self.job,
-            task=self.task.id,
-            task_name=self.task.name,
-            operator=name,
-            number=number,
-            index=self.task.index,
-            parallelism=self.parallelism,
-            seed=self.seed,
-            on_bad_record=self.on_bad_record,
-            lineage=lineage,
-            run=run,
-        )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clonos.errors import OtherJob, masked
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.files_reader import FileList

@@ -6,8 +6,9 @@ Spark task of a place by itself; the newest process counts. When Spark says that
 place has ended, the place is launched again, after a pause.
 
 A launch is a request: Spark keeps it until it has a core, and gives the first free core to the
-oldest request. So a place for which a task waits is requested at once, before all others. Only a
-place that ends by itself again and again is given time: it would end again.
+oldest request. So a place for which a task waits is requested at once, before all others, and where
+Spark retries nothing, before Spark has noticed the end of its process. Only a place that ends by
+itself again and again is given time: it would end again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Final
 
 from clonos.core import messages as msg
@@ -95,6 +97,7 @@ PLACE: Final = Table(
         (State.SEATED, Change.LOSE): State.LEFT,
         (State.SEATED, Change.EXPEL): State.EXPELLED,
         (State.LEFT, Change.REGISTER): State.SEATED,  # Spark has started it again by itself
+        (State.LEFT, Change.LAUNCH): State.ASKED,  # Spark has not noticed its end yet
         (State.EXPELLED, Change.REGISTER): State.SEATED,  # another process
         (State.ASKED, Change.END): State.EMPTY,
         (State.SEATED, Change.END): State.EMPTY,
@@ -122,7 +125,8 @@ class Seat:
 
 @dataclass(slots=True)
 class Place:
-    """A slot that the job wants. ``task``: the only one it can run; ``attempt``: the newest.
+    """A slot that the job wants. ``task``: the only one it can run; ``attempt``: the newest;
+    ``former``: the one before, if Spark has not said yet that it is over, and when it is cancelled.
 
     ``due_s``: when to do the next thing: launch, warn or cancel; ``urgent_s``: the same if a task
     waits for the place. ``failures``: how many in a row, since ``failing_s``; ``unusable``: why the
@@ -133,6 +137,7 @@ class Place:
     task: int | None
     machine: Machine[State, Change]
     attempt: int = 0
+    former: tuple[int, float] | None = None
     failures: int = 0
     failing_s: float = 0.0
     unusable: UnusableStore | None = None
@@ -208,6 +213,8 @@ class Places:
                 self._launch(place, now_s)
 
     def _launch(self, place: Place, now_s: float) -> None:
+        if place.state is State.LEFT:
+            place.former = place.attempt, now_s + LEFT_S
         self._attempts += 1
         place.machine.on(Change.LAUNCH)
         place.attempt = self._attempts
@@ -217,16 +224,22 @@ class Places:
     def ended(self, event: Ended, now_s: float) -> ClonosError | None:
         """A slot's Spark job has ended: relaunch it later. Returns an error that ends the job."""
         place = self.places[event.place]
-        if event.attempt != place.attempt or place.state is State.EMPTY:
+        is_former = place.former is not None and event.attempt == place.former[0]
+        if is_former:
+            place.former = None
+        elif event.attempt != place.attempt or place.state is State.EMPTY:
             return None
-        place.machine.on(Change.END)
-        place.due_s = place.urgent_s = None
+        else:
+            place.machine.on(Change.END)
+            place.due_s = place.urgent_s = None
         if self._is_closing:
             return None
         if isinstance(event.error, self._fatal):
             return event.error
         if isinstance(event.error, SlotBroken) and (broken := self._break(event.error, now_s)):
             return broken
+        if is_former:
+            return None
         if not isinstance(event.error, ExecutorLost) and (error := self._fail(place, event, now_s)):
             return error
         pause_s, urgent_s = self._pauses_s(place)
@@ -325,13 +338,16 @@ class Places:
         for place in self._urgent(waiting) if waiting else ():
             if place.urgent_s is not None and now_s >= place.urgent_s:
                 place.urgent_s = None
-                if place.state is State.EMPTY:
+                if place.state is State.EMPTY or self._is_free(place):
                     self._launch(place, now_s)
                 else:
                     self._launcher.cancel(place.attempt)
         late: list[Place] = []
         failed, self._failed = self._failed, []
         for place in self.places:
+            if place.former is not None and now_s >= place.former[1]:  # it may hold the core
+                self._launcher.cancel(place.former[0])
+                place.former = place.former[0], inf
             if place.due_s is None or now_s < place.due_s:
                 continue
             place.due_s = None
@@ -342,6 +358,10 @@ class Places:
             else:
                 late.append(place)  # only once
         return [*failed, *self._complaints(late)]
+
+    def _is_free(self, place: Place) -> bool:
+        """Whether no process is to come for it, although Spark has not said that it has ended."""
+        return place.state is State.LEFT and place.former is None and not self._launcher.retries
 
     def _complaints(self, late: Collection[Place]) -> Iterator[str]:
         """One for all slots that are gone, one for all that have not come."""
@@ -381,13 +401,15 @@ class Places:
     @property
     def is_empty(self) -> bool:
         """Whether Spark runs nothing for the job any more."""
-        return all(place.state is State.EMPTY for place in self.places)
+        return all(p.state is State.EMPTY and p.former is None for p in self.places)
 
     def cancel_all(self) -> None:
         """Have Spark cancel whatever still runs."""
         for place in self.places:
             if place.state is not State.EMPTY:
                 self._launcher.cancel(place.attempt)
+            if place.former is not None:
+                self._launcher.cancel(place.former[0])
 
     # --- registered slots -----------------------------------------------------------------------
 
@@ -426,7 +448,8 @@ class Places:
     def lost(self, slot: int, now_s: float) -> None:
         """The control stream of a slot is over. Spark starts it again, or says that it has
         ended."""
-        self._leave(slot, Change.LOSE, now_s + ASKED_S, now_s + LEFT_S)
+        patience_s = LEFT_S if self._launcher.retries else 0.0
+        self._leave(slot, Change.LOSE, now_s + ASKED_S, now_s + patience_s)
 
     def expel(self, slot: int, now_s: float) -> None:
         """Cut off a slot that does not answer: it exits when it sees its stream end.

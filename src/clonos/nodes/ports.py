@@ -320,6 +320,10 @@ class Launcher(Protocol):
     """Starts the processes of slots. Until ``Ended``, a process of a place registers, perhaps
     several times because Spark retries it."""
 
+    @property
+    def retries(self) -> bool:
+        """Whether Spark may start another process for an attempt whose process has ended."""
+
     def launch(self, place: int, attempt: int) -> None:
         """Request a process."""
 

@@ -39,7 +39,8 @@ from clonos.core.intake import cuts_to_read
 from clonos.core.messages import Activate, Item
 from clonos.core.plan import TaskSpec
 from clonos.errors import NothingToReplay, ProtocolError, UnreadableBundle, masked
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, require_same
 from clonos.sources.readers import CutReader
 from clonos.storage.files import in_this_process

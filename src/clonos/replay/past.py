@@ -27,7 +27,8 @@ from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
 from clonos.core.sealed import Layer
 from clonos.core.version import version_of
 from clonos.errors import NothingToReplay
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.replay.bundle import Bundle, find_bundle
 from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool_reader import SpoolReader

@@ -10,7 +10,7 @@ from clonos.core.events import SourceRows
 from clonos.core.messages import Run
 from clonos.core.sealed import Layer
 from clonos.errors import CannotRewind, ClonosError, NothingToReplay
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.replay.past import readable
 from clonos.sources.prefetch import PrefetchThread
 

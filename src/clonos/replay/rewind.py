@@ -16,7 +16,8 @@ from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Item
 from clonos.errors import CannotRewind, JournalBroken, JournalInUse, NothingToReplay, WrongType
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.named import named_job
 from clonos.options import keywords, require_known
 from clonos.replay.command import add_past

@@ -100,7 +100,7 @@ SPARK_ERRORS: Final = (Py4JError, PySparkException, OSError)
 
 Batches = Iterator[pa.RecordBatch]
 Body = Callable[[SlotInfo, "Batches | None"], None]
-OnEnd = Callable[[int, "ClonosError | None"], None]
+OnEnd = Callable[[int, int, "ClonosError | None"], None]
 
 
 class SlotHandle:
@@ -148,10 +148,15 @@ class SlotLauncher:
     group
         Job group of the slots' Spark jobs, if the calling thread has not set one.
     on_end
-        Called with (slot, error or None) from the slot's own thread when its Spark job is over.
-        Launching the slot again from there is fine.
+        Called with (slot, attempt, error or None) from the slot's own thread when its Spark job is
+        over. Launching the slot again from there is fine.
     profile
         Resource profile of the slots.
+
+    Attributes
+    ----------
+    retries
+        Whether Spark starts the task of a slot again by itself if it fails.
 
     Raises
     ------
@@ -193,7 +198,14 @@ class SlotLauncher:
                 remedy=f"create the session without {_AFTER}, or with spark.speculation=false",
             )
         self._resources = SlotResources(spark, profile)
+        self.retries = self._retries()
         _LAUNCHERS.add(self)
+
+    def _retries(self) -> bool:
+        if self.is_local:  # "local[4,2]": two attempts
+            _, _, attempts = (self._context.master or "").partition(",")
+            return attempts.strip(" ]") not in {"", "1"}
+        return self._setting("spark.task.maxFailures", "4") != "1"
 
     def _setting(self, key: str, default: str) -> str:
         return (self._context.getConf().get(key) or default).lower()
@@ -293,6 +305,7 @@ class SlotLauncher:
         dataframe: DataFrame | None = None,
         partition: int | None = None,
         description: str = "",
+        attempt: int = 0,
     ) -> SlotHandle:
         """Start a slot; returns at once, its body starts when Spark has a core for it.
 
@@ -306,6 +319,8 @@ class SlotLauncher:
             Give the body the rows of this partition of a DataFrame (else ``batches`` is None).
         description
             For Spark's UI, after the job's name and the slot's number.
+        attempt
+            For `on_end`.
         """
         tag = f"clonos-slot-{slot_id}-{secrets.token_hex(4)}"
         handle = SlotHandle(tag, self._context.cancelJobsWithTag)
@@ -322,7 +337,7 @@ class SlotLauncher:
                 error = None if handle.cancelled else _slot_failed(text, failure)
             finally:
                 handle.set_ended()
-                self._on_end(slot_id, error)
+                self._on_end(slot_id, attempt, error)
 
         thread = InheritableThread(target=work, name=tag, daemon=True)
         thread.start()

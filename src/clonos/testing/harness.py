@@ -17,7 +17,8 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.errors import UnencodableValue
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.operators.bad_records import with_place
 from clonos.operators.calls.effects import EffectCall
 from clonos.operators.calls.service import Policy, ask_once

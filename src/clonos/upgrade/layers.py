@@ -18,7 +18,8 @@ from clonos.core.messages import Dependency
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.sealed import Layer
 from clonos.errors import CannotUpgrade
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.graph.description import describe, names_of
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator

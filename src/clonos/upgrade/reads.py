@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from clonos.errors import CannotUpgrade
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.upgrade.renamed import is_spooled
 from clonos.upgrade.shape import Shape
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from clonos.errors import CannotUpgrade
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.graph.description import names_of
 from clonos.graph.early import EARLY
 from clonos.upgrade.names import Renamed, operators_in, states_in

@@ -16,7 +16,8 @@ from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Plan, TaskSpec
 from clonos.core.sealed import Layer
 from clonos.errors import CannotRewind
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.operators.make import make_operator
 from clonos.operators.shares import REWOUND
 from clonos.state.deltas import Changes, Delta, Frozen

@@ -41,6 +41,10 @@ class Spark:
         self._cluster, self._driver, self._bound = cluster, driver, bound
         self._attempts: dict[int, Attempt] = {}
 
+    @property
+    def retries(self) -> bool:
+        return self._cluster.options.retries > 0
+
     def launch(self, place: int, attempt: int) -> None:
         cluster, options = self._cluster, self._cluster.options
         self._attempts[attempt] = Attempt(place)

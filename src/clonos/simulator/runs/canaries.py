@@ -24,7 +24,8 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Run
 from clonos.errors import ClonosError, NothingToReplay
 from clonos.graph.changed import changed
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.operators.process.process import ProcessContext
 from clonos.replay.kept import since
 from clonos.replay.past import Past, activations

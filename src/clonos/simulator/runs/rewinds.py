@@ -27,7 +27,7 @@ from clonos.core.plan import Plan
 from clonos.core.sealed import Layer
 from clonos.core.version import version_of
 from clonos.errors import CannotRewind, JournalBroken, NothingToReplay, SourceError, StoreAway
-from clonos.graph.compile import TaskCode
+from clonos.graph.code import TaskCode
 from clonos.replay.handover import go_back, sent_since
 from clonos.replay.kept import since
 from clonos.replay.past import Past, activations

@@ -12,7 +12,8 @@ import pyarrow as pa
 from clonos import sources
 from clonos.columns.batches import concat, conform, empty, from_table, to_bytes
 from clonos.errors import CannotSimulate
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.operators.by_key.look_up import VERSIONS, SideTable
 from clonos.operators.operations import LookUp, Operation
 from clonos.simulator.jobs.arrow import FixedRows

@@ -19,7 +19,8 @@ from clonos.errors import (
     NotDeterministic,
     OperatorError,
 )
-from clonos.graph.compile import CompiledJob, TaskCode, compile_graph
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.operators.operations import EarlyPart
 from clonos.simulator.user_job.rows import rows_of, with_rows
 from clonos.testing.determinism.compare import difference, difference_of_content

@@ -20,7 +20,8 @@ from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.step import arguments_digest
-from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.code import TaskCode
+from clonos.graph.compile import CompiledJob
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process.process import ProcessOperator
 from clonos.operators.router import Routing
