@@ -306,7 +306,7 @@ def with_layers_to_merge(
     level: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[World, list[LayerRef], MergeLayers]:
     """Of layers that two slots have, and the command to merge them."""
-    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    monkeypatch.setattr("clonos.core.merges.CHAIN_MAX", 2)
     job = world(level)
     refs = [job.seals(0) for _ in range(3)]
     job.has(1, *refs)
@@ -374,7 +374,7 @@ def test_layers_are_not_merged_while_one_of_them_is_not_there(monkeypatch):
 
 def test_what_an_earlier_life_has_merged_is_not_taken_for_what_this_one_merges(monkeypatch):
     """Its file may be gone: disks are tidied when a life begins."""
-    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    monkeypatch.setattr("clonos.core.merges.CHAIN_MAX", 2)
     job = world(LOCAL, standbys=0, slots=1)
     for _ in range(3):
         job.seals(0)
@@ -562,7 +562,7 @@ def test_a_disk_that_comes_back_is_told_what_does_not_count_any_more():
 
 def test_all_slots_with_a_disk_delete_from_it_what_counts_no_more(monkeypatch):
     """Each of them may have died, and nobody has noticed yet."""
-    monkeypatch.setattr("clonos.core.layer.CHAIN_MAX", 2)
+    monkeypatch.setattr("clonos.core.merges.CHAIN_MAX", 2)
     job = World(LOCAL)
     job.joins(0)
     job.joins(7, 1, disk="shared")

@@ -55,17 +55,17 @@ def choose(chain: Sequence[LayerRef], *, has_base: bool = True) -> Sequence[Laye
 
     All layers, because the newer ones are larger than the oldest:
 
-    >>> len(chosen(20 * MB, *[3 * MB] * 8, *[10] * 8))
-    17
+    >>> chosen(20 * MB, *[3 * MB] * 7, 10)
+    [0, 1, 2, 3, 4, 5, 6, 7, 8]
     """
-    if has_base and len(chain) > CHAIN_MAX and _nbytes(chain[1:]) >= chain[0].nbytes:
+    if has_base and _is_outgrown(chain):
         return chain
     end, tier = len(chain), 0
     while end:
         start = end
         while start and tier_of(chain[start - 1].nbytes) <= tier:
             start -= 1
-        if end - start > (TIER_MAX if tier else CHAIN_MAX):
+        if end - start > _most(tier):
             return chain[start:end]
         end = start
         tier = tier_of(chain[end - 1].nbytes) if end else tier
@@ -96,5 +96,13 @@ def longest(chain: Sequence[LayerRef]) -> int:
     return CHAIN_MAX + TIER_MAX * (tier_of_merge(chain) if chain else 0)
 
 
-def _nbytes(chain: Sequence[LayerRef]) -> int:
-    return sum(ref.nbytes for ref in chain)
+def _is_outgrown(chain: Sequence[LayerRef]) -> bool:
+    """Whether the layers above the oldest are many, and together as large."""
+    if not chain or len(chain) <= _most(tier_of(chain[0].nbytes)):
+        return False
+    return sum(ref.nbytes for ref in chain[1:]) >= chain[0].nbytes
+
+
+def _most(tier: int) -> int:
+    """How many layers of a tier are left alone."""
+    return TIER_MAX if tier else CHAIN_MAX
