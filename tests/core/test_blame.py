@@ -222,6 +222,18 @@ def test_a_process_that_dies_while_calls_are_held_back_did_not_die_of_them(death
         assert deaths.blame.next_life(0) == (WATCHED_STEPS, (ONE_BY_ONE,))
 
 
+def test_a_process_of_which_not_all_was_heard_may_have_made_a_call(deaths):
+    """The next process came before its stream had ended: its last words may be on their way."""
+    for n in range(OUTSIDE_MANY):
+        deaths.dies(at_ms=5000 * n)
+    deaths.announces(CALL)
+    deaths.dies(at_ms=40_000)
+    deaths.roster.now_ms = 45_000
+    deaths.blame.lost(Slot(5, "there", "a"), is_death=True, is_heard=False)
+    deaths.roster.now_ms += 2 * TOGETHER_MS
+    assert deaths.blame.next_life(0)[1][0] == Suspect(CALL, 1, 1)
+
+
 def test_who_dies_within_a_step_while_a_call_is_made_may_have_died_of_the_step(deaths):
     deaths.announces(Rows(MADE, 50, 50))
     deaths.announces(ROWS)

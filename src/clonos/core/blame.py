@@ -199,8 +199,9 @@ class Blame:
         task = self._roster.tasks[report.task]
         return report.incarnation == task.incarnation and task.slot == slot
 
-    def lost(self, slot: Slot, *, is_death: bool) -> None:
-        """A slot is gone. `is_death`: it has not been given up by us, or cancelled."""
+    def lost(self, slot: Slot, *, is_death: bool, is_heard: bool = True) -> None:
+        """A slot is gone. `is_death`: it has not been given up by us, or cancelled. `is_heard`: no
+        call was made of which we have not heard."""
         self._weigh()
         tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
         death = self._death(slot, tasks) if is_death else _Death(0)
@@ -217,7 +218,8 @@ class Blame:
                 self._died_calling(task, calling, death)
             else:
                 self._died_outside(task, death)
-                if is_held and self._roster.tasks[task].phase is TaskPhase.LIVE:
+                is_live = self._roster.tasks[task].phase is TaskPhase.LIVE
+                if is_held and is_heard and is_live:
                     death.held.add(task)  # else its slot may have been dead when it was chosen
 
     def _died_within(self, task: int, within: msg.Announced, death: _Death) -> None:

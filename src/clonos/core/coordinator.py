@@ -225,8 +225,8 @@ class Coordinator:
         match event:
             case SlotReady():
                 self._on_slot_ready(event)
-            case SlotLost(slot=slot, is_death=is_death):
-                self._on_slot_lost(slot, is_death=is_death)
+            case SlotLost():
+                self._on_slot_lost(event)
             case Reported(slot=slot, report=report):
                 if slot in self.slots:
                     self._reports[type(report)](slot, report)
@@ -293,15 +293,15 @@ class Coordinator:
 
     def _expel(self, slot: int) -> None:
         self.roster.do(Expel(slot))
-        self._on_slot_lost(slot, is_death=False)
+        self._on_slot_lost(SlotLost(slot, is_death=False))
 
-    def _on_slot_lost(self, slot_id: int, *, is_death: bool) -> None:
-        slot = self.slots.pop(slot_id, None)
+    def _on_slot_lost(self, event: SlotLost) -> None:
+        slot = self.slots.pop(event.slot, None)
         if slot is None:
             return
-        self.blame.lost(slot, is_death=is_death)
-        self.holdings.lost(slot_id)
-        tasks = [task for task in self.tasks.values() if task.slot == slot_id]
+        self.blame.lost(slot, is_death=event.is_death, is_heard=event.is_heard)
+        self.holdings.lost(event.slot)
+        tasks = [task for task in self.tasks.values() if task.slot == event.slot]
         self.recoveries.lost(tasks)
         self.standbys.fill()
 

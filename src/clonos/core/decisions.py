@@ -28,10 +28,15 @@ class SlotReady:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """A slot's control stream has ended, or (no `is_death`) we have given the slot up."""
+    """A slot's control stream has ended, or (no `is_death`) we have given the slot up.
+
+    ``is_heard``: whether all that it said has come; of a slot that has died it may still be on its
+    way.
+    """
 
     slot: int
     is_death: bool = True
+    is_heard: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,7 @@ class DriverNode:
             return
         for slot in self.places.replaced(event):  # has died: its stream ends later, or never
             self._expel(slot)
-            self._decide(co.SlotLost(slot))
+            self._decide(co.SlotLost(slot, is_heard=False))
         try:
             ready = self.places.registered(event)
         except errors.OtherVersion as error:
