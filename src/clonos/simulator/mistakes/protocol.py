@@ -12,7 +12,7 @@ from typing import Any
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.coordinator import Coordinator
-from clonos.core.decisions import Done
+from clonos.core.decisions import Done, SlotLost
 from clonos.core.determinants import Clock, Determinant, Outcomes, Timer
 from clonos.core.events import Trial
 from clonos.core.fences import Fences, Trust, merge
@@ -555,10 +555,10 @@ def answer_for_each_other(original: Any) -> Any:
 
 
 def recover_the_first(original: Any) -> Any:
-    def lost(self: Coordinator, slot_id: int, **how: Any) -> None:
-        for task in [t for t in self.tasks.values() if t.slot == slot_id][1:]:
+    def lost(self: Coordinator, event: SlotLost) -> None:
+        for task in [t for t in self.tasks.values() if t.slot == event.slot][1:]:
             task.slot = None
-        original(self, slot_id, **how)
+        original(self, event)
 
     return lost
 
@@ -583,8 +583,8 @@ def unchanged(*names: str) -> Callable[[Any], Any]:
 
 
 def only_the_slot_goes(_: Any) -> Any:
-    def lost(self: Coordinator, slot_id: int, **_: Any) -> None:
-        self.slots.pop(slot_id, None)
+    def lost(self: Coordinator, event: SlotLost) -> None:
+        self.slots.pop(event.slot, None)
 
     return lost
 
