@@ -40,7 +40,7 @@ def refs(sizes: list[int]) -> list[LayerRef]:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "times", "garbage"), [(10, 13, 1), (10 << 20, 4, 2), (200 << 20, 3, 2)]
+    ("nbytes", "times", "garbage"), [(10, 10, 1), (10 << 20, 4, 2), (200 << 20, 3, 2)]
 )
 def test_every_byte_is_written_a_few_times_only(nbytes: int, times: float, garbage: float) -> None:
     """All keys together have 200 times what each layer has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from clonos.cluster.layers import LARGE_BYTES
 from clonos.core.layer import merged_path
 from clonos.core.levels import LayerRef
 from clonos.core.merges import CHAIN_MAX, TIER_MAX
@@ -150,7 +151,7 @@ def longest_chain(sizes: list[int], seconds: Callable[[int], float], largest: in
     Parameters
     ----------
     seconds
-        How long a merge takes, by its bytes. Merges of up to 512 MB have a lane of their own.
+        How long a merge takes, by its bytes. Small ones have a lane of their own.
     largest
         As keys are overwritten, no layer becomes larger than this.
     """
@@ -171,7 +172,7 @@ def longest_chain(sizes: list[int], seconds: Callable[[int], float], largest: in
         for epochs in store.merged[begun:]:
             chosen = tuple(one for one in chain if one.epoch in epochs)
             together = sum(one.nbytes for one in chosen)
-            lane = together > 512 * MB
+            lane = together > LARGE_BYTES
             free_at[lane] = max(free_at[lane], epoch) + seconds(together)
             under_way.append((free_at[lane], chosen))
         most = max(most, len(chain))

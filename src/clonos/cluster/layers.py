@@ -22,7 +22,7 @@ LARGE_BYTES: Final = 512 << 20
 """A merge of more than this is slow. Small merges overtake it, because chains grow meanwhile."""
 NICENESS: Final = 5
 """Niceness of the process that makes small merges. Where all processors are busy, it has to merge
-as fast as state is stored, for which it needs about a tenth of one processor ..."""
+as fast as state is stored ..."""
 LARGE_NICENESS: Final = 10
 """... and of the other one, for which nobody waits."""
 

@@ -5,6 +5,9 @@ many neighbours of one tier become a layer of the next one, so state is rewritte
 however long the job runs. A merge needs nothing of those in other tiers: while large layers are
 merged, which may take minutes, smaller ones are, too.
 
+Within the lowest tier sizes differ by more than that. So of the oldest of the chosen layers those
+are left out that are much larger than all newer ones together.
+
 Keys that are overwritten or deleted leave garbage in older layers. Once the newer layers are as
 large as the oldest one, all of them are merged.
 """
@@ -24,6 +27,8 @@ SMALL_BYTES: Final = 1 << 20
 """Smaller layers are all in the lowest tier: they are read as a whole, so their number counts."""
 TIER_TIMES: Final = 8
 """How many times as large a tier's layers may be as those of the tier below."""
+SHARE: Final = 0.5
+"""An older layer takes part in a merge if the newer ones together reach this share of its size."""
 
 
 def choose(chain: Sequence[LayerRef], *, has_base: bool = True) -> Sequence[LayerRef]:
@@ -47,6 +52,8 @@ def choose(chain: Sequence[LayerRef], *, has_base: bool = True) -> Sequence[Laye
     []
     >>> len(chosen(*[10] * 17))
     17
+    >>> len(chosen(1000, *[10] * 16))
+    16
 
     Nine layers of 3 MB, while smaller ones wait for more of their kind:
 
@@ -66,10 +73,20 @@ def choose(chain: Sequence[LayerRef], *, has_base: bool = True) -> Sequence[Laye
         while start and tier_of(chain[start - 1].nbytes) <= tier:
             start -= 1
         if end - start > _most(tier):
-            return chain[start:end]
+            return _without_large(chain[start:end])
         end = start
         tier = tier_of(chain[end - 1].nbytes) if end else tier
     return ()
+
+
+def _without_large(layers: Sequence[LayerRef]) -> Sequence[LayerRef]:
+    """At least the two newest of these layers."""
+    start, above = len(layers) - 2, layers[-1].nbytes
+    for i in range(len(layers) - 2, -1, -1):
+        if above >= SHARE * layers[i].nbytes:
+            start = i
+        above += layers[i].nbytes
+    return layers[start:]
 
 
 def tier_of(nbytes: int) -> int:

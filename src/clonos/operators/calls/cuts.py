@@ -40,11 +40,10 @@ class Cuts:
 
     def last(self, call: int) -> int:
         """The last row of a call."""
-        return (
-            call
-            if self._is_single
-            else call + (self._store.get(ADDRESS.pack(_SIZE, call)) or 1) - 1
-        )
+        if self._is_single:
+            return call
+        size: int = self._store.get(ADDRESS.pack(_SIZE, call)) or 1
+        return call + size - 1
 
     def rows(self, calls: Sequence[int]) -> Int64:
         """All rows of these calls."""
