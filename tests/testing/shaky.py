@@ -116,8 +116,9 @@ def asked(row, ctx):
     return row.user, ctx.call(ask, row.user)
 
 
+# Which rows are asked for is decided by the process, not by chance: by chance it may be the same.
 def asked_at_will(row, ctx):
-    return row.user, ctx.call(ask, row.user) if random.random() < 0.5 else 0
+    return row.user, ctx.call(ask, row.user) if row.cents % 2 == len(os.environ["TZ"]) % 2 else 0
 
 
 def ending(row):

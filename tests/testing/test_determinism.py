@@ -30,7 +30,7 @@ FOUND = {
     "counted": ("restored", "'cents'", ""),
     "seen": ("restored", "'cents'", ""),
     "float_sum": ("again", "'cents'", ""),
-    "asked_at_will": ("again", "differs in 'cents'", "the random module: "),
+    "asked_at_will": ("again", "row 1 differs in 'cents': first 6, then 0", "os.environ: "),
     "ending": ("died", "exit code 7", ""),
     "Forgetful": ("restored", "'cents'", ""),
     "Disorderly": ("again", "state 'words' of key 'user 0' differs: first ['", ""),
