@@ -48,6 +48,21 @@ def test_a_copy_avoids_the_disk_of_its_task_if_there_is_another():
     assert [slot.keeps((0,)) for slot in slots.values()] == [False, False, True]
 
 
+def test_a_copy_is_in_a_slot_that_leaves_until_there_is_another():
+    """Executor "a" is drained, and the only slot that stays runs the task. Executor "c" ends as
+    soon as nothing is there any more."""
+    slots = {i: Slot(i, "", group=group) for i, group in enumerate("baac")}
+    for slot in (1, 2, 3):
+        slots[slot].leaves = True
+    slots[3].ends = True
+    settle(slots, {(0,): 0}, 2)
+    settle(slots, {(0,): 0}, 3)  # no more slots are left
+    assert [slot.keeps((0,)) for slot in slots.values()] == [False, True, True, False]
+    slots[4] = Slot(4, "", group="d")
+    settle(slots, {(0,): 0}, 1)
+    assert slots[4].keeps((0,)), "it does not rely on those that leave"
+
+
 @given(
     st.lists(st.integers(0, 2), min_size=2, max_size=9),
     st.integers(1, 4),

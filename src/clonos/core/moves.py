@@ -150,6 +150,7 @@ class Moves:
     def joined(self, slot: Slot) -> None:
         """A slot has registered; its executor may be about to go."""
         slot.leaves = slot.leaves or slot.group in self._leaving
+        slot.ends = slot.ends or slot.group in self._ending
 
     def emptied(self) -> list[int]:
         """Slots without tasks in executors that end; while anything recovers they may be needed.

@@ -14,8 +14,8 @@ class Slot:
 
     ``group`` names its executor; ``bound`` the task whose partition of a DataFrame it has, so it
     can only run that task's cell. ``standbys``: task -> epoch that the copy has reached (-1: still
-    empty). ``leaves``: it is about to go. ``slow_since``: when a cell in it was overtaken.
-    ``disk``: the name of its local disk.
+    empty). ``leaves``: it is about to go; ``ends``: as soon as nothing is left in it.
+    ``slow_since``: when a cell in it was overtaken. ``disk``: the name of its local disk.
     """
 
     id: int
@@ -24,6 +24,7 @@ class Slot:
     bound: int | None = None
     standbys: dict[int, int] = field(default_factory=dict)
     leaves: bool = False
+    ends: bool = False
     slow_since: int | None = None
     disk: str = ""
 
@@ -78,24 +79,31 @@ def place_standbys(
     """New (slot, cell) pairs so that each cell has its passive copies, as far as slots allow.
 
     A copy never shares the slot of its cell, nor of another copy of it; it avoids the executor of
-    its cell, and the disk on which that keeps layers, if another has room; slots fill evenly.
+    its cell, and the disk on which that keeps layers, if another has room; slots fill evenly. Where
+    no other slot is free, a copy is in one that leaves: without any, the floors of a state that is
+    only in memory would not move.
     """
     taken = {slot for slot in homes.values() if slot is not None}
-    spare = [s for s in slots.values() if s.id not in taken and not s.leaves]
+    spare = [s for s in slots.values() if s.id not in taken and not s.ends]
     load = {s.id: len(s.standbys) for s in spare}
     result: list[tuple[Slot, Cell]] = []
     for cell, home in homes.items():
         at_home = [slots[home]] if home is not None and home in slots else []
-        keepers = [s for s in spare if s.keeps(cell)]
+        keepers = [s for s in spare if s.keeps(cell) and not s.leaves]
         while len(keepers) < copies:
             used = [*at_home, *keepers]
             candidates = [s for s in spare if s not in keepers and s.serves(cell, bound)]
-            best = min(candidates, key=lambda s: (_near(s, used), load[s.id], s.id), default=None)
+            best = min(
+                candidates,
+                key=lambda s: (s.leaves, not s.keeps(cell), _near(s, used), load[s.id], s.id),
+                default=None,
+            )
             if best is None:
                 break
             keepers.append(best)
-            load[best.id] += len(cell)
-            result.append((best, cell))
+            if not best.keeps(cell):
+                load[best.id] += len(cell)
+                result.append((best, cell))
     return result
 
 
