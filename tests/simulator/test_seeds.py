@@ -159,6 +159,11 @@ def test_a_call_that_kills_is_found_though_the_next_process_comes_before_the_dea
         assert simulate(seed, Kind(calls=True)).verdict == "ok"
 
 
+def test_what_a_replaced_process_held_is_gone_though_its_stream_has_not_ended():
+    """A judge counted on its part of a log."""
+    assert simulate(730000879).verdict == "ok"
+
+
 def test_two_merges_at_once_never_give_one_name():
     """One came too late, and was deleted under the name of a later one that counted."""
     assert simulate(90000093).verdict == "ok"

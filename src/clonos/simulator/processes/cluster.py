@@ -399,12 +399,12 @@ class Cluster:
 
     def expel(self, slot: Slot) -> None:
         """The driver has closed the control stream: the process leaves, or does not notice."""
-        if not slot.is_controlled:
+        self.recorder.lost(slot.number)
+        if not slot.is_controlled:  # it ends already, or its stream is broken
             return
         self.trace(f"{slot.address} is expelled")
         slot.is_controlled = False
         self._controls[slot].driver.slots.pop(slot.number, None)
-        self.recorder.lost(slot.number)
         if self.random.random() < 0.9:
             self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
         elif self.options.blind_ms is not None:
