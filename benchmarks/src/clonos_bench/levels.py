@@ -31,10 +31,9 @@ from typing import Final
 
 from clonos.nodes.views import Recovery
 from clonos_bench import jobs, run
-from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers
+from clonos_bench.kills import PATIENCE_S, kill_repeatedly, kill_workers
 from clonos_bench.report import Report
-from clonos_bench.statistics import output_gap, percentile, spread
-from clonos_bench.watch import Watch
+from clonos_bench.statistics import gap_before, percentile, spread
 
 LEVELS: Final = {
     "memory": ("memory", 1, "standby"),
@@ -49,8 +48,6 @@ _COLUMNS: Final = (
     "level", "state (MB)", "kills", "restore p50 [low, high]", "gap p50 [low, high]",
     "not in memory (MB, most)",
 )  # fmt: skip
-_AFTER_S: Final = 20.0
-"""A pause that begins later is not of this kill."""
 _SHARE: Final = 0.05
 """A standby that reads more of the state from the store than this was not one."""
 
@@ -102,6 +99,7 @@ def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, le
             run.until(started, watch, stored, run.FILL_S, "the state is in a checkpoint")
             blows = [partial(kill_workers, started, [TASK])] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause)
+            stopped_s = time.monotonic()
             recoveries = [r for r in started.observer.recoveries if r.finished and r.name == TASK]
             schedule.stop.touch()
             ended = lambda: not started.is_running  # noqa: E731
@@ -112,7 +110,11 @@ def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, le
     report.notes.append(f"{level}, {megabytes:g} MB: {verdict}")
     report.ok &= not faults
     restores = [_restore_ms(recovery) for recovery in recoveries]
-    gaps = [gap for kill in kills if (gap := _gap(watch, kill)) is not None]
+    (task,) = watch.tasks()
+    times, _ = watch.series(task)
+    ends = [kill.at_s for kill in kills[1:]] + [stopped_s]
+    each = [gap_before(times, kill.at_s, end) for kill, end in zip(kills, ends, strict=True)]
+    gaps = [gap for gap in each if gap is not None]
     state = percentile([recovery.state_bytes / 1e6 for recovery in recoveries], 50)
     read = max((recovery.store_bytes / 1e6 for recovery in recoveries), default=0.0)
     report.add(
@@ -137,10 +139,3 @@ def _elsewhere(recoveries: list[Recovery], level: str, kills: int) -> list[str]:
 def _restore_ms(recovery: Recovery) -> float:
     begin, end = recovery.parts()["restore"]
     return (end - begin) * 1000
-
-
-def _gap(watch: Watch, kill: Kill) -> float | None:
-    (task,) = watch.tasks()
-    times, _ = watch.series(task)
-    found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, time.monotonic()))
-    return None if found is None else found[0].gap_ms

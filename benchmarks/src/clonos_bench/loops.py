@@ -30,7 +30,7 @@ from clonos.cluster.driver import RunningJob
 from clonos_bench import jobs, plots, run
 from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers
 from clonos_bench.report import PERCENTILES, Aim, Report
-from clonos_bench.statistics import mean, output_gap, paired_ratio, percentile, summarize
+from clonos_bench.statistics import gap_before, mean, paired_ratio, percentile, summarize
 from clonos_bench.watch import Watch
 
 GAP: Final = Aim(60.0)
@@ -340,12 +340,12 @@ def verdict(table: Any, edges: int) -> str:
 
 
 def _gap(job: RunningJob, watch: Watch, kill: Kill, until_s: float) -> float:
-    """Of the partitions that were hit, the longest before the next kill."""
+    """Of the partitions that were hit, the longest that ended before the next kill."""
     lost = {name.partition("[")[2] for name in kill.tasks}
     gaps = []
     for task in watch.tasks():
         if job.plan.tasks[task].name.partition("[")[2] in lost:
             times, _ = watch.series(task)
-            found = output_gap(times, kill.at_s, until_s)
-            gaps.append(found[0].gap_ms if found else float("inf"))
+            gap = gap_before(times, kill.at_s, until_s)
+            gaps.append(float("inf") if gap is None else gap)
     return percentile(gaps, 100)

@@ -36,8 +36,7 @@ from clonos_bench import jobs, run
 from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers, stages_of
 from clonos_bench.processes import forget, open_files, resident_bytes
 from clonos_bench.report import Aim, Report
-from clonos_bench.statistics import output_gap, percentile
-from clonos_bench.watch import Watch
+from clonos_bench.statistics import gap_before, percentile
 
 FLAT: Final = Aim(1.5)
 """Median gap, as a multiple of that of the smallest state."""
@@ -61,8 +60,6 @@ _COLUMNS: Final = (
 IN_TIME_MS: Final = 1000.0
 """Rows that are later than this still wait for those with which the state was filled. Steps are
 long then, and a kill costs several of them, however much state there is."""
-_AFTER_S: Final = 20.0
-"""A pause that begins later is not of this kill."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +168,9 @@ def _measured(
     report.notes.append(f"{gigabytes:g} GB, {standbys} standbys: {verdict}")
     report.ok &= not faults
     until_s = [kill.at_s for kill in kills[1:]] + [stopped_s]
-    gaps = [_gap(watch, *each) for each in zip(kills, until_s, strict=True)]
+    (task,) = watch.tasks()
+    times, _ = watch.series(task)
+    gaps = [gap_before(times, k.at_s, end) for k, end in zip(kills, until_s, strict=True)]
     report.notes.append(
         f"{gigabytes:g} GB, {standbys} standbys: {_stages(recoveries, kills, until_s)}"
     )
@@ -185,14 +184,6 @@ def _kill(job: RunningJob, cold: Path | None) -> Kill:
         for path in [*cold.rglob("*"), *open_files(slot.pid for slot in job.slots())]:
             forget(path)
     return kill_workers(job, ["state[0]"])
-
-
-def _gap(watch: Watch, kill: Kill, until_s: float) -> float | None:
-    """Until the next kill."""
-    (task,) = watch.tasks()
-    times, _ = watch.series(task)
-    found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, until_s))
-    return None if found is None else found[0].gap_ms
 
 
 def _stages(recoveries: Sequence[Recovery], kills: Sequence[Kill], until_s: list[float]) -> str:

@@ -126,6 +126,22 @@ def output_gap(
     return Gap(float(pauses[longest]) * 1000, median_s * 1000), float(ends[longest])
 
 
+def gap_before(times: Series, kill_s: float, next_s: float) -> float | None:
+    """The gap that a kill caused before something else happened at `next_s`, in ms.
+
+    A pause that was not over by then is the next one's. See :func:`output_gap`; None: nothing was
+    delivered in between.
+
+    Examples
+    --------
+    >>> times = np.array([1.00, 1.01, 1.02, 1.03, 1.10, 1.11, 1.12, 1.42])
+    >>> round(gap_before(times, kill_s=1.035, next_s=1.125))
+    60
+    """
+    found = output_gap(times[times <= next_s], kill_s, next_s)
+    return None if found is None else found[0].gap_ms
+
+
 @dataclass(frozen=True)
 class Normal:
     """Return to normal: usual latency, and how long after the kill it was there again (ms).
