@@ -37,7 +37,7 @@ def imported() -> Any:
         "import json, sys\n"
         "import pyspark.daemon, pyspark.worker; spark = set(sys.modules)\n"
         "import clonos.cluster.daemon; daemon = set(sys.modules)\n"
-        "import clonos.runtime.slot, clonos.runtime.loop, clonos.spark.slots\n"
+        "import clonos.runtime.slot, clonos.runtime.loop, clonos.spark.identity\n"
         "import pyarrow as pa\n"
         "pa.array(['text', None]).to_numpy(zero_copy_only=False)\n"  # of a first step
         "slot = set(sys.modules)\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,14 +21,9 @@ from pyspark.sql import SparkSession
 from clonos.core.messages import Stop
 from clonos.errors import ClonosError, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
+from clonos.spark.identity import SlotInfo, interface_towards
 from clonos.spark.session import require_driver
-from clonos.spark.slots import (
-    Body,
-    SlotInfo,
-    SlotLauncher,
-    driver_address,
-    interface_towards,
-)
+from clonos.spark.slots import Body, SlotLauncher, driver_address
 from clonos.transport.events import ControlLost, ControlOpened, Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
@@ -75,6 +71,7 @@ class Launched:
 def launched(spark: SparkSession) -> Iterator[Launched]:
     made = Launched(spark)
     yield made
+    made.launcher.close()
     made.plane.shutdown()
 
 
@@ -230,6 +227,44 @@ def test_what_nobody_waits_for_is_cancelled_in_the_end(
     launched.event(ControlOpened)
     launched.launcher.close()
     assert launched.end() == (0, None)
+
+
+def test_the_next_job_of_a_slot_is_ready_before_it_is_launched(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    """Its thread is known to Spark and to the JVM, and its job is made and has its labels."""
+    monkeypatch.setattr("clonos.spark.slots.READY_S", 0.0)
+    made: SimpleQueue[str] = SimpleQueue()
+    make = launched.launcher._job
+
+    def making(rows: Any, partition: int) -> Callable[[], None]:
+        job = make(rows, partition)
+        made.put(threading.current_thread().name)
+        return job
+
+    monkeypatch.setattr(launched.launcher, "_job", making)
+    body = registering(launched.secret, launched.plane.address)
+    first = launched.launcher.launch(0, body)
+    opened = launched.event(ControlOpened)
+    names = {made.get(timeout=WAIT_S) for _ in "12"}
+    os.kill(opened.register.pid, signal.SIGKILL)
+    assert isinstance(launched.end()[1], SlotFailed)
+
+    second = launched.launcher.launch(0, body)
+    assert names == {first.tag, second.tag}, "it was ready"
+    launched.event(ControlOpened)
+    third = made.get(timeout=WAIT_S)
+    other = launched.launcher.launch(0, body, description="another one")
+    assert other.tag not in {*names, third}, "it was ready for something else"
+    launched.event(ControlOpened)
+    launched.launcher.close()
+    for handle in (second, other):
+        handle.cancel()
+    assert [launched.end() for _ in "12"] == [(0, None)] * 2
+    until = time.monotonic() + WAIT_S
+    while any(t.name.startswith("clonos-slot-0") for t in threading.enumerate()):
+        assert time.monotonic() < until, "threads that are not needed end"
+        time.sleep(0.01)
 
 
 def test_a_local_master_permits_no_profile(spark: SparkSession) -> None:

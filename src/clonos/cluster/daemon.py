@@ -28,7 +28,7 @@ from pyspark.daemon import manager  # noqa: E402
 
 import clonos.graph.code  # noqa: E402 - for every job
 import clonos.runtime.slot  # noqa: E402
-import clonos.spark.slots  # noqa: E402
+import clonos.spark.identity  # noqa: E402
 import clonos.transport.tls  # noqa: E402, F401 - for every slot
 from clonos.runtime.versions import installed  # noqa: E402
 

@@ -18,7 +18,7 @@ from clonos.transport.events import Register
 
 
 class Where(Protocol):
-    """Which process a slot is (see :class:`clonos.spark.slots.SlotInfo`)."""
+    """Which process a slot is (see :class:`clonos.spark.identity.SlotInfo`)."""
 
     slot: int
     host: str

@@ -19,30 +19,29 @@ it opened.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import InheritableThread, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError, JobCancelled, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
+from clonos.spark.identity import SLOT, SlotInfo, slot_info
 from clonos.spark.lines import Lines
+from clonos.spark.ready import Ready, ReadyThread
 from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
@@ -62,8 +61,9 @@ _SETTINGS_LOCK: Final = threading.Lock()
 
 END_S: Final = 5.0
 """How long slots may take to end, when nobody waits for them, before they are cancelled."""
-_SLOT: Final = "clonos.slot"
-"""Local property that tells a task which slot it is."""
+READY_S: Final = 1.0
+"""How long after a slot was launched its next launch is prepared: when the job has started."""
+
 
 CANCELLED: Final = "SPARK_JOB_CANCELLED"
 """Condition of the error that Spark raises for a cancelled job."""
@@ -76,31 +76,14 @@ _INHERITED: Final = (_GROUP, "spark.scheduler.pool")
 """Local properties that a job's Spark jobs inherit from the thread that starts it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotInfo:
-    """Which process a slot is.
-
-    ``host`` is the address of the interface that faces the driver; bind that one. ``executor``
-    is Spark's name for it ("driver" with a local master) and ``jvm_pid`` its process on `node`.
-    """
-
-    slot: int
-    partition: int | None
-    host: str
-    node: str
-    executor: str
-    jvm_pid: int
-    pid: int
-    attempt: int
-    nonce: str
-
-
 SPARK_ERRORS: Final = (Py4JError, PySparkException, OSError)
 """What PySpark raises when something fails in the JVM, or the JVM is gone."""
 
 Batches = Iterator[pa.RecordBatch]
 Body = Callable[[SlotInfo, "Batches | None"], None]
 OnEnd = Callable[[int, int, "ClonosError | None"], None]
+Begin = Callable[[str], Callable[[], None]]
+"""Labels a thread's jobs, by a tag, and makes one."""
 
 
 class SlotHandle:
@@ -189,6 +172,7 @@ class SlotLauncher:
         self._tags = self._context.getJobTags()
         self._lines = Lines(self._context, self.describe)
         self._handles: list[SlotHandle] = []
+        self._next: dict[int, _Next] = {}
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
         # A slot is a job of one task, which Spark only copies if it is told after which time.
@@ -322,16 +306,19 @@ class SlotLauncher:
         attempt
             For `on_end`.
         """
-        tag = f"clonos-slot-{slot_id}-{secrets.token_hex(4)}"
-        handle = SlotHandle(tag, self._context.cancelJobsWithTag)
-        self._handles = [other for other in self._handles if other.is_running] + [handle]
         text = f"{self._name}: slot {slot_id}" + (f" ({description})" if description else "")
 
-        def work() -> None:
+        def begin(tag: str) -> Callable[[], None]:
+            self._label(slot_id, tag, text)
+            return self._job(self.prepare(body, dataframe), partition or 0)
+
+        this = self._begun(slot_id, (id(body), id(dataframe), partition, text), begin)
+        handle = SlotHandle(this.tag, self._context.cancelJobsWithTag)
+
+        def work(ready: Ready) -> None:
             error: ClonosError | None = None
             try:
-                self._label(slot_id, tag, text)
-                self._run(self.prepare(body, dataframe), partition or 0)
+                ready()()
             except (*SPARK_ERRORS, AttributeError) as failure:
                 # An attribute is missing where PySpark has stopped meanwhile.
                 error = None if handle.cancelled else _slot_failed(text, failure)
@@ -339,9 +326,20 @@ class SlotLauncher:
                 handle.set_ended()
                 self._on_end(slot_id, attempt, error)
 
-        thread = InheritableThread(target=work, name=tag, daemon=True)
-        thread.start()
+        self._handles = [other for other in self._handles if other.is_running] + [handle]
+        this.thread.do(work)
         return handle
+
+    def _begun(self, slot_id: int, what: tuple[Any, ...], begin: Begin) -> _Next:
+        """The job of this slot that is ready, or a new one; and the one after it, which has time to
+        become ready."""
+        this = self._next.get(slot_id)
+        if this is None or this.what != what:
+            if this is not None:
+                this.thread.dismiss()
+            this = _Next(what, slot_id, begin)
+        self._next[slot_id] = _Next(what, slot_id, begin)
+        return this
 
     def prepare(self, body: Body, dataframe: DataFrame | None = None) -> Any:
         """Make, once, the RDD that runs `body` over a DataFrame (None: over nothing).
@@ -369,11 +367,11 @@ class SlotLauncher:
                 one: Any = self._context.parallelize([None], 1)
                 if profile is not None:
                     one = one.withResources(profile)
-                return one.mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
+                return one.mapPartitions(run)._jrdd  # noqa: SLF001 - see _job
             dataframe = self._spark.range(0, 1, 1, 1)
         with _without_idle_killer(dataframe.sparkSession):
             none = dataframe.mapInArrow(run, "nothing boolean", profile=profile)
-            return none.rdd._jrdd  # noqa: SLF001 - see _run
+            return none.rdd._jrdd  # noqa: SLF001 - see _job
 
     def _label(self, slot_id: int, tag: str, text: str) -> None:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
@@ -383,7 +381,7 @@ class SlotLauncher:
         for each in (*self._tags, tag):
             context.addJobTag(each)
         context.setInterruptOnCancel(interruptOnCancel=True)
-        context.setLocalProperty(_SLOT, str(slot_id))
+        context.setLocalProperty(SLOT, str(slot_id))
 
     def describe(self, text: str) -> None:
         """Describe, and group, the Spark jobs that this thread will start."""
@@ -396,15 +394,19 @@ class SlotLauncher:
         self._lines.put(about, f"{self._name}: {text}")
 
     def close(self) -> None:
-        """Stop updating Spark's UI; slots that have not ended soon are cancelled."""
+        """Launch no more, and stop updating Spark's UI; slots that have not ended soon are
+        cancelled."""
         self._lines.close()
+        while self._next:
+            _, unused = self._next.popitem()
+            unused.thread.dismiss()
         if late := [handle for handle in self._handles if handle.is_running]:
             timer = threading.Timer(END_S, _cancel, [late])
             timer.daemon = True
             timer.start()
 
-    def _run(self, rows: Any, partition: int) -> None:
-        """Run one partition to its end.
+    def _job(self, rows: Any, partition: int) -> Callable[[], None]:
+        """A job that runs one partition to its end.
 
         This is what SparkContext.runJob does, without its function on the resulting rows: that
         would occupy a second Python worker per slot, and there are no rows.
@@ -414,8 +416,26 @@ class SlotLauncher:
             raise OSError("the SparkContext has been stopped")
         # The union (with nothing) is an RDD of this job's own: when a job fails, Spark also fails
         # all others that contain its last RDD.
-        own = rows.union(java_context.emptyRDD())
-        jvm.PythonRDD.runJob(java_context.sc(), own, [partition])
+        own, partitions = rows.union(java_context.emptyRDD()), jvm.java.util.ArrayList()
+        partitions.add(partition)
+        return partial(jvm.PythonRDD.runJob, java_context.sc(), own, partitions)
+
+
+class _Next:
+    """The thread of a slot's next job: labelled, and with the job made.
+
+    Attributes
+    ----------
+    what
+        What the job will be.
+    tag
+        By which it can be cancelled.
+    """
+
+    def __init__(self, what: tuple[Any, ...], slot: int, begin: Begin) -> None:
+        self.what = what
+        self.tag = f"clonos-slot-{slot}-{secrets.token_hex(4)}"
+        self.thread = ReadyThread(self.tag, partial(begin, self.tag), READY_S)
 
 
 def _cancel(handles: Sequence[SlotHandle]) -> None:
@@ -546,50 +566,3 @@ def driver_address(spark: SparkSession) -> str:
             f"the driver's host {host!r} has no address: {error}",
             remedy="set spark.driver.host to the address of the interface that executors reach",
         ) from error
-
-
-# --- in the slot ---
-
-
-def slot_info(driver_host: str, *, reads: bool) -> SlotInfo:
-    """Find out which process this is (inside a Spark task)."""
-    context = TaskContext.get()
-    assert context is not None
-    jvm_pid = _jvm_pid()
-    return SlotInfo(
-        slot=int(context.getLocalProperty(_SLOT) or 0),
-        partition=context.partitionId() if reads else None,
-        host=interface_towards(driver_host),
-        node=socket.gethostname(),
-        executor=_executor_of(jvm_pid),
-        jvm_pid=jvm_pid,
-        pid=os.getpid(),
-        attempt=context.taskAttemptId(),
-        nonce=secrets.token_hex(8),
-    )
-
-
-def interface_towards(host: str) -> str:
-    """The address of this machine's interface that leads to `host`."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing: UDP
-        return str(probe.getsockname()[0])
-
-
-def _jvm_pid() -> int:
-    """The executor's process: worker's parent is PySpark's daemon, whose parent is the JVM."""
-    pid = os.getppid()
-    with contextlib.suppress(OSError):
-        while pid > 1 and Path(f"/proc/{pid}/comm").read_text().strip() != "java":
-            stat = Path(f"/proc/{pid}/stat").read_text()
-            pid = int(stat.rpartition(")")[2].split()[1])
-    return pid
-
-
-def _executor_of(jvm_pid: int) -> str:
-    """Spark's id of an executor, as its command line says (a worker is not told)."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        words = Path(f"/proc/{jvm_pid}/cmdline").read_bytes().decode().split("\0")
-        return words[words.index("--executor-id") + 1]
-    return "driver"
