@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 import clonos
 from clonos.errors import NotEnoughSlots
 from clonos.spark.session import get_or_create
+from tests.cluster import test_effects as effects
 
 pytestmark = [
     pytest.mark.spark,
@@ -57,6 +59,26 @@ def test_an_executor_is_killed(kit, cluster, tmp_path, source):
     kit.check(result.table(), rows)
     assert {r.name for r in result.recoveries} <= set(lost)
     assert result.recoveries
+
+
+def test_an_executor_on_which_effects_are_open_is_killed(kit, cluster, tmp_path):
+    """Its standby on the other one settles them, asks again for those that were not made, and makes
+    none twice."""
+    declared = clonos.effect(partial(effects.pay, tmp_path), check=partial(effects.find, tmp_path))
+    settings = {"checkpoint_interval": "1 hour", "sharing_depth": "full"}
+    job = effects.build(tmp_path, declared, **settings).start(cluster)
+    effects.wait_until_only_the_hanging_are_open(kit, job, tmp_path)
+    slots = job.slots()
+    assert len({slot.executor_pid for slot in slots}) == 2
+    homes = {name: slot.executor_pid for slot in slots for name in slot.runs}
+    lost = [task for task, executor in homes.items() if executor == homes["pay[0]"]]
+    os.kill(homes["pay[0]"], signal.SIGKILL)
+    kit.wait_recovered(job, len(lost))
+    assert homes["pay[0]"] not in {slot.executor_pid for slot in job.slots() if slot.runs}
+    (tmp_path / "gate").touch()
+    effects.check(tmp_path, job.wait(kit.WAIT_S).table())
+    checked = set(map(int, (tmp_path / "checks").read_text().split()))
+    assert checked >= set(filter(effects.hangs, range(effects.ROWS))), "what was open"
 
 
 def test_standbys_are_on_the_other_executor(kit, cluster, tmp_path):
