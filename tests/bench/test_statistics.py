@@ -9,6 +9,7 @@ import pytest
 
 from clonos_bench.statistics import (
     back_to_normal,
+    gap_before,
     mean_ratio,
     output_gap,
     paired_ratio,
@@ -55,6 +56,15 @@ def test_the_gap_is_the_pause_less_the_usual_pause():
     assert gap.usual_ms == pytest.approx(10)
     assert gap.gap_ms == pytest.approx(70)
     assert end == pytest.approx(5.08)
+
+
+def test_a_gap_is_that_of_the_last_kill_before_it_and_one_that_stays_open_counts_so_far():
+    times = without(without(STEADY, 4.0, 4.06), 5.0, 5.08)
+    assert gap_before(times, 4.001, next_s=5.001) == pytest.approx(50)
+    assert gap_before(times, 5.001, next_s=9.0) == pytest.approx(70)
+    stopped = times[times < 5.01]  # one output was still on its way
+    assert gap_before(stopped, 4.5, next_s=8.0) == pytest.approx(2990)
+    assert gap_before(np.array([]), 4.5, next_s=8.0) == math.inf
 
 
 def test_the_gap_may_begin_a_little_after_the_kill():

@@ -9,9 +9,9 @@ from clonos.core.placement import Slot, best_slot, misplaced_standby, place_stan
 from clonos.core.plan import Cell
 
 
-def settle(slots, homes, copies):
+def settle(slots, homes, copies, pressing=()):
     """What the coordinator does when a slot registers; must come to rest."""
-    for slot, cell in place_standbys(slots, homes, copies, ()):
+    for slot, cell in place_standbys(slots, homes, copies, (), pressing):
         slot.standbys.update(dict.fromkeys(cell, 0))
     for _ in range(1000):
         move = misplaced_standby(slots, homes, ())
@@ -48,19 +48,21 @@ def test_a_copy_avoids_the_disk_of_its_task_if_there_is_another():
     assert [slot.keeps((0,)) for slot in slots.values()] == [False, False, True]
 
 
-def test_a_copy_is_in_a_slot_that_leaves_until_there_is_another():
-    """Executor "a" is drained, and the only slot that stays runs the task. Executor "c" ends as
-    soon as nothing is there any more."""
+def test_a_copy_without_which_floors_stand_still_is_in_a_slot_that_leaves_until_there_is_another():
+    """Executor "a" is drained, and the only slot that stays runs the tasks. Executor "c" ends as
+    soon as nothing runs there. The state of cell (1,) is in the store, too."""
     slots = {i: Slot(i, "", group=group) for i, group in enumerate("baac")}
     for slot in (1, 2, 3):
         slots[slot].leaves = True
     slots[3].ends = True
-    settle(slots, {(0,): 0}, 2)
-    settle(slots, {(0,): 0}, 3)  # no more slots are left
+    homes = {(0,): 0, (1,): 0}
+    settle(slots, homes, 2, [(0,)])
+    settle(slots, homes, 3, [(0,)])  # no more slots are left
     assert [slot.keeps((0,)) for slot in slots.values()] == [False, True, True, False]
+    assert not any(slot.keeps((1,)) for slot in slots.values())
     slots[4] = Slot(4, "", group="d")
-    settle(slots, {(0,): 0}, 1)
-    assert slots[4].keeps((0,)), "it does not rely on those that leave"
+    settle(slots, homes, 1, [(0,)])
+    assert [slots[4].keeps(cell) for cell in homes] == [True, True]
 
 
 @given(

@@ -1,57 +1,90 @@
-"""A thread that was made ready in advance does what it would have done without."""
+"""Threads that were made ready in advance do what they would have done without."""
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from clonos.spark.ready import ReadyThread
+from clonos.spark.ready import ReadyThread, Successors
 
 WAIT_S = 60.0
 
 
-@pytest.mark.parametrize("after_s", [0.0, WAIT_S])
-def test_it_is_made_ready_once(after_s):
-    prepared: SimpleQueue[str] = SimpleQueue()
+def ready_to(say: SimpleQueue[Any], word: str) -> ReadyThread:
+    """Says a word when it is ready."""
+
+    def prepare() -> str:
+        say.put(word)
+        return word
+
+    return ReadyThread(word, prepare)
+
+
+def ended(name: str) -> bool:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(WAIT_S)
+    return all(thread.name != name for thread in threading.enumerate())
+
+
+def test_it_prepares_before_it_is_told_what_to_do():
     said: SimpleQueue[Any] = SimpleQueue()
-
-    def prepare():
-        prepared.put("now")
-        return "hello"
-
-    thread = ReadyThread("greeter", prepare, after_s)
-    if not after_s:
-        prepared.get(timeout=WAIT_S)  # before there is anything to do
-    thread.do(lambda ready: said.put(ready()))
-    assert said.get(timeout=WAIT_S) == "hello"
-    assert prepared.qsize() == (1 if after_s else 0)
+    thread = ready_to(said, "ready")
+    assert said.get(timeout=WAIT_S) == "ready"
+    thread.do(lambda ready: said.put(f"{ready()}, go"))
+    assert said.get(timeout=WAIT_S) == "ready, go"
 
 
-def test_what_fails_in_advance_is_tried_again_where_somebody_hears_of_it():
-    errors = [OSError("not yet"), OSError("not at all")]
-    tried: SimpleQueue[str] = SimpleQueue()
+def test_what_fails_in_advance_is_raised_where_somebody_hears_of_it():
     said: SimpleQueue[str] = SimpleQueue()
 
-    def prepare():
-        tried.put("once")
-        raise errors.pop(0)
+    def prepare() -> None:
+        raise OSError("there is none")
 
-    def act(ready):
-        try:
+    def act(ready: Any) -> None:
+        with pytest.raises(OSError, match="there is none"):
             ready()
-        except OSError as error:
-            said.put(str(error))
+        said.put("heard")
 
-    thread = ReadyThread("greeter", prepare, 0.0)
-    tried.get(timeout=WAIT_S)
-    thread.do(act)
-    assert said.get(timeout=WAIT_S) == "not at all"
+    ReadyThread("fails", prepare).do(act)
+    assert said.get(timeout=WAIT_S) == "heard"
 
 
-def test_who_is_dismissed_does_nothing():
-    thread = ReadyThread("greeter", print, WAIT_S)
-    thread.dismiss()
-    thread.thread.join(WAIT_S)
-    assert not thread.thread.is_alive()
+def test_a_place_has_one_successor_which_is_ready_for_one_thing():
+    said: SimpleQueue[Any] = SimpleQueue()
+    successors = Successors(0.0)
+    for word in ("first", "second"):
+        successors.ask(3, word, partial(ready_to, said, word))
+    assert [said.get(timeout=WAIT_S) for _ in "12"] == ["first", "second"]
+    assert ended("first"), "the second one has taken its place"
+    assert successors.take(4, "second") is None
+    assert successors.take(3, "third") is None
+    assert ended("second"), "it was ready for something else"
+    successors.close()
+
+
+def test_where_no_thread_can_be_started_there_is_no_successor_for_the_moment():
+    said: SimpleQueue[Any] = SimpleQueue()
+    successors = Successors(0.0)
+
+    def fail() -> ReadyThread:
+        said.put("failed")
+        raise RuntimeError("can't start new thread")
+
+    successors.ask(3, "one", fail)
+    assert said.get(timeout=WAIT_S) == "failed"
+    successors.ask(3, "one", lambda: ready_to(said, "there"))
+    assert said.get(timeout=WAIT_S) == "there"
+    successors.close()
+    assert ended("there")
+
+
+def test_none_is_made_after_the_end():
+    successors = Successors(0.0)
+    successors.close()
+    successors.ask(3, "one", lambda: pytest.fail("it was made"))
+    assert successors.take(3, "one") is None

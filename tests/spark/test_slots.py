@@ -230,10 +230,9 @@ def test_what_nobody_waits_for_is_cancelled_in_the_end(
 
 
 def test_the_next_job_of_a_slot_is_ready_before_it_is_launched(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread is known to Spark and to the JVM, and its job is made and has its labels."""
-    monkeypatch.setattr("clonos.spark.slots.READY_S", 0.0)
+    """Its thread is known to the JVM, and its job is made and has its labels."""
     made: SimpleQueue[str] = SimpleQueue()
     make = launched.launcher._job
 
@@ -261,8 +260,9 @@ def test_the_next_job_of_a_slot_is_ready_before_it_is_launched(
     for handle in (second, other):
         handle.cancel()
     assert [launched.end() for _ in "12"] == [(0, None)] * 2
+    mine = {*names, third, other.tag}
     until = time.monotonic() + WAIT_S
-    while any(t.name.startswith("clonos-slot-0") for t in threading.enumerate()):
+    while mine & {thread.name for thread in threading.enumerate()}:
         assert time.monotonic() < until, "threads that are not needed end"
         time.sleep(0.01)
 

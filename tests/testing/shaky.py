@@ -116,7 +116,7 @@ def asked(row, ctx):
     return row.user, ctx.call(ask, row.user)
 
 
-# Which rows are asked for is decided by the process, not by chance: by chance it may be the same.
+# The process decides for which rows it asks. By chance, both runs might ask for the same rows.
 def asked_at_will(row, ctx):
     return row.user, ctx.call(ask, row.user) if row.cents % 2 == len(os.environ["TZ"]) % 2 else 0
 

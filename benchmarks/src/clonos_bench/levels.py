@@ -113,8 +113,7 @@ def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, le
     (task,) = watch.tasks()
     times, _ = watch.series(task)
     ends = [kill.at_s for kill in kills[1:]] + [stopped_s]
-    each = [gap_before(times, kill.at_s, end) for kill, end in zip(kills, ends, strict=True)]
-    gaps = [gap for gap in each if gap is not None]
+    gaps = [gap_before(times, kill.at_s, end) for kill, end in zip(kills, ends, strict=True)]
     state = percentile([recovery.state_bytes / 1e6 for recovery in recoveries], 50)
     read = max((recovery.store_bytes / 1e6 for recovery in recoveries), default=0.0)
     report.add(

@@ -340,12 +340,11 @@ def verdict(table: Any, edges: int) -> str:
 
 
 def _gap(job: RunningJob, watch: Watch, kill: Kill, until_s: float) -> float:
-    """Of the partitions that were hit, the longest that ended before the next kill."""
+    """The longest gap in a partition that was hit, before the next kill."""
     lost = {name.partition("[")[2] for name in kill.tasks}
     gaps = []
     for task in watch.tasks():
         if job.plan.tasks[task].name.partition("[")[2] in lost:
             times, _ = watch.series(task)
-            gap = gap_before(times, kill.at_s, until_s)
-            gaps.append(float("inf") if gap is None else gap)
+            gaps.append(gap_before(times, kill.at_s, until_s))
     return percentile(gaps, 100)

@@ -174,7 +174,7 @@ def _measured(
     report.notes.append(
         f"{gigabytes:g} GB, {standbys} standbys: {_stages(recoveries, kills, until_s)}"
     )
-    return [gap for gap in gaps if gap is not None], sizes
+    return gaps, sizes
 
 
 def _kill(job: RunningJob, cold: Path | None) -> Kill:

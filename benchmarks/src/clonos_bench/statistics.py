@@ -126,11 +126,11 @@ def output_gap(
     return Gap(float(pauses[longest]) * 1000, median_s * 1000), float(ends[longest])
 
 
-def gap_before(times: Series, kill_s: float, next_s: float) -> float | None:
+def gap_before(times: Series, kill_s: float, next_s: float) -> float:
     """The gap that a kill caused before something else happened at `next_s`, in ms.
 
-    A pause that was not over by then is the next one's. See :func:`output_gap`; None: nothing was
-    delivered in between.
+    Of a pause that is still open then, what has passed counts. See :func:`output_gap`; infinite if
+    nothing was ever delivered before `next_s`.
 
     Examples
     --------
@@ -138,8 +138,8 @@ def gap_before(times: Series, kill_s: float, next_s: float) -> float | None:
     >>> round(gap_before(times, kill_s=1.035, next_s=1.125))
     60
     """
-    found = output_gap(times[times <= next_s], kill_s, next_s)
-    return None if found is None else found[0].gap_ms
+    found = output_gap(np.append(times[times < next_s], next_s), kill_s, next_s)
+    return math.inf if found is None else found[0].gap_ms
 
 
 @dataclass(frozen=True)

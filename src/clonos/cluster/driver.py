@@ -457,6 +457,9 @@ class RunningJob(RunningPast):
         """Move all tasks away from an executor, and place none there from now on, unless there is
         no other slot. Executors that Spark decommissions are drained by themselves.
 
+        Standbys of state at level "memory" or "local" may stay there while no slot elsewhere is
+        free: until one is, wait with removing the executor.
+
         Parameters
         ----------
         executor

@@ -14,8 +14,9 @@ class Slot:
 
     ``group`` names its executor; ``bound`` the task whose partition of a DataFrame it has, so it
     can only run that task's cell. ``standbys``: task -> epoch that the copy has reached (-1: still
-    empty). ``leaves``: it is about to go; ``ends``: as soon as nothing is left in it.
-    ``slow_since``: when a cell in it was overtaken. ``disk``: the name of its local disk.
+    empty). ``leaves``: it is about to go; ``ends``: it will be ended as soon as it runs nothing,
+    and others have what it keeps. ``slow_since``: when a cell in it was overtaken. ``disk``: the
+    name of its local disk.
     """
 
     id: int
@@ -74,14 +75,18 @@ def best_slot(
 
 
 def place_standbys(
-    slots: Mapping[int, Slot], homes: Mapping[Cell, int | None], copies: int, bound: Collection[int]
+    slots: Mapping[int, Slot],
+    homes: Mapping[Cell, int | None],
+    copies: int,
+    bound: Collection[int],
+    pressing: Collection[Cell] = (),
 ) -> list[tuple[Slot, Cell]]:
     """New (slot, cell) pairs so that each cell has its passive copies, as far as slots allow.
 
     A copy never shares the slot of its cell, nor of another copy of it; it avoids the executor of
-    its cell, and the disk on which that keeps layers, if another has room; slots fill evenly. Where
-    no other slot is free, a copy is in one that leaves: without any, the floors of a state that is
-    only in memory would not move.
+    its cell, and the disk on which that keeps layers, if another has room; slots fill evenly. If
+    no other slot is free, copies of `pressing` cells go to one that leaves, unless that one ends:
+    without a copy, floors of what is not in the store would not move.
     """
     taken = {slot for slot in homes.values() if slot is not None}
     spare = [s for s in slots.values() if s.id not in taken and not s.ends]
@@ -92,7 +97,8 @@ def place_standbys(
         keepers = [s for s in spare if s.keeps(cell) and not s.leaves]
         while len(keepers) < copies:
             used = [*at_home, *keepers]
-            candidates = [s for s in spare if s not in keepers and s.serves(cell, bound)]
+            others = (s for s in spare if cell in pressing or not s.leaves)
+            candidates = [s for s in others if s not in keepers and s.serves(cell, bound)]
             best = min(
                 candidates,
                 key=lambda s: (s.leaves, not s.keeps(cell), _near(s, used), load[s.id], s.id),

@@ -9,7 +9,7 @@ from clonos.core import messages as msg
 from clonos.core import notes
 from clonos.core.decisions import Command
 from clonos.core.holdings import Holdings
-from clonos.core.levels import LayerRef
+from clonos.core.levels import LOCAL, MEMORY, LayerRef
 from clonos.core.placement import Slot, misplaced_standby, place_standbys
 from clonos.core.plan import Cell
 from clonos.core.roster import Roster
@@ -42,7 +42,8 @@ class Standbys:
         if not roster.all_run:
             return
         homes = roster.homes()
-        for slot, cell in place_standbys(roster.slots, homes, self._copies, roster.bound):
+        pressing = [cell for cell in homes if any(self._waits_for_copies(task) for task in cell)]
+        for slot, cell in place_standbys(roster.slots, homes, self._copies, roster.bound, pressing):
             self.follow(slot, cell)
         while (move := misplaced_standby(roster.slots, homes, roster.bound)) is not None:
             keeper, better, cell = move
@@ -51,6 +52,10 @@ class Standbys:
                     roster.do(Command(keeper.id, msg.Drop(task)))
                     self._holdings.moved(task)
             self.follow(better, cell)
+
+    def _waits_for_copies(self, task: int) -> bool:
+        """Whether its floors do not move as long as nobody else has its layers."""
+        return self._roster.plan.tasks[task].level in (MEMORY, LOCAL)
 
     def follow(self, slot: Slot, cell: Cell) -> None:
         """A slot begins with a copy."""

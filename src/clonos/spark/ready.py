@@ -1,47 +1,52 @@
-"""Threads that are ready for what they will do: what takes time is done while nobody waits for it.
+"""Threads that are made ready in advance, while nobody waits for them.
 
-A thread's first words to Spark open a connection and start a thread of the JVM. Where a process has
-died and its task waits for the next one, that took the busy driver longer than Spark needs to start
-the process.
+A thread's first words to Spark open a connection and start a thread of the JVM; each of the next
+ones waits for a reply, and then for Python's lock. When a process has died and its task waits for
+the next one, a busy driver needed longer for this than Spark needs to start the process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 Ready = Callable[[], Any]
-"""Returns what was made ready; makes it now if that has not been done or has failed."""
+"""Returns what was prepared, or raises what was raised then."""
 
 
 class ReadyThread:
-    """A thread that waits for the one thing it will do.
+    """A thread that makes itself ready, waits for the one thing it will do, does it, and ends.
 
     Parameters
     ----------
     name
         Of the thread.
     prepare
-        Makes it ready. Called in the thread, at most once more if it raises.
-    after_s
-        When to prepare, if there is nothing to do before.
+        Called in the thread.
+
+    Raises
+    ------
+    RuntimeError
+        The process may start no more threads.
 
     Examples
     --------
-    >>> thread, said = ReadyThread("greeter", lambda: "hello", after_s=0.0), SimpleQueue()
+    >>> thread, said = ReadyThread("greeter", lambda: "hello"), SimpleQueue()
     >>> thread.do(lambda ready: said.put(ready()))
     >>> said.get()
     'hello'
     """
 
-    def __init__(self, name: str, prepare: Callable[[], Any], after_s: float) -> None:
-        self._prepare, self._after_s = prepare, after_s
+    def __init__(self, name: str, prepare: Callable[[], Any]) -> None:
+        self.name = name
+        self._prepare = prepare
         self._orders: SimpleQueue[Callable[[Ready], None] | None] = SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self.thread.start()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def do(self, act: Callable[[Ready], None]) -> None:
         """Do this, and end."""
@@ -52,13 +57,85 @@ class ReadyThread:
         self._orders.put(None)
 
     def _work(self) -> None:
-        ready = self._prepare
+        prepared: Future[Any] = Future()
         try:
-            order = self._orders.get(timeout=self._after_s)
-        except Empty:
-            with contextlib.suppress(Exception):  # raised again where somebody hears of it
-                made = self._prepare()
-                ready = lambda: made  # noqa: E731
-            order = self._orders.get()
-        if order is not None:
-            order(ready)
+            prepared.set_result(self._prepare())
+        except Exception as error:  # noqa: BLE001 - raised again where somebody hears of it
+            prepared.set_exception(error)
+        if (act := self._orders.get()) is not None:
+            act(prepared.result)
+
+
+class Successors:
+    """At most one thread in readiness for each of several places.
+
+    Parameters
+    ----------
+    after_s
+        How long after it is asked for a thread is made. The job that starts has the processor until
+        then.
+
+    Examples
+    --------
+    >>> successors = Successors(after_s=0.0)
+    >>> successors.ask(3, "hello", lambda: ReadyThread("greeter", lambda: "hello"))
+    >>> successors.close()
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._lock = threading.Lock()
+        self._ready: dict[int, tuple[Hashable, ReadyThread]] = {}
+        self._asked: SimpleQueue[tuple[float, int, Hashable, Callable[[], ReadyThread]] | None]
+        self._asked = SimpleQueue()
+        self._is_begun = self._is_closed = False
+
+    def take(self, place: int, what: Hashable) -> ReadyThread | None:
+        """The thread that is ready to do this at a place. One that is ready for something else is
+        dismissed."""
+        with self._lock:
+            known, thread = self._ready.pop(place, (None, None))
+        if thread is not None and known != what:
+            thread.dismiss()
+            return None
+        return thread
+
+    def ask(self, place: int, what: Hashable, make: Callable[[], ReadyThread]) -> None:
+        """Have a thread for this place soon, if the process may start one."""
+        self._asked.put((time.monotonic() + self._after_s, place, what, make))
+        with self._lock:
+            if self._is_begun or self._is_closed:
+                return
+            self._is_begun = True
+        try:
+            threading.Thread(target=self._work, name="clonos-successors", daemon=True).start()
+        except RuntimeError:  # it may be possible later
+            self._is_begun = False
+
+    def close(self) -> None:
+        """Dismiss them all; no other is made."""
+        with self._lock:
+            self._is_closed = True
+            waiting, self._ready = self._ready, {}
+        self._asked.put(None)
+        for _, thread in waiting.values():
+            thread.dismiss()
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            due_s, place, what, make = asked
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            if self._is_closed:
+                return
+            with suppress(RuntimeError):  # no more threads: the next launch tries for itself
+                self._put(place, what, make())
+
+    def _put(self, place: int, what: Hashable, thread: ReadyThread) -> None:
+        with self._lock:
+            if self._is_closed:
+                thread.dismiss()
+                return
+            _, replaced = self._ready.pop(place, (None, None))
+            self._ready[place] = what, thread
+        if replaced is not None:
+            replaced.dismiss()

@@ -41,7 +41,7 @@ from clonos.errors import ClonosError, JobCancelled, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
 from clonos.spark.identity import SLOT, SlotInfo, slot_info
 from clonos.spark.lines import Lines
-from clonos.spark.ready import Ready, ReadyThread
+from clonos.spark.ready import Ready, ReadyThread, Successors
 from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
@@ -62,7 +62,7 @@ _SETTINGS_LOCK: Final = threading.Lock()
 END_S: Final = 5.0
 """How long slots may take to end, when nobody waits for them, before they are cancelled."""
 READY_S: Final = 1.0
-"""How long after a slot was launched its next launch is prepared: when the job has started."""
+"""How long after a launch the slot's next launch is prepared. By then the job has usually begun."""
 
 
 CANCELLED: Final = "SPARK_JOB_CANCELLED"
@@ -82,8 +82,6 @@ SPARK_ERRORS: Final = (Py4JError, PySparkException, OSError)
 Batches = Iterator[pa.RecordBatch]
 Body = Callable[[SlotInfo, "Batches | None"], None]
 OnEnd = Callable[[int, int, "ClonosError | None"], None]
-Begin = Callable[[str], Callable[[], None]]
-"""Labels a thread's jobs, by a tag, and makes one."""
 
 
 class SlotHandle:
@@ -172,7 +170,7 @@ class SlotLauncher:
         self._tags = self._context.getJobTags()
         self._lines = Lines(self._context, self.describe)
         self._handles: list[SlotHandle] = []
-        self._next: dict[int, _Next] = {}
+        self._successors = Successors(READY_S)
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
         # A slot is a job of one task, which Spark only copies if it is told after which time.
@@ -308,12 +306,18 @@ class SlotLauncher:
         """
         text = f"{self._name}: slot {slot_id}" + (f" ({description})" if description else "")
 
-        def begin(tag: str) -> Callable[[], None]:
-            self._label(slot_id, tag, text)
-            return self._job(self.prepare(body, dataframe), partition or 0)
+        def make() -> ReadyThread:
+            tag = f"clonos-slot-{slot_id}-{secrets.token_hex(4)}"
 
-        this = self._begun(slot_id, (id(body), id(dataframe), partition, text), begin)
-        handle = SlotHandle(this.tag, self._context.cancelJobsWithTag)
+            def begin() -> Callable[[], None]:
+                self._label(slot_id, tag, text)
+                return self._job(self.prepare(body, dataframe), partition or 0)
+
+            return ReadyThread(tag, begin)
+
+        what = (id(body), id(dataframe), partition, text)
+        thread = self._successors.take(slot_id, what) or make()
+        handle = SlotHandle(thread.name, self._context.cancelJobsWithTag)
 
         def work(ready: Ready) -> None:
             error: ClonosError | None = None
@@ -327,19 +331,9 @@ class SlotLauncher:
                 self._on_end(slot_id, attempt, error)
 
         self._handles = [other for other in self._handles if other.is_running] + [handle]
-        this.thread.do(work)
+        thread.do(work)
+        self._successors.ask(slot_id, what, make)
         return handle
-
-    def _begun(self, slot_id: int, what: tuple[Any, ...], begin: Begin) -> _Next:
-        """The job of this slot that is ready, or a new one; and the one after it, which has time to
-        become ready."""
-        this = self._next.get(slot_id)
-        if this is None or this.what != what:
-            if this is not None:
-                this.thread.dismiss()
-            this = _Next(what, slot_id, begin)
-        self._next[slot_id] = _Next(what, slot_id, begin)
-        return this
 
     def prepare(self, body: Body, dataframe: DataFrame | None = None) -> Any:
         """Make, once, the RDD that runs `body` over a DataFrame (None: over nothing).
@@ -377,7 +371,7 @@ class SlotLauncher:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
         context = self._context
         self.describe(text)
-        context.clearJobTags()  # those of the slot's life before
+        context.clearJobTags()
         for each in (*self._tags, tag):
             context.addJobTag(each)
         context.setInterruptOnCancel(interruptOnCancel=True)
@@ -394,12 +388,10 @@ class SlotLauncher:
         self._lines.put(about, f"{self._name}: {text}")
 
     def close(self) -> None:
-        """Launch no more, and stop updating Spark's UI; slots that have not ended soon are
-        cancelled."""
+        """Stop updating Spark's UI, and end the threads that wait; slots that have not ended soon
+        are cancelled."""
         self._lines.close()
-        while self._next:
-            _, unused = self._next.popitem()
-            unused.thread.dismiss()
+        self._successors.close()
         if late := [handle for handle in self._handles if handle.is_running]:
             timer = threading.Timer(END_S, _cancel, [late])
             timer.daemon = True
@@ -419,23 +411,6 @@ class SlotLauncher:
         own, partitions = rows.union(java_context.emptyRDD()), jvm.java.util.ArrayList()
         partitions.add(partition)
         return partial(jvm.PythonRDD.runJob, java_context.sc(), own, partitions)
-
-
-class _Next:
-    """The thread of a slot's next job: labelled, and with the job made.
-
-    Attributes
-    ----------
-    what
-        What the job will be.
-    tag
-        By which it can be cancelled.
-    """
-
-    def __init__(self, what: tuple[Any, ...], slot: int, begin: Begin) -> None:
-        self.what = what
-        self.tag = f"clonos-slot-{slot}-{secrets.token_hex(4)}"
-        self.thread = ReadyThread(self.tag, partial(begin, self.tag), READY_S)
 
 
 def _cancel(handles: Sequence[SlotHandle]) -> None:

@@ -368,8 +368,7 @@ class Cluster:
 
     def lose_disk(self, machine: str) -> None:
         """A machine is gone for good, with its disk."""
-        known = self.disks.machines.pop(machine, None)
-        if known is not None:
+        if (known := self.disks.machines.pop(machine, None)) is not None:
             self.recorder.holders.loses_disk(known[0])
 
     def _lose(self, slot: Slot, *, lose_reports: bool) -> None:
@@ -399,8 +398,9 @@ class Cluster:
 
     def expel(self, slot: Slot) -> None:
         """The driver has closed the control stream: the process leaves, or does not notice."""
-        self.recorder.lost(slot.number)
-        if not slot.is_controlled:  # it ends already, or its stream is broken
+        if self._controls[slot].driver is self.driver:
+            self.recorder.lost(slot.number)
+        if not slot.is_controlled:  # it is ending already, or its stream is broken
             return
         self.trace(f"{slot.address} is expelled")
         slot.is_controlled = False
