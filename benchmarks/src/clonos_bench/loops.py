@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=10.0, help="of each run for the latency")
     add("--edges", type=float, default=300.0, help="edges per second, while processes are killed")
     add("--kills", type=int, default=10, help="of one process, and as many of all")
-    add("--checkpoint-ms", type=int, default=200, help="time between checkpoints; 0: auto")
+    add("--checkpoint-ms", type=int, default=0, help="time between checkpoints; 0: auto")
     add("--pause", type=float, default=2.0, help="seconds of normal work before each kill")
     add(
         "--checkpoints",
