@@ -56,7 +56,7 @@ def test_what_fails_in_advance_is_raised_where_somebody_hears_of_it():
 
 def test_a_place_has_one_successor_which_is_ready_for_one_thing():
     said: SimpleQueue[Any] = SimpleQueue()
-    successors = Successors(0.0)
+    successors = Successors(0.0, 0.0)
     for word in ("first", "second"):
         successors.ask(3, word, partial(ready_to, said, word))
     assert [said.get(timeout=WAIT_S) for _ in "12"] == ["first", "second"]
@@ -69,7 +69,7 @@ def test_a_place_has_one_successor_which_is_ready_for_one_thing():
 
 def test_where_no_thread_can_be_started_there_is_no_successor_for_the_moment():
     said: SimpleQueue[Any] = SimpleQueue()
-    successors = Successors(0.0)
+    successors = Successors(0.0, 0.0)
 
     def fail() -> ReadyThread:
         said.put("failed")
@@ -84,7 +84,7 @@ def test_where_no_thread_can_be_started_there_is_no_successor_for_the_moment():
 
 
 def test_none_is_made_after_the_end():
-    successors = Successors(0.0)
+    successors = Successors(0.0, 0.0)
     successors.close()
     successors.ask(3, "one", lambda: pytest.fail("it was made"))
     assert successors.take(3, "one") is None

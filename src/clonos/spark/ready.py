@@ -71,19 +71,21 @@ class Successors:
 
     Parameters
     ----------
-    after_s
-        How long after it is asked for a thread is made. The job that starts has the processor until
-        then.
+    first_s
+        How long after a place's first thread is asked for it is made ...
+    again_s
+        ... and each later one.
 
     Examples
     --------
-    >>> successors = Successors(after_s=0.0)
+    >>> successors = Successors(first_s=0.0, again_s=0.0)
     >>> successors.ask(3, "hello", lambda: ReadyThread("greeter", lambda: "hello"))
     >>> successors.close()
     """
 
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
+    def __init__(self, first_s: float, again_s: float) -> None:
+        self._first_s, self._again_s = first_s, again_s
+        self._places: set[int] = set()
         self._lock = threading.Lock()
         self._ready: dict[int, tuple[Hashable, ReadyThread]] = {}
         self._asked: SimpleQueue[tuple[float, int, Hashable, Callable[[], ReadyThread]] | None]
@@ -102,7 +104,9 @@ class Successors:
 
     def ask(self, place: int, what: Hashable, make: Callable[[], ReadyThread]) -> None:
         """Have a thread for this place soon, if the process may start one."""
-        self._asked.put((time.monotonic() + self._after_s, place, what, make))
+        after_s = self._again_s if place in self._places else self._first_s
+        self._places.add(place)
+        self._asked.put((time.monotonic() + after_s, place, what, make))
         with self._lock:
             if self._is_begun or self._is_closed:
                 return

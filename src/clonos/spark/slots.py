@@ -61,8 +61,10 @@ _SETTINGS_LOCK: Final = threading.Lock()
 
 END_S: Final = 5.0
 """How long slots may take to end, when nobody waits for them, before they are cancelled."""
-READY_S: Final = 1.0
-"""How long after a launch the slot's next launch is prepared. By then the job has usually begun."""
+STARTED_S: Final = 5.0
+"""How long after a slot's first launch the next one is prepared: when the job has started."""
+AGAIN_S: Final = 1.0
+"""How long after each later one: when its task is live."""
 
 
 CANCELLED: Final = "SPARK_JOB_CANCELLED"
@@ -170,7 +172,7 @@ class SlotLauncher:
         self._tags = self._context.getJobTags()
         self._lines = Lines(self._context, self.describe)
         self._handles: list[SlotHandle] = []
-        self._successors = Successors(READY_S)
+        self._successors = Successors(STARTED_S, AGAIN_S)
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
         # A slot is a job of one task, which Spark only copies if it is told after which time.
