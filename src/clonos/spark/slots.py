@@ -66,7 +66,6 @@ STARTED_S: Final = 5.0
 AGAIN_S: Final = 1.0
 """How long after each later one: when its task is live."""
 
-
 CANCELLED: Final = "SPARK_JOB_CANCELLED"
 """Condition of the error that Spark raises for a cancelled job."""
 
