@@ -38,13 +38,14 @@ def test_state_is_lost_in_some_seeds():
     assert any(simulate(seed, LEVELS).verdict == "StateLost" for seed in range(20, SEEDS))
 
 
-@pytest.mark.parametrize("seed", [20008, 20144, 20195, 50249, 5011, 33227, 70])
+@pytest.mark.parametrize("seed", [20008, 20144, 20195, 50249, 5011, 33227, 70, 36112])
 def test_what_long_runs_have_found(seed):
     """A merged layer that did not count because a newer one was not everywhere yet; a late copy
     that deleted what another slot had on the same disk; a store that was away three times over; a
     file that a dead process was told to delete; a driver that was still to write its journal anew
     when all was said to be quiet; merges of the simulator's own, on account of which the driver's
-    failed; no copy in the only slots that were free, those of a drained executor."""
+    failed; no copy in the only slots that were free, those of a drained executor; a
+    copy that stays, on the same disk, which counted rather than one that leaves on another."""
     result = simulate(seed, LEVELS)
     assert result.verdict != "violation", result.failure
 

@@ -223,11 +223,11 @@ class Holdings:
         if home is None or not self._has(home, task, chain):
             return False
         keepers, due = self._keepers(task), self._due(chain)
-        if len(staying := [slot for slot in keepers if not slot.leaves]) >= due:
-            keepers = staying
         if not _is_in_memory(chain):  # a copy on the same disk is none
             disk = self._roster.slots[home].disk
             keepers = [slot for slot in keepers if slot.disk != disk] or keepers
+        if len(staying := [slot for slot in keepers if not slot.leaves]) >= due:
+            keepers = staying
         if self._roster.plan.tasks[task].level == AUTO:
             due = min(due, len(keepers))  # a missing standby holds up nothing: the store gets it
         return sum(self._has(slot.id, task, chain) for slot in keepers) >= due
