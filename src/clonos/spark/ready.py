@@ -1,8 +1,7 @@
 """Threads that are made ready in advance, while nobody waits for them.
 
 A thread's first words to Spark open a connection and start a thread of the JVM; each of the next
-ones waits for a reply, and then for Python's lock. When a process has died and its task waits for
-the next one, a busy driver needed longer for this than Spark needs to start the process.
+ones waits for a reply, and then for Python's lock, which takes time in a busy driver.
 """
 
 from __future__ import annotations
