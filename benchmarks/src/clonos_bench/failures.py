@@ -47,6 +47,7 @@ from clonos_bench import jobs, plots, run, takeover
 from clonos_bench.kills import (
     PATIENCE_S,
     Kill,
+    ends_of,
     freeze_worker,
     kill_executors,
     kill_repeatedly,
@@ -349,8 +350,7 @@ def analyse(
         What came later than this (s, monotonic) is due to something else.
     """
     result = []
-    nexts = [kill.at_s for kill in kills[1:]] + [end_s]
-    for kill, next_s in zip(kills, nexts, strict=True):
+    for kill, next_s in zip(kills, ends_of(kills, end_s), strict=True):
         stages = stages_of(recoveries, kill, next_s)
         live_s = kill.at_s + stages.get("live", pause_s * 1000) / 1000
         places = {name.partition("[")[2] for name in kill.tasks}

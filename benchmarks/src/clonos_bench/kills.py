@@ -14,6 +14,7 @@ from clonos.cluster.driver import RunningJob
 from clonos.errors import ClonosError
 from clonos.nodes.views import STAGES, Recovery, SlotView
 from clonos_bench import run
+from clonos_bench.statistics import gap_before
 from clonos_bench.watch import Watch
 
 PATIENCE_S: Final = 120.0
@@ -138,6 +139,19 @@ def freeze_worker(job: RunningJob, watch: Watch, task: str) -> Kill:
         with contextlib.suppress(ProcessLookupError):  # Spark has ended whom the job has given up
             os.kill(slot.pid, signal.SIGCONT)
     return Kill("frozen", slot.pid, slot.runs, at_s)
+
+
+def ends_of(kills: Sequence[Kill], end_s: float) -> list[float]:
+    """When the time of each kill was over: when the next one came, or at `end_s`."""
+    return [*(kill.at_s for kill in kills[1:]), end_s]
+
+
+def gaps_of(watch: Watch, kills: Sequence[Kill], end_s: float) -> list[float]:
+    """The gap that each kill caused in the output of the only partition, in ms."""
+    (task,) = watch.tasks()
+    times, _ = watch.series(task)
+    ends = ends_of(kills, end_s)
+    return [gap_before(times, kill.at_s, end) for kill, end in zip(kills, ends, strict=True)]
 
 
 def stages_of(recoveries: Sequence[Recovery], kill: Kill, end_s: float) -> dict[str, float]:

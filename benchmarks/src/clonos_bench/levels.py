@@ -31,9 +31,9 @@ from typing import Final
 
 from clonos.nodes.views import Recovery
 from clonos_bench import jobs, run
-from clonos_bench.kills import PATIENCE_S, kill_repeatedly, kill_workers
+from clonos_bench.kills import PATIENCE_S, gaps_of, kill_repeatedly, kill_workers
 from clonos_bench.report import Report
-from clonos_bench.statistics import gap_before, percentile, spread
+from clonos_bench.statistics import percentile, spread
 
 LEVELS: Final = {
     "memory": ("memory", 1, "standby"),
@@ -110,10 +110,7 @@ def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, le
     report.notes.append(f"{level}, {megabytes:g} MB: {verdict}")
     report.ok &= not faults
     restores = [_restore_ms(recovery) for recovery in recoveries]
-    (task,) = watch.tasks()
-    times, _ = watch.series(task)
-    ends = [kill.at_s for kill in kills[1:]] + [stopped_s]
-    gaps = [gap_before(times, kill.at_s, end) for kill, end in zip(kills, ends, strict=True)]
+    gaps = gaps_of(watch, kills, stopped_s)
     state = percentile([recovery.state_bytes / 1e6 for recovery in recoveries], 50)
     read = max((recovery.store_bytes / 1e6 for recovery in recoveries), default=0.0)
     report.add(

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import clonos
 from clonos.cluster.driver import RunningJob
 from clonos_bench import jobs, plots, run
-from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers
+from clonos_bench.kills import PATIENCE_S, Kill, ends_of, kill_repeatedly, kill_workers
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import gap_before, mean, paired_ratio, percentile, summarize
 from clonos_bench.watch import Watch
@@ -316,7 +316,7 @@ def _killed(report: Report, arguments: argparse.Namespace, checkpoints: str) -> 
     edges = next(each.rows_in for each in progress.operators if each.name == "edge")
     right = verdict(result.table(), edges)
     report.ok &= right.startswith("right")
-    until_s = [kill.at_s for kill in kills[1:]] + [ended_s]
+    until_s = ends_of(kills, ended_s)
     gaps_of = [_gap(started, watch, *each) for each in zip(kills, until_s, strict=True)]
     for kind, what in (("worker", "one process"), ("workers", "all processes")):
         gaps = [gap for kill, gap in zip(kills, gaps_of, strict=True) if kill.kind == kind]

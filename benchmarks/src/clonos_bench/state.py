@@ -33,10 +33,18 @@ import clonos
 from clonos.cluster.driver import RunningJob
 from clonos.nodes.views import Recovery
 from clonos_bench import jobs, run
-from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers, stages_of
+from clonos_bench.kills import (
+    PATIENCE_S,
+    Kill,
+    ends_of,
+    gaps_of,
+    kill_repeatedly,
+    kill_workers,
+    stages_of,
+)
 from clonos_bench.processes import forget, open_files, resident_bytes
 from clonos_bench.report import Aim, Report
-from clonos_bench.statistics import gap_before, percentile
+from clonos_bench.statistics import percentile
 
 FLAT: Final = Aim(1.5)
 """Median gap, as a multiple of that of the smallest state."""
@@ -167,14 +175,11 @@ def _measured(
     verdict = "; ".join(faults) or "every row delivered once, every key counted right"
     report.notes.append(f"{gigabytes:g} GB, {standbys} standbys: {verdict}")
     report.ok &= not faults
-    until_s = [kill.at_s for kill in kills[1:]] + [stopped_s]
-    (task,) = watch.tasks()
-    times, _ = watch.series(task)
-    gaps = [gap_before(times, k.at_s, end) for k, end in zip(kills, until_s, strict=True)]
+    until_s = ends_of(kills, stopped_s)
     report.notes.append(
         f"{gigabytes:g} GB, {standbys} standbys: {_stages(recoveries, kills, until_s)}"
     )
-    return gaps, sizes
+    return gaps_of(watch, kills, stopped_s), sizes
 
 
 def _kill(job: RunningJob, cold: Path | None) -> Kill:
