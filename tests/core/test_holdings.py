@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core.coordinator import Coordinator
-from clonos.core.decisions import Command, Fail, Leaving, Reported, SlotLost, SlotReady
+from clonos.core.decisions import Command, Fail, Reported, SlotLost, SlotReady
 from clonos.core.holdings import AGAIN_MS, TIDY_EACH
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import (
@@ -177,33 +177,6 @@ def test_a_copy_on_the_disk_of_the_task_counts_only_if_no_other_disk_is_there(st
     job.lives(2)
     job.tick(2000)
     assert not job.failure
-
-
-def test_a_copy_that_leaves_counts_only_until_there_is_one_that_stays():
-    """The standby's executor is drained, and may be gone when the other copy is there."""
-    job = world(MEMORY, slots=2)
-    job.hear(Leaving("group1"))
-    first = job.seals(0)
-    job.has(1, first)
-    assert job.floor == 1, "no other slot is free"
-    job.joins(2)
-    second = job.seals(0)
-    job.has(1, second)
-    assert job.floor == 1, "the copy that stays is still empty"
-    job.has(2, first, second)
-    assert job.floor == 2
-
-
-def test_a_copy_on_another_disk_counts_though_it_leaves():
-    job = World(LOCAL)
-    job.joins(0, 1, disk="shared")
-    job.lives(0)
-    job.joins(2)
-    job.hear(Leaving("group2"))
-    ref = job.seals(0)
-    assert job.floor == 0, "slot 2 has no copy yet"
-    job.has(2, ref)
-    assert job.floor == 1
 
 
 def test_a_layer_is_of_no_use_without_those_below_it():

@@ -1,11 +1,11 @@
-"""Slots end on purpose when others have what they have."""
+"""Slots end on purpose when others have what they have; until then, those that leave may count."""
 
 from __future__ import annotations
 
 import pytest
 
 from clonos.core.decisions import Expel, Leaving, SlotLost
-from clonos.core.levels import MEMORY, Hold
+from clonos.core.levels import LOCAL, MEMORY, Hold
 from clonos.core.moves import COPIED_MS
 from tests.core.test_holdings import World, world
 
@@ -56,3 +56,30 @@ def test_an_executor_that_ends_waits_for_copies_of_what_it_has_but_not_for_ever(
     else:
         job.tick(COPIED_MS)
     assert ended(job) == [1]
+
+
+def test_a_copy_that_leaves_counts_only_until_there_is_one_that_stays():
+    """The standby's executor is drained, and may be gone when the other copy is there."""
+    job = world(MEMORY, slots=2)
+    job.hear(Leaving("group1"))
+    first = job.seals(0)
+    job.has(1, first)
+    assert job.floor == 1, "no other slot is free"
+    job.joins(2)
+    second = job.seals(0)
+    job.has(1, second)
+    assert job.floor == 1, "the copy that stays is still empty"
+    job.has(2, first, second)
+    assert job.floor == 2
+
+
+def test_a_copy_on_another_disk_counts_though_it_leaves():
+    job = World(LOCAL)
+    job.joins(0, 1, disk="shared")
+    job.lives(0)
+    job.joins(2)
+    job.hear(Leaving("group2"))
+    ref = job.seals(0)
+    assert job.floor == 0, "slot 2 has no copy yet"
+    job.has(2, ref)
+    assert job.floor == 1

@@ -97,10 +97,9 @@ def place_standbys(
         keepers = [s for s in spare if s.keeps(cell) and not s.leaves]
         while len(keepers) < copies:
             used = [*at_home, *keepers]
-            others = (s for s in spare if cell in pressing or not s.leaves)
-            candidates = [s for s in others if s not in keepers and s.serves(cell, bound)]
+            others = (s for s in spare if s not in keepers and s.serves(cell, bound))
             best = min(
-                candidates,
+                (s for s in others if cell in pressing or not s.leaves),
                 key=lambda s: (s.leaves, not s.keeps(cell), _near(s, used), load[s.id], s.id),
                 default=None,
             )
