@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,8 +85,23 @@ def test_where_no_thread_can_be_started_there_is_no_successor_for_the_moment():
     assert ended("there")
 
 
-def test_none_is_made_after_the_end():
+def test_none_is_made_after_the_end(monkeypatch):
+    made: list[str] = []
+    before, closed = set(threading.enumerate()), threading.Event()
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: closed.wait(WAIT_S))
+    monkeypatch.setattr("clonos.spark.ready.time", clock)
+
+    def make() -> ReadyThread:
+        made.append("one")
+        return ready_to(SimpleQueue(), "one")
+
     successors = Successors(0.0, 0.0)
+    successors.ask(3, "one", make)
+    (thread,) = set(threading.enumerate()) - before
     successors.close()
-    successors.ask(3, "one", lambda: pytest.fail("it was made"))
+    successors.ask(3, "one", make)
+    closed.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert made == []
     assert successors.take(3, "one") is None

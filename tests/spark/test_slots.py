@@ -22,6 +22,7 @@ from clonos.core.messages import Stop
 from clonos.errors import ClonosError, NotEnoughSlots, SparkSetup
 from clonos.spark.errors import SlotFailed
 from clonos.spark.identity import SlotInfo, interface_towards
+from clonos.spark.ready import ReadyThread
 from clonos.spark.session import require_driver
 from clonos.spark.slots import Body, SlotLauncher, driver_address
 from clonos.transport.events import ControlLost, ControlOpened, Register
@@ -241,11 +242,21 @@ def test_the_next_job_of_a_slot_is_ready_before_it_is_launched(
         made.put(threading.current_thread().name)
         return job
 
+    there: SimpleQueue[int] = SimpleQueue()
+    successors = launched.launcher._successors
+    put = successors._put
+
+    def putting(slot: int, what: Any, thread: ReadyThread) -> None:
+        put(slot, what, thread)
+        there.put(slot)
+
     monkeypatch.setattr(launched.launcher, "_job", making)
+    monkeypatch.setattr(successors, "_put", putting)
     body = registering(launched.secret, launched.plane.address)
     first = launched.launcher.launch(0, body)
     opened = launched.event(ControlOpened)
     names = {made.get(timeout=WAIT_S) for _ in "12"}
+    assert there.get(timeout=WAIT_S) == 0
     os.kill(opened.register.pid, signal.SIGKILL)
     assert isinstance(launched.end()[1], SlotFailed)
 
