@@ -68,9 +68,8 @@ def test_an_executor_on_which_effects_are_open_is_killed(kit, cluster, tmp_path)
     settings = {"checkpoint_interval": "1 hour", "sharing_depth": "full"}
     job = effects.build(tmp_path, declared, **settings).start(cluster)
     effects.wait_until_only_the_hanging_are_open(kit, job, tmp_path)
-    slots = job.slots()
-    assert len({slot.executor_pid for slot in slots}) == 2
-    homes = {name: slot.executor_pid for slot in slots for name in slot.runs}
+    kit.wait_for(lambda: len({slot.executor_pid for slot in job.slots()}) == 2)
+    homes = {name: slot.executor_pid for slot in job.slots() for name in slot.runs}
     lost = [task for task, executor in homes.items() if executor == homes["pay[0]"]]
     os.kill(homes["pay[0]"], signal.SIGKILL)
     kit.wait_recovered(job, len(lost))
