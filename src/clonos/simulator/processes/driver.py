@@ -75,7 +75,7 @@ class WatchedKeeper(HouseKeeper):
             self._driver.cluster.recorder.uses(ClosedKeeper(self))
 
     def shorten(self, task: int, chain: Any) -> None:
-        if any(ref.level != STORE for ref in chain if ref not in self.layers[task]):
+        if any(ref.level != STORE for ref in set(chain).difference(self.layers[task])):
             self.on_advance({task: chain})  # merged by a slot: others must have them, too
         super().shorten(task, chain)
 

@@ -19,13 +19,15 @@ from clonos.nodes import standby as standby_module
 
 @contextmanager
 def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> Iterator[None]:
-    """Small buffers, and layers of any size that are used where they lie."""
+    """Small buffers, layers of any size that are used where they lie, and merges that are soon
+    tried again."""
     owners = (
         (outbounds_module, "BACKLOG_ITEMS", backlog),
         (channels_module, "CREDIT_ITEMS", credit),
         (inbounds_module, "COALESCE_BATCHES", coalesce),
         (log_module, "PIECE_BYTES", piece),
         (standby_module, "IN_PLACE_BYTES", 0),
+        (care_module, "AGAIN_S", 0.1),  # there are many times more seals in a second here
     )
     with _changed(*owners):
         yield
@@ -47,7 +49,7 @@ def soon_blamed() -> Iterator[None]:
 
 @contextmanager
 def merged_early(chain_max: int) -> Iterator[None]:
-    """Merge layers at shorter chains than production does, and smaller ones, and try again
+    """Merge layers at shorter chains than production does, and smaller ones, and ask slots again
     sooner."""
     owners = (
         (merges_module, "CHAIN_MAX", chain_max),
@@ -55,7 +57,6 @@ def merged_early(chain_max: int) -> Iterator[None]:
         (merges_module, "SMALL_BYTES", 256),
         (holdings_module, "AGAIN_MS", 100),
         (standbys_module, "AGAIN_MS", 100),
-        (care_module, "AGAIN_S", 0.1),
     )
     with _changed(*owners):
         yield
