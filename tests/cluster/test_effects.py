@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socketserver
 import sys
+import threading
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ import clonos
 from clonos.errors import EffectUnknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -74,7 +78,11 @@ def count(path: Path) -> int:
 
 
 def build(
-    folder: Path, declared: clonos.Effect, timeout: str = "3 s", **settings: Any
+    folder: Path,
+    declared: clonos.Effect,
+    timeout: str = "3 s",
+    hedge: str | None = None,
+    **settings: Any,
 ) -> clonos.Job:
     job = clonos.Job("shop", parallelism=1, **settings)
     source = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], "n long")
@@ -87,6 +95,7 @@ def build(
         in_flight=ROWS,
         ordered=False,
         timeout=timeout,
+        hedge=hedge,
         attempts=1_000,  # a busy machine may let some of them time out
         backoff=("100 ms", "100 ms"),
     )
@@ -184,3 +193,80 @@ def test_a_start_may_say_or_leave_out_how_long_keys_are_kept(kit, spark, tmp_pat
     job.stop()
     (tmp_path / "gate").touch()
     check(tmp_path, start(now).wait(kit.WAIT_S).table())
+
+
+class Till:
+    """A service in a process of its own, which knows the keys of what it has been paid.
+
+    Of every third payment the first request is held up until the gate opens, and of half of these
+    the second one, too. What is held up is paid then, whoever has hung up meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.gate = threading.Lock(), threading.Event()
+        self.asked: Counter[str] = Counter()
+        self.paid: dict[str, tuple[int, int]] = {}
+        self.held_up = 0
+        self.late = 0
+        """How many of those have found their payment made."""
+
+    def pay(self, key: str, n: int) -> int:
+        with self.lock:
+            self.asked[key] += 1
+            is_held_up = hangs(n) and self.asked[key] <= (1 if n % 2 else 2)
+            self.held_up += is_held_up
+        if is_held_up:
+            self.gate.wait()
+        with self.lock:
+            self.late += is_held_up and key in self.paid
+            return self.paid.setdefault(key, (n, random.getrandbits(40)))[1]
+
+    @contextmanager
+    def serve(self) -> Iterator[int]:
+        """Yield its port."""
+        till = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                key, n = self.rfile.readline().split()
+                self.wfile.write(b"%d\n" % till.pay(key.decode(), int(n)))
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            request_queue_size = 2 * ROWS
+
+            def handle_error(self, request: Any, address: Any) -> None:
+                """Whoever asked has hung up."""
+
+        with Server(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield server.server_address[1]
+            server.shutdown()
+
+
+async def pay_at(port: int, n: int, *, call: clonos.EffectCall) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"{call.key} {n}\n".encode())
+        return int(await reader.readline())
+    finally:
+        writer.close()
+
+
+def test_a_hedge_that_loses_and_comes_through_after_a_recovery_pays_nothing(kit, spark, tmp_path):
+    till, hanging = Till(), list(filter(hangs, range(ROWS)))
+    open_ones = [n for n in hanging if n % 2 == 0]
+    with till.serve() as port:
+        declared = clonos.effect(partial(pay_at, port), idempotent=True)
+        how: dict[str, Any] = {"timeout": "10 minutes", "hedge": "100 ms"}
+        job = build(tmp_path, declared, checkpoint_interval="1 hour", **how).start(spark)
+        kit.wait_for(lambda: job.delivered["out"] >= ROWS - len(open_ones))
+        kit.wait_for(lambda: till.held_up == len(hanging) + len(open_ones))
+        kit.kill(job, "pay[0]")
+        table = job.wait(kit.WAIT_S).table()
+        till.gate.set()
+        kit.wait_for(lambda: till.late == till.held_up)
+    got = sorted(zip(*table.to_pydict().values(), strict=True))
+    assert got == sorted(till.paid.values())
+    assert len(got) == ROWS, "each is paid once"
+    assert min(till.asked[key] for key, (n, _) in till.paid.items() if n in open_ones) > 2
