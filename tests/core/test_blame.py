@@ -100,7 +100,7 @@ def test_a_death_within_a_step_that_a_copy_has_survived_is_perhaps_a_calls(death
         deaths.announces(ROWS)
         deaths.announces(ROWS, is_cleared=True)
         _, suspects = deaths.dies(at_ms=5000 + 5000 * n)
-        assert suspects[0] == Suspect(ROWS, 1, 1 + n)
+        assert suspects[0] == Suspect(ROWS, 0, 1 + n)
     assert suspects[1:] == (ONE_BY_ONE,)
     assert deaths.told == [notes.Outside(0, OUTSIDE_MANY)]
 
@@ -334,7 +334,22 @@ def test_a_death_although_a_copy_survived_counts_little(deaths):
     deaths.dies(at_ms=0)
     deaths.announces(ROWS)
     deaths.announces(ROWS, is_cleared=True)
-    assert deaths.dies(at_ms=5000)[1] == (Suspect(ROWS, 1, 2),)
+    assert deaths.dies(at_ms=5000)[1] == (Suspect(ROWS, 0, 2),)
+
+
+def test_deaths_from_before_a_copy_survived_do_not_count_any_more(deaths):
+    """They were those of something else: of a call, perhaps, that was made at the same time."""
+    for n in range(DEATHS):
+        deaths.announces(ROWS)
+        deaths.dies(at_ms=5000 * n)
+    deaths.announces(ROWS._replace(last=15))
+    deaths.announces(ROWS._replace(last=15), is_cleared=True)
+    assert deaths.dies(at_ms=90_000)[1][0].deaths == DEATHS, "a copy has taken some of the rows"
+    deaths.announces(ROWS)
+    deaths.announces(ROWS, is_cleared=True)
+    assert deaths.dies(at_ms=95_000)[1][0].deaths == 0
+    deaths.announces(ROWS)
+    assert deaths.dies(at_ms=99_000)[1][0].deaths == 1
 
 
 def test_lives_of_one_task_die_one_after_the_other(deaths):

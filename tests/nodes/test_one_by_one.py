@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.nodes.one_by_one import OneByOne
+from clonos.nodes.one_by_one import ELSEWHERE_S, OneByOne
 
 
 def asked(*numbers: int) -> list[tuple[CallId, Request]]:
@@ -59,7 +59,8 @@ class Slot:
     def over(self, life: int, *numbers: int) -> None:
         self.calls.over(life, [Outcome(0, n, n, True, b"") for n in numbers])
 
-    def news(self) -> list[Any]:
+    def news(self, after_s: float = ELSEWHERE_S) -> list[Any]:
+        self.now_s += after_s
         self.calls.go_on()
         news = self.events.copy()
         self.events.clear()
@@ -123,16 +124,29 @@ def test_where_a_call_is_suspect_none_is_made_for_a_while_and_then_this_one(slot
     held = machine_of("1", slot.events, finds_calls=True, hold_ms=2000, suspect=2)
     slot.calls.make(1, held, asked(1, 2))
     slot.calls.make(2, slot.other, asked(7))
-    assert not slot.news(), "another one would have killed, too"
+    assert not slot.news(0), "another one would have killed, too"
     slot.now_s += 1.5
     assert slot.calls.wait_s == 0.5
-    assert not slot.news()
+    assert not slot.news(0)
     slot.now_s += 0.5
-    assert slot.news() == [("1", "announced", 2), (1, 2)]
+    assert slot.news(0) == [("1", "announced", 2), (1, 2)]
     slot.over(1, 2)
     slot.calls.make(1, held, asked(3))
-    assert slot.news() == [("1", "over", 2), ("1", "announced", 1), (1, 1)], "it waits once"
+    assert slot.news(0) == [("1", "over", 2), ("1", "announced", 1), (1, 1)], "it waits once"
     assert slot.calls.wait_s == 0
+
+
+def test_a_call_waits_until_what_led_to_it_is_not_only_here(slot):
+    slot.calls.make(1, slot.searching, asked(1))
+    assert not slot.news(0), "the next life might ask something else"
+    assert slot.calls.wait_s == pytest.approx(ELSEWHERE_S)
+    slot.now_s += ELSEWHERE_S
+    slot.calls.make(1, slot.searching, asked(2))
+    assert slot.calls.wait_s == 0
+    assert slot.news(0) == [("1", "announced", 1), (1, 1)]
+    slot.over(1, 1)
+    assert slot.news(0) == [("1", "over", 1)]
+    assert slot.news() == [("1", "announced", 2), (1, 2)]
 
 
 def test_a_life_that_ends_holds_nobody_up(slot):

@@ -159,6 +159,17 @@ def test_a_call_that_kills_is_found_though_the_next_process_comes_before_the_dea
         assert simulate(seed, Kind(calls=True)).verdict == "ok"
 
 
+def test_a_call_that_asks_something_else_in_each_life_is_found():
+    """It followed from an answer that was lost each time, with the executor."""
+    assert simulate(745101110, Kind(calls=True)).verdict == "ok"
+
+
+def test_rows_that_a_copy_has_survived_are_not_to_blame_for_what_was_before():
+    """Each life died of a call, and within the same step. One copy survived the step, the next
+    came to no end."""
+    assert simulate(745092658, Kind(calls=True)).verdict == "ok"
+
+
 def test_what_a_replaced_process_held_is_gone_though_its_stream_has_not_ended():
     """A judge counted on its part of a log."""
     assert simulate(730000879).verdict == "ok"

@@ -25,7 +25,8 @@ against a call only if no other was made there. The tasks that are suspect take 
 first to make a call.
 
 If a trial is inconclusive (it hangs), deaths are counted after all, but only those within a step
-that takes the same rows, and not those of a whole executor. A trial may also be wrong: a record may
+that takes the same rows, not those of a whole executor, and none from before a copy has survived
+these rows. A trial may also be wrong: a record may
 kill the slot's process together with the trial's, or only the slot's. Such a record is blamed after
 very many deaths.
 """
@@ -165,6 +166,8 @@ class Blame:
         case = self._cases[report.task]
         if not report.rows.is_call:
             case.within = report
+            if report.is_cleared:
+                case.suspects = [_cleared(suspect, report.rows) for suspect in case.suspects]
         elif not report.is_cleared:
             self._survive(case)  # no step is under way when a slot makes such a call
             case.calling, case.since_ms, case.is_held = report, self._roster.now_ms, False
@@ -348,6 +351,19 @@ class Blame:
         order = [*suspect[first:], *suspect[:first]]
         place = order.index(cell) if cell in order else len(order)
         return 2 * takes_ms * (1 + place)
+
+
+def _cleared(suspect: Suspect, rows: Rows) -> Suspect:
+    """`suspect` after a copy has survived `rows`: what lives have died of was something else.
+
+    Examples
+    --------
+    >>> _cleared(Suspect(Rows(7, 4, 9), 3, 3), Rows(7, 1, 9))
+    Suspect(rows=Rows(channel=7, first=4, last=9), deaths=0, lives=3, hold_ms=0)
+    >>> _cleared(Suspect(Rows(7, 4, 9), 3, 3), Rows(7, 1, 8))
+    Suspect(rows=Rows(channel=7, first=4, last=9), deaths=3, lives=3, hold_ms=0)
+    """
+    return suspect if suspect.rows.after(rows) is not None else suspect._replace(deaths=0)
 
 
 def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> list[Suspect]:

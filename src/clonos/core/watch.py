@@ -3,8 +3,9 @@
 Each step is announced before it begins (:mod:`clonos.core.blame`). Rows within which an earlier
 life has died are tried first: a copy of this process, whose end hurts nobody, takes the step with
 all of them, then with halves, down to the row. A record is poison if two copies have died of it or,
-if copies come to no result, if :data:`DEATHS` lives of the task have. A record that kills the slot
-together with the copy, or although the copy survives, counts as poison after :data:`LIVES` lives.
+if copies come to no result, if :data:`DEATHS` lives of the task have since a copy has survived it.
+A record that kills the slot together with the copy, or although the copy survives, counts as poison
+after :data:`LIVES` lives.
 
 Calls are made beside the steps, and a copy must not make them. So if lives keep dying outside of
 their steps, the calls are made one at a time, and a call within which :data:`DEATHS` lives have

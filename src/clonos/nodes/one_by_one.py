@@ -3,17 +3,24 @@
 Not only the calls of that life: another task's call would kill the process just the same, and the
 death would be put down to the wrong one. If earlier lives have ended within calls, these come
 first, but none is made for a while: who dies meanwhile did not die of them.
+
+A call is known by what it asks, which may follow from an answer or a clock reading of just now. If
+that is lost with the process, the next life asks something else, and no call is ever convicted. So
+each call waits until the log entries that led to it are elsewhere.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.watch import Watch
 from clonos.nodes.ports import Calls, Clock
+
+ELSEWHERE_S: Final = 0.1
+"""By then, log entries have come out of the process and its executor."""
 
 
 class Machine(Protocol):
@@ -27,6 +34,7 @@ class _Call(NamedTuple):
     machine: Machine
     call: CallId
     request: Request
+    asked_s: float
 
 
 class OneByOne:
@@ -60,7 +68,7 @@ class OneByOne:
         for asked in calls:
             is_suspect = watch is not None and watch.suspects(*asked)
             add = self._waiting.appendleft if is_suspect else self._waiting.append
-            add(_Call(life, machine, *asked))
+            add(_Call(life, machine, *asked, self._clock.ticks_s()))
 
     def over(self, life: int, outcomes: Iterable[Outcome]) -> None:
         """These calls have come to an end."""
@@ -84,7 +92,8 @@ class OneByOne:
         """How long no call is made yet."""
         if not self._waiting or not self._searching:
             return 0.0
-        return max(self._held_until_s - self._clock.ticks_s(), 0.0)
+        until_s = max(self._held_until_s, self._waiting[0].asked_s + ELSEWHERE_S)
+        return max(until_s - self._clock.ticks_s(), 0.0)
 
     def go_on(self) -> None:
         """No step is under way: a death that follows at once is that of the next call."""
