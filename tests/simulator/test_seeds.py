@@ -170,6 +170,13 @@ def test_rows_that_a_copy_has_survived_are_not_to_blame_for_what_was_before():
     assert simulate(745092658, Kind(calls=True)).verdict == "ok"
 
 
+def test_effects_that_wait_for_floors_do_not_keep_floors_from_moving():
+    """A loss was forgiven. Effects waited until floors had passed the entries that took what was
+    lost; floors waited until all that was on its way was taken, and the task was full of effects.
+    """
+    assert simulate(745119803, Kind(calls=True)).verdict == "ok"
+
+
 def test_what_a_replaced_process_held_is_gone_though_its_stream_has_not_ended():
     """A judge counted on its part of a log."""
     assert simulate(730000879).verdict == "ok"
