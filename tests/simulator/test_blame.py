@@ -15,6 +15,7 @@ from clonos.core.events import Trial
 from clonos.core.messages import Kind
 from clonos.core.watch import DEATHS, LIVES
 from clonos.errors import EffectUnknown, PoisonRecord
+from clonos.nodes import one_by_one
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 from clonos.simulator.processes.cluster import Cluster, Options
 
@@ -34,6 +35,7 @@ WORK = 1
 def shorter_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is faster here."""
     monkeypatch.setattr(blame, "HOLD_MS", 100)
+    monkeypatch.setattr(one_by_one, "ELSEWHERE_S", 0.03)
 
 
 def cluster_of(

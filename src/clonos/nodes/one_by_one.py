@@ -20,7 +20,8 @@ from clonos.core.watch import Watch
 from clonos.nodes.ports import Calls, Clock
 
 ELSEWHERE_S: Final = 0.1
-"""By then, log entries have come out of the process and its executor."""
+"""By then, log entries have come out of the process and its executor. Far less than the time
+without calls (:data:`~clonos.core.blame.HOLD_MS`), which is to outlast what kills from outside."""
 
 
 class Machine(Protocol):

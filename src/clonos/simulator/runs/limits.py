@@ -14,6 +14,7 @@ from clonos.core import merges as merges_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core import standbys as standbys_module
 from clonos.nodes import layers as care_module
+from clonos.nodes import one_by_one as one_by_one_module
 from clonos.nodes import standby as standby_module
 
 
@@ -43,7 +44,12 @@ def few_steps_watched() -> Iterator[None]:
 @contextmanager
 def soon_blamed() -> Iterator[None]:
     """Hold calls back for less time: everything is faster here."""
-    with _changed((blame_module, "HOLD_MS", 100), (blame_module, "TOGETHER_MS", 50)):
+    owners = (
+        (blame_module, "HOLD_MS", 100),
+        (blame_module, "TOGETHER_MS", 50),
+        (one_by_one_module, "ELSEWHERE_S", 0.03),
+    )
+    with _changed(*owners):
         yield
 
 
