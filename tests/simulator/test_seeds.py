@@ -177,6 +177,11 @@ def test_effects_that_wait_for_floors_do_not_keep_floors_from_moving():
     assert simulate(745119803, Kind(calls=True)).verdict == "ok"
 
 
+def test_a_journal_whose_name_may_not_be_on_the_disk_is_written_again():
+    """A driver died after a failed sync of the folder; the next one deleted the older journal."""
+    assert simulate(746083578, Kind(calls=True)).verdict != "violation"
+
+
 def test_what_a_replaced_process_held_is_gone_though_its_stream_has_not_ended():
     """A judge counted on its part of a log."""
     assert simulate(730000879).verdict == "ok"

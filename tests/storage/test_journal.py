@@ -342,3 +342,33 @@ def test_a_reader_has_at_each_look_what_is_committed_and_reads_nothing_twice(eve
 def test_a_reader_says_that_there_is_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         JournalReader().more(LocalFiles(), str(tmp_path))
+
+
+def test_a_segment_whose_name_may_not_be_on_the_disk_is_written_again(tmp_path, monkeypatch):
+    """Its writer died after a failed sync of the folder, or before it."""
+
+    def failing(disk: LocalFiles, path: str) -> None:
+        raise OSError(5, "Input/output error", path)
+
+    journal = Journal(tmp_path)
+    journal.append([b"a"])
+    journal.commit()
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "sync_folder", failing)
+        with pytest.raises(JournalBroken):
+            journal.rotate([b"b"])
+    journal._release()
+    shown = max(tmp_path.glob("*.journal"))
+    with Journal(tmp_path) as journal:
+        assert list(journal.replay()) == [b"b"]
+        assert not shown.exists()
+        assert segment_of(tmp_path) > shown
+
+
+def test_a_segment_that_was_committed_to_is_kept(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.append([b"a"])
+        journal.commit()
+    before = segment_of(tmp_path)
+    assert contents(tmp_path) == [b"a"]
+    assert segment_of(tmp_path) == before

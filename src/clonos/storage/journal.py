@@ -177,9 +177,11 @@ class Journal:
         self._salt, self.nbytes, self.next_seq = segment.salt, segment.end, segment.next_seq
         self._is_vouched = segment.is_vouched
         path = self._folder.path(name)
-        if not segment.is_vouched and self._is_synced:
+        may_vanish = not segment.is_vouched or len(segment.frames) == 1
+        if may_vanish and self._is_synced:
             # All that is read counts from now on. Its writer may have died before a sync, or after
             # a failed one: then the kernel shows data that is on no disk, and no sync would help.
+            # That goes for the name of a segment, too, in which nothing was committed yet.
             content = _acknowledged(self._folder.read(name), segment)
             self._number += 1
             path = self._folder.path(_name(self._number))
