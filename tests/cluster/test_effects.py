@@ -196,7 +196,7 @@ def test_a_start_may_say_or_leave_out_how_long_keys_are_kept(kit, spark, tmp_pat
 
 
 class Till:
-    """A service in a process of its own, which knows the keys of what it has been paid.
+    """A service outside of the job's processes, which knows the keys of what it has been paid.
 
     Of every third payment the first request is held up until the gate opens, and of half of these
     the second one, too. What is held up is paid then, whoever has hung up meanwhile.
@@ -240,8 +240,10 @@ class Till:
 
         with Server(("127.0.0.1", 0), Handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield server.server_address[1]
-            server.shutdown()
+            try:
+                yield server.server_address[1]
+            finally:
+                server.shutdown()
 
 
 async def pay_at(port: int, n: int, *, call: clonos.EffectCall) -> int:

@@ -317,9 +317,9 @@ def _killed(report: Report, arguments: argparse.Namespace, checkpoints: str) -> 
     right = verdict(result.table(), edges)
     report.ok &= right.startswith("right")
     until_s = ends_of(kills, ended_s)
-    gaps_of = [_gap(started, watch, *each) for each in zip(kills, until_s, strict=True)]
+    all_gaps = [_gap(started, watch, *each) for each in zip(kills, until_s, strict=True)]
     for kind, what in (("worker", "one process"), ("workers", "all processes")):
-        gaps = [gap for kill, gap in zip(kills, gaps_of, strict=True) if kill.kind == kind]
+        gaps = [gap for kill, gap in zip(kills, all_gaps, strict=True) if kill.kind == kind]
         report.summary(f"{checkpoints}: {what} of the loop", summarize(gaps), p50=GAP)
         report.data[f"{checkpoints}, {what}"] = gaps
     report.notes.append(

@@ -26,9 +26,8 @@ first to make a call.
 
 If a trial is inconclusive (it hangs), deaths are counted after all, but only those within a step
 that takes the same rows, not those of a whole executor, and none from before a copy has survived
-these rows. A trial may also be wrong: a record may
-kill the slot's process together with the trial's, or only the slot's. Such a record is blamed after
-very many deaths.
+these rows. A trial may also be wrong: a record may kill the slot's process together with the
+trial's, or only the slot's. Such a record is blamed after very many deaths.
 """
 
 from __future__ import annotations

@@ -57,10 +57,10 @@ class Suspect(NamedTuple):
     """Rows within which a task has died.
 
     ``deaths``: how many of these deaths count when a trial is inconclusive: none from before a
-    copy has survived these rows; ``lives``: how many
-    there were in all, including those with a whole executor and those after a trial had survived.
-    Of those with a whole executor while a call was made, only proofs count: nothing else was made
-    there. ``hold_ms``: of :data:`ONE_BY_ONE`, how long the life makes no call at first.
+    copy has survived these rows; ``lives``: how many there were in all, including those with a
+    whole executor and those after a trial had survived. Of those with a whole executor while a call
+    was made, only proofs count: nothing else was made there. ``hold_ms``: of :data:`ONE_BY_ONE`,
+    how long the life makes no call at first.
     """
 
     rows: Rows

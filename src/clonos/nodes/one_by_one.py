@@ -6,7 +6,7 @@ first, but none is made for a while: who dies meanwhile did not die of them.
 
 A call is known by what it asks, which may follow from an answer or a clock reading of just now. If
 that is lost with the process, the next life asks something else, and no call is ever convicted. So
-each call waits until the log entries that led to it are elsewhere.
+each call waits a moment, in which the log entries that led to it usually come elsewhere.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from clonos.core.watch import Watch
 from clonos.nodes.ports import Calls, Clock
 
 ELSEWHERE_S: Final = 0.1
-"""By then, log entries have come out of the process and its executor. Far less than the time
-without calls (:data:`~clonos.core.blame.HOLD_MS`), which is to outlast what kills from outside."""
+"""By then, log entries have usually come out of the process and its executor. Far less than the
+time without calls (:data:`~clonos.core.blame.HOLD_MS`), which is to outlast kills from outside."""
 
 
 class Machine(Protocol):
