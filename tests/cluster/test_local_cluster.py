@@ -66,7 +66,8 @@ def test_an_executor_on_which_effects_are_open_is_killed(kit, cluster, tmp_path)
     none twice."""
     declared = clonos.effect(partial(effects.pay, tmp_path), check=partial(effects.find, tmp_path))
     settings = {"checkpoint_interval": "1 hour", "sharing_depth": "full"}
-    job = effects.build(tmp_path, declared, **settings).start(cluster)
+    # More slots than one executor has cores, so Spark cannot put all of them on one.
+    job = effects.build(tmp_path, declared, **settings).start(cluster, standby_slots=8)
     effects.wait_until_only_the_hanging_are_open(kit, job, tmp_path)
     kit.wait_for(lambda: len({slot.executor_pid for slot in job.slots()}) == 2)
     homes = {name: slot.executor_pid for slot in job.slots() for name in slot.runs}
