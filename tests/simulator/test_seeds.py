@@ -177,7 +177,7 @@ def test_effects_that_wait_for_floors_do_not_keep_floors_from_moving():
     assert simulate(745119803, Kind(calls=True)).verdict == "ok"
 
 
-def test_a_journal_whose_name_may_not_be_on_the_disk_is_written_again():
+def test_an_older_journal_goes_only_when_the_name_of_the_newer_one_is_on_the_disk():
     """A driver died after a failed sync of the folder; the next one deleted the older journal."""
     assert simulate(746083578, Kind(calls=True)).verdict != "violation"
 

@@ -177,11 +177,9 @@ class Journal:
         self._salt, self.nbytes, self.next_seq = segment.salt, segment.end, segment.next_seq
         self._is_vouched = segment.is_vouched
         path = self._folder.path(name)
-        may_vanish = not segment.is_vouched or len(segment.frames) == 1
-        if may_vanish and self._is_synced:
+        if not segment.is_vouched and self._is_synced:
             # All that is read counts from now on. Its writer may have died before a sync, or after
             # a failed one: then the kernel shows data that is on no disk, and no sync would help.
-            # That goes for the name of a segment, too, in which nothing was committed yet.
             content = _acknowledged(self._folder.read(name), segment)
             self._number += 1
             path = self._folder.path(_name(self._number))
@@ -189,6 +187,8 @@ class Journal:
         elif (info := self._disk.info(path)) is not None and info.nbytes > segment.end:
             self._disk.truncate(path, segment.end)
             self._disk.sync(path)
+        if self._is_synced:  # its name may be on no disk yet, and older segments go
+            self._disk.sync_folder(self._folder.root)
         self._tail = self._disk.append(path)
         self._delete_older()
 
