@@ -155,6 +155,38 @@ def test_a_copy_that_cannot_begin_again_goes_on(world, how):
     assert world.follow(*other) == [4, 5], "it tries again after the next merge"
 
 
+@pytest.mark.parametrize("epoch", [2, 3, 4])
+def test_a_copy_starts_over_with_a_layer_that_was_merged_of_some_that_it_has(epoch):
+    """With rows that it has twice a join would find twice as many."""
+    world = World()
+    world.follow(*(ref(n) for n in range(1, epoch + 1)))
+    world.come()
+    chain = ref(1), ref(4, "0/merged"), ref(5)
+    assert world.follow(*chain) == ([1, 4, 5] if epoch < 4 else [5])
+    world.come()
+    assert world.told[-1] == msg.Followed(0, 5)
+    again = ["layer 1"] if epoch < 4 else ["layer 1", "layer 2", "layer 3"]
+    assert world.applied == [*again, "layer 4", "layer 5"]
+
+
+def test_a_life_starts_over_with_it_too(world):
+    standby, _ = world.copies.take(0)
+    assert [r.epoch for r in standby.missing((ref(1), ref(3), ref(4)))] == [4]
+    assert [r.epoch for r in standby.missing((ref(2), ref(4, "0/merged")))] == [2, 4]
+
+
+def test_layers_that_were_merged_while_others_came_are_not_applied():
+    """The first one takes long. With the others, the copy would have to start over."""
+    world = World()
+    assert world.follow(ref(1), ref(2), ref(3)) == [1, 2, 3]
+    world.follow(ref(1), ref(5, "0/merged"), ref(6))
+    world.come()
+    assert world.applied == ["layer 1"]
+    assert world.asked[-1][1] == [5, 6]
+    world.come()
+    assert world.applied == ["layer 1", "layer 5", "layer 6"]
+
+
 def test_a_copy_that_cannot_follow_starts_over(world):
     world.follow(ref(1), ref(2), ref(3), ref(4))
     world.copies.fetch_failed(world.asked[-1][0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from clonos.core import messages as msg
@@ -58,12 +59,19 @@ class Standby:
         return self.floor.epoch if self.floor is not None else 0
 
     def missing(self, refs: Sequence[LayerRef]) -> tuple[LayerRef, ...]:
-        """Return those of a task's layers that remain to be applied, in order."""
-        if refs and 0 < self.epoch < refs[0].epoch:
-            # The bottom layers were merged beyond our epoch: they no longer say what was deleted
-            # since.
-            self.let_go()
-            self.floor = None
+        """Return those of a task's layers that remain to be applied, in order.
+
+        A layer has all changes since the one before it. If ours is between the two, the layer was
+        merged of some that we have and others that we lack. Applied, it would add rows that are
+        here; and the first layer of a task no longer says what was deleted. So the standby starts
+        over.
+        """
+        before = 0
+        for ref in refs:
+            if before < self.epoch < ref.epoch:
+                self.let_go()
+                self.floor = None
+            before = ref.epoch
         if refs and not self.epoch:
             self.base = refs[0].path
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
@@ -91,6 +99,7 @@ class _Following(NamedTuple):
     ticket: int
     command: msg.Follow
     standby: Standby
+    missing: tuple[LayerRef, ...]
 
     @property
     def task(self) -> int:
@@ -144,7 +153,7 @@ class Copies:
             if standby.is_outdated(command.layers) and self._lies_here(command.layers[0]):
                 standby = standby.renewed()
             missing = standby.missing(command.layers)
-            self._following = _Following(next(self._tickets), command, standby)
+            self._following = _Following(next(self._tickets), command, standby, missing)
             if missing:
                 self._fetch(self._following.ticket, missing, missing)
             else:
@@ -205,8 +214,19 @@ class Copies:
     def fetched(self, ticket: int, layers: Iterable[Layer]) -> None:
         """Layers were fetched; the request for them may be void by now."""
         if self._following is not None and ticket == self._following.ticket:
-            self._apply(self._following, layers)
+            self._apply(self._following, self._not_merged(self._following, layers))
             self._follow_next()
+
+    def _not_merged(self, following: _Following, layers: Iterable[Layer]) -> Iterable[Layer]:
+        """Those layers, from the first on, that the task still has. To fetch the first one may take
+        minutes, in which small ones are merged: with some of these the standby would have to start
+        over, and so for ever."""
+        newer = self._to_follow.get(following.task)
+        if newer is None:
+            return layers
+        paths = {ref.path for ref in newer.layers}
+        pairs = zip(following.missing, layers, strict=False)
+        return (layer for _, layer in takewhile(lambda pair: pair[0].path in paths, pairs))
 
     def fetch_failed(self, ticket: int) -> None:
         """Layers could not be fetched."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from clonos.core import events as ev
 from clonos.core.levels import LayerRef
@@ -130,6 +131,24 @@ def restored_as_told(
                 "restored as told",
                 f"task {report.task} reports {told} bytes of state and from the store, not {due}",
             )
+
+
+def restored_as_sealed(
+    program: Any, chain: Sequence[LayerRef], sealed: Mapping[tuple[int, Incarnation, int], Any]
+) -> None:
+    """State is what it was when the newest of its layers was sealed: nothing is missing, and
+    nothing is there twice. Toys count their steps."""
+    if not chain:
+        return
+    newest = chain[-1]
+    known = sealed.get((newest.task, newest.incarnation, newest.epoch))
+    if known is not None:
+        require(
+            program.count == known,
+            "as sealed",
+            f"task {newest.task} has state of {program.count} steps; its newest layer, "
+            f"{newest.path}, has that of {known}",
+        )
 
 
 def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:

@@ -84,6 +84,7 @@ class Recorder:
         self._durable: dict[int, int] = {}
         self._stable: dict[int, int] = {}
         self._speaker = 0  # the newest term that has let out anything
+        self.sealed: dict[tuple[int, Incarnation, int], Any] = {}  # what layers have, as counts
         self._found: set[Name] = set()  # outputs that the newest driver began with
         self._journaled: set[tuple[int, Incarnation, int]] = set()  # cuts
         self._may_stand: list[ClosedKeeper] = []  # what the journal may restore

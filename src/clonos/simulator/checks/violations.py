@@ -20,6 +20,7 @@ INVARIANTS = {
     "consistent floor": "the layers of a floor, sealed at markers, are of one instant",
     "carried feedback": "items on feedback channels are in their sender's layer, once each",
     "restored as told": "a restored task reports correctly where its state came from",
+    "as sealed": "restored state is that which was sealed, whatever layers it is made of",
     "safe enough": "input is given up only when enough slots have the layers made of it",
     "copies stay": "no slot gives up a layer before enough others have it",
     "stored before it counts": "with a dial, input is given up only for layers in the store",

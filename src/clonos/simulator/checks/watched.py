@@ -17,7 +17,7 @@ from clonos.core.step import Work
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Calls
 from clonos.simulator.checks import invariants
-from clonos.simulator.checks.floors import restored_as_told
+from clonos.simulator.checks.floors import restored_as_sealed, restored_as_told
 from clonos.simulator.checks.invariants import (
     bounded_calls,
     bounded_loop,
@@ -67,6 +67,7 @@ class WatchedMachine(TaskMachine):
     def start(self) -> list[ev.Action]:
         actions = super().start()
         restored_as_told(actions, self._chain, self._fetched)
+        restored_as_sealed(self.program, self._chain, self._recorder.sealed)
         return self._watch(actions)
 
     def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
@@ -149,6 +150,9 @@ class WatchedMachine(TaskMachine):
 
     def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
         for action in actions:
+            if isinstance(action, ev.StoreLayer):
+                life = self.id, self.incarnation, action.layer.epoch
+                self._recorder.sealed[life] = getattr(self.program, "count", None)
             if isinstance(action, ev.MakeCalls):
                 effects = [call for call, request in action.calls if request.key]
                 self._recorder.makes(self, max((self._asked_at[c] for c in effects), default=0))

@@ -134,7 +134,7 @@ class Toy:
         self.back, self.feedback = back, feedback
         self.visits: dict[int, int] = {}
         self.behaviour = behaviour
-        self.count = 0
+        self.count = self._told = 0  # steps, and those that layers have
         self.table: dict[int, int] = {}
         self.held: list[tuple[int, int]] = []
         self.watermarks: dict[int, int] = {}
@@ -207,14 +207,18 @@ class Toy:
         self._dirty.clear()
         calls = self.waiting
         waiting = [calls.came, calls.asked, calls.rows, calls.answers, calls.marks]
-        state = (self.count, table, self.held, self.watermarks, self.ended, waiting)
+        # Like the rows of a join, this must not be applied twice.
+        new, self._told = self.count - self._told, self.count
+        state = (new, table, self.held, self.watermarks, self.ended, waiting)
         packed: bytes = msgpack.packb((*state, self.visits) if self.back else state)
         return packed
 
     def apply(self, delta: bytes) -> None:
-        self.count, table, held, watermarks, ended, waiting, *visits = msgpack.unpackb(
+        new, table, held, watermarks, ended, waiting, *visits = msgpack.unpackb(
             delta, strict_map_key=False
         )
+        self.count += new
+        self._told = self.count
         calls = self.waiting
         calls.came, calls.asked, rows, calls.answers, marks = waiting
         calls.rows = {number: tuple(row) for number, row in rows.items()}
@@ -401,9 +405,11 @@ class Job:
     def merge(deltas: Sequence[bytes], *, is_base: bool) -> bytes:  # noqa: ARG004 - it keeps all
         """One delta with the effect of all of them."""
         table: dict[int, int] = {}
+        count = 0
         for delta in deltas:
-            count, changed, *rest = msgpack.unpackb(delta, strict_map_key=False)
+            new, changed, *rest = msgpack.unpackb(delta, strict_map_key=False)
             table.update(changed)
+            count += new
         packed: bytes = msgpack.packb((count, table, *rest))
         return packed
 

@@ -13,6 +13,7 @@ from clonos.core.levels import MEMORY, Held, Hold, LayerRef
 from clonos.core.merges import tier_of_merge
 from clonos.nodes import layers
 from clonos.nodes.keeping import Keeping
+from clonos.nodes.standby import Standby
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
 from clonos.simulator.mistakes.protocol import constant
 
@@ -124,6 +125,18 @@ def in_another_executor(original: Any) -> Any:
     return lambda slot, others: (original(slot, others)[0], False)
 
 
+def what_is_newer(_: Any) -> Any:
+    """A standby applies a merged layer of which it has a part."""
+
+    def missing(self: Standby, refs: Sequence[LayerRef]) -> tuple[LayerRef, ...]:
+        if refs and 0 < self.epoch < refs[0].epoch:
+            self.let_go()
+            self.floor = None
+        return tuple(ref for ref in refs if ref.epoch > self.epoch)
+
+    return missing
+
+
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
@@ -173,6 +186,7 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "a standby has the disk of its task": mutation(
         "copies apart", (placement, "_near", in_another_executor), kind=LEVELS
     ),
+    "a copy applies what it has": mutation("as sealed", (Standby, "missing", what_is_newer)),
     "disks are never tidied": mutation(
         "no litter", (Holdings, "_tidies", constant(False)), kind=LEVELS
     ),
