@@ -202,7 +202,7 @@ def test_a_merge_that_has_failed_is_tried_again_later():
     assert store.merged == [tuple(range(1, 18))] * 2
 
 
-def test_a_large_merge_that_has_failed_waits_though_a_small_one_has_not():
+def test_of_a_large_merge_that_has_failed_the_newer_half_is_tried_and_later_all():
     store = Store()
     care = care_of(store)
     large = tuple(ref(epoch, nbytes=MB) for epoch in range(1, 18))
@@ -214,12 +214,49 @@ def test_a_large_merge_that_has_failed_waits_though_a_small_one_has_not():
     chain = (*large, newer)
     care.merged(Merged(newer, small), chain)
     care.after_floor({0: chain}, 2.0)
-    assert len(store.merged) == 2
+    assert store.merged[2:] == [(*range(10, 18), 34)]
+    assert care.failed(MergeFailed(chain[9:], ClonosError("away")), 3.0) is None, "known"
+    care.after_floor({0: chain}, AGAIN_S)
+    assert len(store.merged) == 3
     care.after_floor({0: chain}, AGAIN_S + 1.0)
-    assert store.merged[2:] == [tuple(one.epoch for one in chain)]
+    assert store.merged[3:] == [tuple(one.epoch for one in chain)]
     assert care.failed(MergeFailed(chain, ClonosError("away")), AGAIN_S + 2.0) is None, "known"
     care.merged(Merged(ref(34, "0/all"), chain), (ref(34, "0/all"),))
     assert care.failed(MergeFailed(chain, ClonosError("away")), 99.0), "all was merged meanwhile"
+
+
+def longest_chain_without(can_be_merged: Callable[[Collection[LayerRef]], bool]) -> int:
+    """How many layers there are at most, in 20 minutes with two a second."""
+    store, most = Store(), 0
+    care = care_of(store)
+    chain = [ref(1, nbytes=100 * MB), *(ref(epoch, nbytes=20 * MB) for epoch in range(2, 10))]
+    for turn in range(2400):
+        chain.append(ref(10 + turn, nbytes=50_000))
+        begun = len(store.merged)
+        care.after_floor({0: tuple(chain)}, turn / 2)
+        for epochs in store.merged[begun:]:
+            chosen = tuple(one for one in chain if one.epoch in epochs)
+            if can_be_merged(chosen):
+                size = sum(one.nbytes for one in chosen)
+                merged = ref(chosen[-1].epoch, f"0/merged {turn} {chosen[0].epoch}", size)
+                start = chain.index(chosen[0])
+                chain[start : start + len(chosen)] = [merged]
+                care.merged(Merged(merged, chosen), chain)
+            else:
+                care.failed(MergeFailed(chosen, ClonosError("no")), turn / 2)
+        most = max(most, len(chain))
+    return most
+
+
+def test_where_there_is_no_room_for_large_merges_small_ones_go_on():
+    room = lambda chosen: sum(one.nbytes for one in chosen) < 200 * MB  # noqa: E731
+    assert longest_chain_without(room) < 5 * CHAIN_MAX
+
+
+def test_layers_are_merged_around_one_that_is_damaged():
+    for damaged in (1, 5, 9, 20, 30):
+        good = lambda chosen: damaged not in {one.epoch for one in chosen}  # noqa: B023, E731
+        assert longest_chain_without(good) < 5 * CHAIN_MAX, damaged
 
 
 def test_a_task_without_layers_when_a_round_began_has_its_layers_merged():

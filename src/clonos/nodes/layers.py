@@ -53,8 +53,9 @@ class LayerCare:
     def __init__(self, merger: Merger, grace_s: float = GARBAGE_S) -> None:
         self._merger, self._grace_s = merger, grace_s
         self._merging: dict[int, list[tuple[LayerRef, ...]]] = {}  # by task
-        self._failed: dict[int, set[LayerRef]] = {}  # by task, what could not be merged ...
-        self._not_before: dict[int, float] = {}  # ... and when it is tried again
+        self._failed: dict[int, set[LayerRef]] = {}  # by task, what could not be merged yet
+        self._resting: dict[int, set[LayerRef]] = {}  # those that merges leave alone ...
+        self._again_s: dict[int, float] = {}  # ... until then
         self._garbage: list[tuple[float, str]] = []
         self._survey_s = 0.0  # when
         self._shared_out: dict[int, int] | None = None  # by task, the newest layer, if any are
@@ -93,8 +94,8 @@ class LayerCare:
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
         """A floor is complete with these layers: look for merges."""
         for task, chain in layers.items():
-            if now_s < self._not_before.get(task, now_s):
-                continue
+            if now_s >= self._again_s.get(task, now_s):
+                self._wake(task)
             if any(ref.level != STORE for ref in chain):
                 continue  # then slots merge them
             for free in self._free(task, self.mergeable(task, chain)):
@@ -105,8 +106,9 @@ class LayerCare:
                     self._merger.merge(chain, chosen)
 
     def _free(self, task: int, chain: Sequence[LayerRef]) -> Iterator[list[LayerRef]]:
-        """The layers between those that are being merged."""
+        """The layers between those that are being merged, or left alone."""
         taken = {ref for merge in self._merging.get(task, ()) for ref in merge}
+        taken |= self._resting.get(task, set())
         for is_taken, refs in groupby(chain, lambda ref: ref in taken):
             if not is_taken:
                 yield list(refs)
@@ -133,7 +135,7 @@ class LayerCare:
         failed = self._failed.get(event.merged.task, set())
         failed.difference_update(event.replaced)
         if not failed:  # else newer layers were merged, and those that failed still wait
-            self._not_before.pop(event.merged.task, None)
+            self._wake(event.merged.task)
         used = {ref.path for ref in chain}
         refs = (event.merged, *event.replaced)
         return Unused(tuple(ref.path for ref in refs if ref.path not in used))
@@ -145,14 +147,25 @@ class LayerCare:
         self._garbage += [(now_s, path) for path in found.paths if path not in known]
 
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
-        """Retry later; return a warning the first time."""
+        """Retry later; return a warning the first time.
+
+        Until then the older half of these layers are left alone, and newer ones are merged. Perhaps
+        one layer is damaged, or the store has no room for a merge of so many.
+        """
         self._ended(event.chosen)
         task = event.chosen[0].task
         failed = self._failed.setdefault(task, set())
         is_new = not failed
         failed.update(event.chosen)
-        self._not_before[task] = now_s + AGAIN_S
+        half = event.chosen[: (len(event.chosen) + 1) // 2]
+        self._resting.setdefault(task, set()).update(half)
+        self._again_s.setdefault(task, now_s + AGAIN_S)
         return f"{event.error}; layers of task {task} are merged later" if is_new else None
+
+    def _wake(self, task: int) -> None:
+        """No layer of this task is left alone any more."""
+        self._resting.pop(task, None)
+        self._again_s.pop(task, None)
 
     def _ended(self, merge: tuple[LayerRef, ...]) -> None:
         under_way = self._merging.get(merge[0].task, [])
