@@ -26,6 +26,7 @@ from clonos.nodes.places import (
     LEFT_S,
     RELAUNCH_FOR_S,
     RELAUNCH_MAX,
+    RELAUNCH_MOST_S,
     RELAUNCH_S,
     SETTLE_S,
     WANTED_S,
@@ -286,6 +287,17 @@ def test_where_one_machine_cannot_keep_state_the_job_goes_on_elsewhere(world):
     world.places.lost(30, now_s)
     world.places.lost(31, now_s)
     assert world.ends(1, now_s, UNUSABLE) is None  # slots 0 and 2 may come again
+
+
+def test_a_machine_that_cannot_keep_state_for_hours_is_tried_every_ten_seconds(world):
+    world.registers(2, 30)
+    now_s = 0.0
+    for _ in range(1100):  # 2.0**1024 is beyond what a float has
+        assert world.ends(0, now_s, UNUSABLE) is None
+        pause_s = world.places.places[0].due_s - now_s
+        now_s += pause_s
+        world.places.tick(now_s)
+    assert pause_s == RELAUNCH_MOST_S
 
 
 def test_a_task_waits_a_while_for_a_machine_that_can_keep_state(world):

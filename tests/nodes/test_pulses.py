@@ -15,6 +15,7 @@ from clonos.nodes.pulses import (
     LOOK_MAX_S,
     REMEMBER_S,
     Pulses,
+    _Doubt,
     frozen,
     stuck,
 )
@@ -163,6 +164,13 @@ def test_who_was_given_up_has_twice_the_time_from_then_on() -> None:
     ward.begins(6, 1)
     ward.passes(FORGIVE_S + 1, 0, 6)
     assert ward.passes(SILENCE_S + 0.1, 0) == [6], "forgiven"
+
+
+def test_a_process_that_is_silent_for_hours_in_each_life_has_the_longest_time() -> None:
+    ward = Ward([1, 2, 3])
+    ward.pulses._doubts["slot 1"] = _Doubt(1100)  # 2.0**1024 is beyond what a float has
+    assert ward.passes(LIMIT_MAX_S - 0.5, 2, 3) == []
+    assert ward.passes(1.0, 2, 3) == [1]
 
 
 def test_who_is_frozen_now_and_then_has_twice_the_time_and_no_more() -> None:

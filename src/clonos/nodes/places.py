@@ -36,6 +36,7 @@ from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
 from clonos.nodes.versions import check_versions
+from clonos.pauses import doubled
 from clonos.transport.events import Connection, ControlOpened, Register
 
 SETTLE_S: Final = 1.0
@@ -250,8 +251,8 @@ class Places:
         """How long until the next launch, and how long if a task waits for the place."""
         if place.failures <= 1:
             return (self._pace.settle_s if self._spare else 0.0), 0.0
-        pause_s = self._pace.relaunch_s * 2.0 ** (place.failures - 2)
-        return min(pause_s, RELAUNCH_MOST_S), min(pause_s, self._pace.relaunch_s)
+        pause_s = doubled(self._pace.relaunch_s, place.failures - 2, RELAUNCH_MOST_S)
+        return pause_s, min(pause_s, self._pace.relaunch_s)
 
     def _fail(self, place: Place, event: Ended, now_s: float) -> ClonosError | None:
         """A slot has ended by itself. Return an error if that was too often before it

@@ -17,6 +17,7 @@ from math import inf
 from typing import Final
 
 from clonos.nodes.places import Seat
+from clonos.pauses import doubled
 from clonos.transport.events import STUCK_MS, Heartbeat
 
 HUSH: Final = 0.2
@@ -172,7 +173,7 @@ class Pulses:
             least_s = shortest_s if slot in awaited else self._silence_s
             names = known_by(slot)
             doubts = max((self._doubts_about(slot, name) for name in names), default=0)
-            limit_s = max(least_s, usual_s) * 2**doubts + median_s
+            limit_s = doubled(max(least_s, usual_s), doubts, self._max_s) + median_s
             if silences[slot] > min(limit_s, self._max_s):
                 given_up[slot] = names
         for slot, names in given_up.items():

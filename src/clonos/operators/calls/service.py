@@ -18,6 +18,7 @@ from clonos.errors import ClonosError, EffectUnknown, WrongLength, WrongType
 from clonos.operators.calls.budget import Budget, Cost, is_number, require_budget
 from clonos.operators.calls.cache import Cache, require_cache
 from clonos.operators.calls.effects import Effect
+from clonos.pauses import doubled
 
 Duration = str | timedelta
 
@@ -166,8 +167,7 @@ class Policy:
     def pause_s(self, attempts: int) -> float:
         """The pause after this many attempts."""
         first, most = self.backoff_s
-        pause_s: float = min(most, first * 2 ** (attempts - 1))
-        return pause_s * random.uniform(0.5, 1.0)
+        return doubled(first, attempts - 1, most) * random.uniform(0.5, 1.0)
 
     def given(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments of an attempt: copies, because a function may empty a batch's lists."""
