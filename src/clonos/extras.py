@@ -31,7 +31,7 @@ def imported(package: str, *, extra: str, where: str) -> Any:
     Traceback (most recent call last):
     ...
     clonos.errors.DefinitionError: sinks.postgres: the package no_such_package is not there. \
-To do: pip install "clonos[postgres]", for the driver and all executors
+To do: pip install ".[postgres]" in a clone of clonos, for the driver and all executors
     """
     try:
         return import_module(package)
@@ -39,5 +39,6 @@ To do: pip install "clonos[postgres]", for the driver and all executors
         raise DefinitionError(
             f"the package {package} is not there",
             where=where,
-            remedy=f'pip install "clonos[{extra}]", for the driver and all executors',
+            remedy=f'pip install ".[{extra}]" in a clone of clonos, '
+            "for the driver and all executors",
         ) from error

@@ -36,6 +36,13 @@ from clonos.transport.events import WIRE, Register
 from clonos.transport.inbox import Inbox
 
 
+def test_on_a_cluster_each_standby_needs_a_core():
+    job = clonos.Job("copy", parallelism=4)
+    job.source(clonos.sources.rate(10)).sink(clonos.sinks.collect())
+    assert (job.cores(), job.cores(on_cluster=True)) == (6, 8)
+    assert job.cores(1) == job.cores(1, on_cluster=True) == 5
+
+
 def test_slots_that_have_ended_are_forgotten(monkeypatch):
     """A place where no slot can begin is launched again every ten seconds, for months perhaps."""
     handles: list[SlotHandle] = []

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 import clonos
+from clonos.api import aggregates, windows
 from clonos.api.starting import TRIGGERS, StartOptions
+from clonos.api.windowed import WindowedStream
 from clonos.cli import commands
+from clonos.cluster.result import JobResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 INSIDE = {
@@ -42,7 +45,7 @@ def first_column(text: str) -> str:
     return "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
 
 
-def public(*of: type) -> set[str]:
+def public(*of: object) -> set[str]:
     """Names without an underscore."""
     return {name for each in of for name in dir(each) if not name.startswith("_")}
 
@@ -54,6 +57,24 @@ def options(of: object) -> set[str]:
 
 def test_options_of_a_job():
     assert named(first_column(section("`clonos.Job("))) == options(clonos.Job)
+
+
+def test_a_job():
+    listed = named(section("A job\n"))
+    assert public(clonos.Job) <= listed
+    of_result = re.findall(r"self\.([a-z]\w*)", inspect.getsource(JobResult.__init__))
+    assert public(JobResult) | set(of_result) <= listed
+
+
+def test_windows():
+    """And aggregates, and what windows make."""
+    text = section("Windows")
+    made = set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE)) - {"clonos"}
+    assert made == public(WindowedStream)
+    functions = set(re.findall(r"`clonos\.(\w+)", text))
+    assert functions == public(windows) & set(clonos.__all__) | public(aggregates) & set(
+        clonos.__all__
+    )
 
 
 def test_options_of_a_start():

@@ -551,7 +551,7 @@ def test_psycopg_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(clonos.errors.DefinitionError, match="psycopg") as caught:
         Place("postgresql://x/y").store().place  # noqa: B018
-    assert "clonos[postgres]" in caught.value.remedy
+    assert ".[postgres]" in caught.value.remedy
 
 
 # --- the contract --------------------------------------------------------------------------------

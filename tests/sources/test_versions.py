@@ -107,7 +107,7 @@ def test_a_table_is_read_again_and_spooled_when_it_has_changed(tmp_path):
     table.error = RuntimeError("gone")
     here.wait_for(lambda: table.reads > reads + 4)
     assert len(here.warnings) == 1
-    assert "older version on" in here.warnings[0]
+    assert "go on seeing an older version" in here.warnings[0]
     assert "gone" in here.warnings[0]
     table.error, table.ids = None, []
     here.wait_for(lambda: here.versions() == [[1], [1, 2], []])

@@ -363,17 +363,17 @@ class Job:
         """The plan and the code of the tasks."""
         return compile_graph(self._graph)
 
-    def cores(self, standby_slots: int | None = None) -> int:
+    def cores(self, standby_slots: int | None = None, *, on_cluster: bool = False) -> int:
         """How many cores of Spark the job needs: one per slot, and one for queries that feed it.
 
         Parameters
         ----------
-        standby_slots
-            As for :meth:`start`.
+        standby_slots, on_cluster
+            As for :meth:`start`; with a local master, one slot is enough for two standbys.
         """
         from clonos.cluster.pool import SlotPool
 
-        return SlotPool.count(self.compile(), standby_slots)
+        return SlotPool.count(self.compile(), standby_slots, is_local=not on_cluster)
 
     def start(
         self, spark: Any = None, *, execution: Execution = "tasks", **options: Unpack[StartOptions]

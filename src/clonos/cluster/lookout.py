@@ -81,7 +81,9 @@ class Lookout:
             return [TermSeen(Sight.ANOTHERS), OutsideFailed(error)]
         except Exception as error:  # noqa: BLE001 - any error of a file system
             if not self._is_blind:
-                self._warn(f"it is not known whether another driver goes on with this: {error}")
+                self._warn(
+                    f"it is not known whether another driver has taken the job over: {error}"
+                )
             self._is_blind = True
             return [TermSeen(Sight.HIDDEN)]
         self._is_blind = False

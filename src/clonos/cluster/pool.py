@@ -98,9 +98,11 @@ class SlotPool:
         return self._launcher.executors_with_room()
 
     @staticmethod
-    def count(compiled: CompiledJob, standby_slots: int | None = None) -> int:
+    def count(
+        compiled: CompiledJob, standby_slots: int | None = None, *, is_local: bool = True
+    ) -> int:
         """Spark cores that a job needs: one per slot, and one for queries that feed it."""
-        return len(places(compiled, standby_slots)) + query_cores(compiled)
+        return len(places(compiled, standby_slots, is_local=is_local)) + query_cores(compiled)
 
     # --- launching ------------------------------------------------------------------------------
 

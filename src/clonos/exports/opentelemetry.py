@@ -20,7 +20,7 @@ class OpenTelemetryListener(NewestListener):
 
     Give one listener to all jobs of a driver. Values are those of the newest progress; nothing is
     computed until a reader asks. A recovery is a span ``clonos.recovery``, whose children are its
-    parts. Needs ``pip install "clonos[otel]"``; your OpenTelemetry SDK determines the destination.
+    parts. Needs ``pip install ".[otel]"``; your OpenTelemetry SDK determines the destination.
 
     Parameters
     ----------

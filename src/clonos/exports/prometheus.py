@@ -17,7 +17,7 @@ class PrometheusListener(NewestListener):
     """Shows jobs to a Prometheus server that scrapes this driver.
 
     Give one listener to all jobs of a driver. Values are those of the newest progress; nothing is
-    computed until a server scrapes. Needs ``pip install "clonos[prometheus]"``.
+    computed until a server scrapes. Needs ``pip install ".[prometheus]"``.
 
     Parameters
     ----------

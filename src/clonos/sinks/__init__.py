@@ -189,7 +189,7 @@ def postgres(
 
     Rows become visible as soon as they are durable in the job: rows that come while a transaction
     runs go into the next one. A second table, ``clonos_sink_marks``, has a row per task. Driver and
-    executors need ``pip install "clonos[postgres]"``, a direct connection (no PgBouncer in
+    executors need ``pip install ".[postgres]"``, a direct connection (no PgBouncer in
     transaction mode), and the right to create tables in that schema, unless both tables exist.
 
     Parameters
@@ -250,7 +250,7 @@ def kafka(
     Rows go out in transactions: rows that come while one runs go into the next one. Readers with
     ``isolation.level=read_committed`` see each row once, in the order of its task. The compacted
     topic ``clonos-marks`` has a mark for each task; it is created if it does not exist. Driver and
-    executors need ``pip install "clonos[kafka]"``.
+    executors need ``pip install ".[kafka]"``.
 
     Parameters
     ----------

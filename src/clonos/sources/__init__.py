@@ -154,7 +154,7 @@ def kafka(
     Partitions are distributed over the tasks, without a consumer group; new ones are found within
     10 seconds. The log records the offsets of each batch, and a replay reads exactly these again.
     So messages must be retained for as long as a job may stand still, and must not be compacted
-    away. Executors need ``pip install "clonos[kafka]"``.
+    away. Executors need ``pip install ".[kafka]"``.
 
     Parameters
     ----------
@@ -346,7 +346,7 @@ def redis(
 
     Streams are distributed over the tasks by name. The log records the ids of each batch, and a
     replay reads exactly these again. So entries must be kept for as long as a job may stand still.
-    Executors need ``pip install "clonos[redis]"``.
+    Executors need ``pip install ".[redis]"``.
 
     Parameters
     ----------
@@ -412,7 +412,7 @@ def postgres(
     transactions that were writing in the database after the rows had appeared have ended. So a
     transaction that stays open holds up all later rows. The log records the values of each batch,
     and a replay reads exactly these again. So rows must be kept unchanged for as long as a job may
-    stand still. One task reads. Executors need ``pip install "clonos[postgres]"``, and a connection
+    stand still. One task reads. Executors need ``pip install ".[postgres]"``, and a connection
     to PostgreSQL's primary server.
 
     Parameters

@@ -124,7 +124,7 @@ def mqtt(
     ``checkpoint_dir``. The broker sends unacknowledged messages again. So a message published with
     QoS 1 or 2 is in the job at least once, and twice if the connection is lost after it was stored
     and before it was acknowledged. The broker must speak MQTT 5. The driver needs
-    ``pip install "clonos[mqtt]"``.
+    ``pip install ".[mqtt]"``.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def websocket(
     nor resume. So messages are lost that the server sends while no driver is connected, or that the
     driver has read but not stored when it dies, unless the server sends them again by itself. The
     job warns when a connection ends, at most once a minute; the logger ``clonos`` has each of them.
-    The driver needs ``pip install "clonos[websocket]"``.
+    The driver needs ``pip install ".[websocket]"``.
 
     Parameters
     ----------

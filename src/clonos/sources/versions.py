@@ -160,7 +160,7 @@ class Refresher:
                 has_failed = False
             except Exception as error:  # noqa: BLE001 - a thread that ends would not be noticed
                 if not has_failed and not self._closed.is_set():
-                    self._warn(f"{self._name}: rows see an older version on: {error}")
+                    self._warn(f"{self._name}: rows go on seeing an older version: {error}")
                 has_failed = True
 
     def _refresh(self) -> None:

@@ -25,7 +25,7 @@ class Cache:
     ----------
     url
         ``"redis://..."`` or ``"postgresql://..."``, where a table ``clonos_answers`` is created.
-        Executors need ``pip install "clonos[redis]"`` or ``"clonos[postgres]"``.
+        Executors need ``pip install ".[redis]"`` or ``".[postgres]"``.
     name
         A namespace for questions: caches of the same name share answers. Choose a new name when the
         function is changed so that it answers differently.
