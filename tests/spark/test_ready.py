@@ -56,6 +56,23 @@ def test_what_fails_in_advance_is_raised_where_somebody_hears_of_it():
     assert said.get(timeout=WAIT_S) == "heard"
 
 
+def test_what_has_failed_in_advance_is_tried_again():
+    said: SimpleQueue[str] = SimpleQueue()
+    results = iter([OSError("no memory for the moment"), "ready"])
+
+    def prepare() -> Any:
+        result = next(results)
+        said.put("tried")
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    thread = ReadyThread("again", prepare)
+    assert said.get(timeout=WAIT_S) == "tried"
+    thread.do(lambda ready: said.put(ready()))
+    assert [said.get(timeout=WAIT_S) for _ in range(2)] == ["tried", "ready"]
+
+
 def test_a_place_has_one_successor_which_is_ready_for_one_thing():
     said: SimpleQueue[Any] = SimpleQueue()
     successors = Successors(0.0, 0.0)

@@ -425,6 +425,27 @@ def test_what_a_failed_sync_has_left_is_not_built_upon(seed):
         assert list(journal.replay()) == [*read, b"third"]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_frame_that_vouches_is_not_built_upon_if_its_sync_has_failed(seed):
+    """The kernel shows it, and the disk does not have it."""
+    disk = Disk(Random(seed))
+    journal = Journal("/job/journal", disk=disk.mount())
+    journal.append([b"first"])
+    journal.commit()
+    disk.faults = lambda call, _: errno.EIO if call == "sync" else 0
+    with pytest.raises(JournalBroken):
+        journal.vouch()
+    journal._release()
+    disk.heal()
+    journal = Journal("/job/journal", disk=disk.mount())
+    journal.append([b"second"])
+    journal.commit()
+    journal._release()
+    disk.lose_power()
+    with Journal("/job/journal", disk=disk.mount()) as journal:
+        assert list(journal.replay()) == [b"first", b"second"]
+
+
 def dies(_: Tail) -> None:
     raise Died
 

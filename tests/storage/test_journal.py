@@ -367,3 +367,12 @@ def test_older_segments_stay_until_the_name_of_the_newest_is_on_the_disk(tmp_pat
         assert older.exists()
     assert contents(tmp_path) == [b"b"]
     assert segment_of(tmp_path) != older
+
+
+def test_a_frame_that_vouches_is_written_anew_at_each_start(tmp_path):
+    written(tmp_path, [[b"a"], [b"b"]])
+    for _ in range(3):
+        assert contents(tmp_path) == [b"a", b"b"]
+    size = segment_of(tmp_path).stat().st_size
+    assert contents(tmp_path) == [b"a", b"b"]
+    assert segment_of(tmp_path).stat().st_size == size, "one frame vouches for all"

@@ -59,10 +59,11 @@ class ReadyThread:
         prepared: Future[Any] = Future()
         try:
             prepared.set_result(self._prepare())
-        except Exception as error:  # noqa: BLE001 - raised again where somebody hears of it
+        except Exception as error:  # noqa: BLE001 - it is tried again when somebody hears of it
             prepared.set_exception(error)
         if (act := self._orders.get()) is not None:
-            act(prepared.result)
+            has_failed = prepared.exception() is not None  # long ago, perhaps
+            act(self._prepare if has_failed else prepared.result)
 
 
 class Successors:

@@ -323,7 +323,9 @@ class SlotLauncher:
         def work(ready: Ready) -> None:
             error: ClonosError | None = None
             try:
-                ready()()
+                begin = ready()
+                if not handle.cancelled:  # else Spark had no job to cancel yet
+                    begin()
             except (*SPARK_ERRORS, AttributeError) as failure:
                 # An attribute is missing where PySpark has stopped meanwhile.
                 error = None if handle.cancelled else _slot_failed(text, failure)

@@ -184,9 +184,13 @@ class Journal:
             self._number += 1
             path = self._folder.path(_name(self._number))
             self._folder.put(_name(self._number), content)
-        elif (info := self._disk.info(path)) is not None and info.nbytes > segment.end:
-            self._disk.truncate(path, segment.end)
-            self._disk.sync(path)
+        else:
+            if self._is_synced and len(segment.frames) > 1:
+                # The sync of the frame that vouches may have failed; all before it are on the disk.
+                self.nbytes, self._is_vouched = segment.frames[-2].end, False
+            if (info := self._disk.info(path)) is not None and info.nbytes > self.nbytes:
+                self._disk.truncate(path, self.nbytes)
+                self._disk.sync(path)
         if self._is_synced:  # its name may be on no disk yet, and older segments go
             self._disk.sync_folder(self._folder.root)
         self._tail = self._disk.append(path)
