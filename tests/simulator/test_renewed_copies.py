@@ -6,18 +6,11 @@ Chains of layers are rarely long enough for that in other seeds.
 from __future__ import annotations
 
 from clonos.nodes.standby import Copies, Standby
-from clonos.simulator.mistakes.mutations import MUTATIONS
 from clonos.simulator.runs.kinds import Kind
 from clonos.simulator.runs.limits import merged_early
 from clonos.simulator.runs.seeds import simulate
 
 SEEDS = (930000013, 930000031, 930000037, 930000044, 930000052, 930000082)
-
-
-def test_state_that_a_copy_has_twice_is_noticed():
-    """Rarely a life begins with such a copy, so no large seed is known that shows it."""
-    with MUTATIONS["a copy applies what it has"].active():
-        assert simulate(579).invariant == "as sealed"
 
 
 def test_no_seed_violates_an_invariant(monkeypatch):

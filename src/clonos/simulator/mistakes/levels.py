@@ -11,9 +11,10 @@ from clonos.core.holdings import Holdings
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.levels import MEMORY, Held, Hold, LayerRef
 from clonos.core.merges import tier_of_merge
+from clonos.core.messages import Follow
 from clonos.nodes import layers
 from clonos.nodes.keeping import Keeping
-from clonos.nodes.standby import Standby
+from clonos.nodes.standby import Copies, Standby
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
 from clonos.simulator.mistakes.protocol import constant
 
@@ -137,6 +138,17 @@ def what_is_newer(_: Any) -> Any:
     return missing
 
 
+def now_and_then(original: Any) -> Any:
+    """Copies lag, as slow ones do: this is no mistake."""
+
+    def follow(self: Any, command: Follow) -> None:
+        self.heard = getattr(self, "heard", 0) + 1
+        if self.heard % 3 == 0:
+            original(self, command)
+
+    return follow
+
+
 WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "inputs are given up before standbys have the layer": mutation(
         "safe enough", (Holdings, "is_safe", at_once), kind=LEVELS
@@ -186,7 +198,9 @@ WRONG_LEVELS: Final[dict[str, Mutation]] = {
     "a standby has the disk of its task": mutation(
         "copies apart", (placement, "_near", in_another_executor), kind=LEVELS
     ),
-    "a copy applies what it has": mutation("as sealed", (Standby, "missing", what_is_newer)),
+    "a copy that lags applies what it has": mutation(
+        "as sealed", (Standby, "missing", what_is_newer), (Copies, "follow", now_and_then)
+    ),
     "disks are never tidied": mutation(
         "no litter", (Holdings, "_tidies", constant(False)), kind=LEVELS
     ),

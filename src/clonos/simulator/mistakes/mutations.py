@@ -343,7 +343,7 @@ MUTATIONS: dict[str, Mutation] = {
         "divergence", (task_module, "cuts_to_read", wrong.cut_elsewhere)
     ),
     "merging keeps the newest layer only": mutation(
-        "equivalence", (Job, "merge", wrong.newest_layer)
+        "as sealed", (Job, "merge", wrong.newest_layer)
     ),
     "END is not made again on replay": mutation(
         "equivalence", (Outbounds, "put_out", wrong.without_end_on_replay)
