@@ -143,7 +143,7 @@ def now_and_then(original: Any) -> Any:
 
     def follow(self: Any, command: Follow) -> None:
         self.heard = getattr(self, "heard", 0) + 1
-        if self.heard % 3 == 0:
+        if self.heard % 8 == 0:
             original(self, command)
 
     return follow
