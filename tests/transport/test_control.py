@@ -159,6 +159,29 @@ def test_an_earlier_connection_of_a_pulse_ends_unnoticed(plain: Callable[..., No
     slot.do(link.close)
 
 
+def test_what_a_process_has_said_is_heard_before_its_end(plain: Callable[..., Node]) -> None:
+    """The driver was busy, and then looks at the pulse first."""
+    driver, slot = plain(), plain()
+    register = register_of(3, slot.plane.address)
+    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: beating(1)))
+    driver.next(ControlOpened)
+    greet = partial(Greeting, "job", driver.plane.address, Purpose.PULSE, 3, A, A, b"")
+    pulse = Pulse(SECRET, greet, "nonce", partial(beating, 7), 0.02, None)
+    pulse.start()
+    while driver.next(Heartbeat).progress != 7:
+        pass
+    driver.stop()
+    said = [Live(0, A, position) for position in range(20)]
+    slot.send(link, *said)
+    for _ in range(2):  # the second turn begins when the first one has flushed all
+        slot.do(lambda: None)
+    heard = driver.plane._pulses["nonce"].end(PeerUnreachable("it is gone"))
+    pulse.stop()
+    assert [thing[1] for thing in heard[:-1]] == said  # type: ignore[index]
+    assert isinstance(heard[-1], ControlLost)
+    slot.do(link.close)
+
+
 def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None:
     before = pulses()
     driver, slot = node(), node()

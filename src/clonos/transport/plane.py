@@ -524,7 +524,7 @@ class Plane:
             del self._pulses[whose]
             control = self._registered.get(whose)
             gone = PeerUnreachable("the process there has no pulse any more")
-            return control.end(gone) if control is not None else []
+            return [*control.read_rest(), *control.end(gone)] if control is not None else []
 
         incoming.admitted(proof, None, deliver, over)
         return []

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 BUFFERS_MAX: Final = 64
 """Buffers handed to the system in one call."""
+_READS_MAX: Final = 64
+"""So often is read what a process has left behind: far more than a socket holds."""
 
 Thing = Event | tuple[int, Any]
 """What the loop receives: an event, or ``(conn_id, message)``."""
@@ -177,6 +179,15 @@ class Stream:
         if frames is None:
             return self.end(PeerUnreachable(f"{self.peer} ended the stream"))
         return self._hear(frames)
+
+    def read_rest(self) -> list[Thing]:
+        """Take all that has arrived: the last words of a process that is gone."""
+        things: list[Thing] = []
+        for _ in range(_READS_MAX):
+            if self.state is State.ENDED:
+                break
+            things += self.read()
+        return things
 
     def _hear(self, frames: Sequence[Frame]) -> list[Thing]:
         things: list[Thing] = []
