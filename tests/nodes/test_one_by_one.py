@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.life import Phase
 from clonos.nodes.one_by_one import ELSEWHERE_S, OneByOne
 
 
@@ -27,7 +28,7 @@ def machine_of(
     watch = SimpleNamespace(
         finds_calls=finds_calls, calls=calls, hold_ms=hold_ms, suspects=suspects
     )
-    return SimpleNamespace(watch=watch)
+    return SimpleNamespace(watch=watch, phase=Phase.LIVE)
 
 
 class Slot:
@@ -105,6 +106,16 @@ def test_when_nobody_looks_any_more_the_others_are_made(slot):
     assert slot.news() == [(1, 2), (1, 3), (2, 7)]
     slot.calls.make(1, slot.searching, asked(4, 5))
     assert slot.news() == [(1, 4), (1, 5)]
+
+
+def test_a_life_that_has_finished_holds_up_nobody(slot):
+    """It takes no more steps, so its watch would never end."""
+    slot.calls.make(1, slot.searching, asked(1))
+    slot.calls.make(2, slot.other, asked(7, 8))
+    slot.news()
+    slot.over(1, 1)
+    slot.searching.phase = Phase.FINISHED
+    assert [event for event in slot.news() if event[0] == 2] == [(2, 7), (2, 8)]
 
 
 @pytest.mark.parametrize("life", [1, 2])

@@ -182,6 +182,11 @@ def test_an_older_journal_goes_only_when_the_name_of_the_newer_one_is_on_the_dis
     assert simulate(746083578, Kind(calls=True)).verdict != "violation"
 
 
+def test_a_task_that_has_finished_does_not_hold_up_the_calls_of_others():
+    """It was still watched, so from then on each call of its process waited for 0.1 s."""
+    assert simulate(730237611).verdict == "ok"
+
+
 def test_what_a_replaced_process_held_is_gone_though_its_stream_has_not_ended():
     """A judge counted on its part of a log."""
     assert simulate(730000879).verdict == "ok"

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.life import Phase
 from clonos.core.watch import Watch
 from clonos.nodes.ports import Calls, Clock
 
@@ -28,6 +29,14 @@ class Machine(Protocol):
     """The automaton of a life."""
 
     watch: Watch | None
+
+    @property
+    def phase(self) -> Phase: ...
+
+
+def _may_kill(machine: Machine) -> bool:
+    """Whether a call of this life may yet be made that ends its process."""
+    return machine.watch is not None and machine.phase is not Phase.FINISHED
 
 
 class _Call(NamedTuple):
@@ -100,7 +109,7 @@ class OneByOne:
         """No step is under way: a death that follows at once is that of the next call."""
         if not self._waiting:
             return
-        self._searching = {n: m for n, m in self._searching.items() if m.watch is not None}
+        self._searching = {n: m for n, m in self._searching.items() if _may_kill(m)}
         if self.wait_s > 0:
             return
         while self._waiting and (self._under_way is None or not self._searching):
