@@ -184,5 +184,5 @@ def test_what_is_missing_is_named(package, extra, monkeypatch):
         if isinstance(kind, type) and issubclass(kind, Listener)
         if kind.__module__ == module.__name__
     ]
-    with pytest.raises(DefinitionError, match=rf"clonos\[{extra}\]"):
+    with pytest.raises(DefinitionError, match=rf"\.\[{extra}\]"):
         listener()

@@ -23,6 +23,7 @@ from typing import Final
 from clonos.core import messages as msg
 from clonos.core.decisions import SlotReady
 from clonos.core.machine import Machine, Table
+from clonos.core.pauses import doubled
 from clonos.core.plan import Incarnation
 from clonos.errors import (
     ClonosError,
@@ -36,7 +37,6 @@ from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
 from clonos.nodes.versions import check_versions
-from clonos.pauses import doubled
 from clonos.transport.events import Connection, ControlOpened, Register
 
 SETTLE_S: Final = 1.0

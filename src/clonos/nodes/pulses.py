@@ -16,8 +16,8 @@ from itertools import chain
 from math import inf
 from typing import Final
 
+from clonos.core.pauses import doubled
 from clonos.nodes.places import Seat
-from clonos.pauses import doubled
 from clonos.transport.events import STUCK_MS, Heartbeat
 
 HUSH: Final = 0.2

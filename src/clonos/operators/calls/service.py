@@ -14,11 +14,11 @@ from typing import Any, Final, TypedDict
 
 from clonos.columns.durations import parse_duration
 from clonos.columns.rows import short
+from clonos.core.pauses import doubled
 from clonos.errors import ClonosError, EffectUnknown, WrongLength, WrongType
 from clonos.operators.calls.budget import Budget, Cost, is_number, require_budget
 from clonos.operators.calls.cache import Cache, require_cache
 from clonos.operators.calls.effects import Effect
-from clonos.pauses import doubled
 
 Duration = str | timedelta
 
