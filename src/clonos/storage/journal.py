@@ -96,8 +96,8 @@ class Journal:
     """Append, commit, replay; one writer at a time.
 
     Opening it takes the lock, checks the whole segment, and cuts a torn tail. Unless the last
-    writer has vouched for its last frame, the rest is written anew into the next segment file. Not
-    for use by several threads, nor after a fork.
+    writer has vouched for its last frame, the rest is written anew into the next segment file; the
+    frame that vouches is cut. Not for use by several threads, nor after a fork.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class Journal:
             path = self._folder.path(_name(self._number))
             self._folder.put(_name(self._number), content)
         else:
-            if self._is_synced and len(segment.frames) > 1:
+            if self._is_synced and self._disk.is_local and len(segment.frames) > 1:
                 # The sync of the frame that vouches may have failed; all before it are on the disk.
                 self.nbytes, self._is_vouched = segment.frames[-2].end, False
             if (info := self._disk.info(path)) is not None and info.nbytes > self.nbytes:
