@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
 from clonos.core import notes
+from clonos.core.pauses import doubled
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
 from clonos.core.roster import ACTIVE, Roster, TaskPhase
 
@@ -160,7 +161,8 @@ class Reach:
         outage = self._outages.get(channel)
         if outage is None:
             return False
-        pause = min(2**outage.moves, NEVER) * self._gather_ms if outage.moves else 0
+        longest = NEVER * self._gather_ms
+        pause = doubled(self._gather_ms, outage.moves, longest) if outage.moves else 0
         return self._roster.now_ms - outage.moved_ms >= pause
 
     def _is_hopeless(self, channel: int) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final, NamedTuple
 
+from clonos.core.pauses import doubled
 from clonos.core.plan import Cell, Plan
 from clonos.core.roster import Roster
 
@@ -214,4 +215,4 @@ class Rivals:
         if now_ms - self._asked.get(cell, now_ms - AGAIN_MS) < AGAIN_MS:
             return False
         at_ms, times = self._overtaken.get(cell, (0, 0))
-        return not times or now_ms - at_ms >= min(AGAIN_MS * 2 ** (times - 1), AGAIN_MAX_MS)
+        return not times or now_ms - at_ms >= doubled(AGAIN_MS, times - 1, AGAIN_MAX_MS)
