@@ -218,6 +218,24 @@ def test_cancelled(launched: Launched, spark: SparkSession) -> None:
     assert launched.event(ControlLost)
 
 
+def test_what_is_cancelled_while_it_is_prepared_does_not_begin(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark has no job that it could cancel yet."""
+    go, begun = threading.Event(), list[str]()
+
+    def making(_: Any, __: int) -> Callable[[], None]:
+        assert go.wait(WAIT_S)
+        return lambda: begun.append("begun")
+
+    monkeypatch.setattr(launched.launcher, "_job", making)
+    handle = launched.launcher.launch(0, registering(launched.secret, launched.plane.address))
+    handle.cancel()
+    go.set()
+    assert launched.end() == (0, None)
+    assert not begun
+
+
 def test_what_nobody_waits_for_is_cancelled_in_the_end(
     launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from clonos.core import messages as msg
@@ -66,12 +66,10 @@ class Standby:
         here; and the first layer of a task no longer says what was deleted. So the standby starts
         over.
         """
-        before = 0
-        for ref in refs:
-            if before < self.epoch < ref.epoch:
-                self.let_go()
-                self.floor = None
-            before = ref.epoch
+        ends = [0, *(ref.epoch for ref in refs)]
+        if any(before < self.epoch < end for before, end in pairwise(ends)):
+            self.let_go()
+            self.floor = None
         if refs and not self.epoch:
             self.base = refs[0].path
         return tuple(ref for ref in refs if ref.epoch > self.epoch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -56,14 +55,12 @@ class ReadyThread:
         self._orders.put(None)
 
     def _work(self) -> None:
-        prepared: Future[Any] = Future()
-        try:
-            prepared.set_result(self._prepare())
-        except Exception as error:  # noqa: BLE001 - it is tried again when somebody hears of it
-            prepared.set_exception(error)
+        ready: Ready = self._prepare
+        with suppress(Exception):  # what fails long in advance is tried again
+            prepared = self._prepare()
+            ready = lambda: prepared  # noqa: E731
         if (act := self._orders.get()) is not None:
-            has_failed = prepared.exception() is not None  # long ago, perhaps
-            act(self._prepare if has_failed else prepared.result)
+            act(ready)
 
 
 class Successors:
