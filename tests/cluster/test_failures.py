@@ -322,7 +322,7 @@ def test_damaged_checkpoints_are_named(kit, spark, tmp_path):
 def test_plaintext_stays_on_this_machine(spark, monkeypatch):
     monkeypatch.setattr("clonos.cluster.setup.driver_address", lambda spark: "192.0.2.2")
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(TlsUnavailable, match=r"clonos\[tls\].*tls=False"):
+    with pytest.raises(TlsUnavailable, match=r"\.\[tls\].*tls=False"):
         mapped(lambda row: row.n).start(spark)
 
 

@@ -369,7 +369,7 @@ class Job:
         Parameters
         ----------
         standby_slots, on_cluster
-            As for :meth:`start`; with a local master, one slot is enough for two standbys.
+            As for :meth:`start`; and whether each standby needs a slot (locally, two share one).
         """
         from clonos.cluster.pool import SlotPool
 

@@ -45,8 +45,8 @@ class Authority:
             raise TlsUnavailable(
                 "streams that leave this machine are encrypted, and the certificates for that "
                 f"cannot be made: {error}",
-                remedy="install clonos[tls] where the driver runs (executors need nothing), or "
-                "pass tls=False if that network is trusted",
+                remedy='pip install ".[tls]" in a clone of clonos, where the driver runs '
+                "(executors need nothing), or pass tls=False if that network is trusted",
             ) from error
         name = job_id.encode()[:NAME_BYTES].decode(errors="ignore")
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
