@@ -81,7 +81,6 @@ def test_an_effect_waits_until_its_log_is_safe(calls):
     calls.to_make([(send, request(7)._replace(key="b"))], 12)
     calls.check()
     assert calls.holds
-    assert not calls.holds_all, "the read is under way"
     assert not calls.released(10)
     assert calls.released(11) == ((pay, request(7)._replace(key="a")),)
     assert not calls.released(11), "once"
@@ -94,7 +93,6 @@ def test_an_effect_of_an_earlier_life_is_in_doubt():
     calls = OpenCalls({FIRST: request(7), SECOND: effect})
     assert calls.begun(8) == ((FIRST, request(7)),)
     calls.take([Outcome(*FIRST, request(7).digest, True, b"")], "task")
-    assert calls.holds_all
     assert not calls.released(7)
     assert calls.released(8) == ((SECOND, effect._replace(in_doubt=True)),)
 

@@ -7,12 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from clonos.core.calls import CallId, OpenCalls, Outcome, Request
-from clonos.core.choice import choose, must_rest
+from clonos.core.choice import choose
 from clonos.core.determinants import Source, Timer
-from clonos.core.fences import Fences
-from clonos.core.plan import Incarnation
-from clonos.core.seals import Seals
 from clonos.core.step import TaskTime
 
 DUE_MS = 100
@@ -73,40 +69,3 @@ def test_timers_wait_for_no_row_that_is_not_taken(rows: Rows, is_full: bool) -> 
 def test_without_a_timer_rows_are_taken() -> None:
     assert causes(task(Rows(), DUE_MS + 1), 2) == [Source.__name__] * 2
     assert causes(task(Rows(), None), 2) == [Source.__name__] * 2
-
-
-def test_a_task_whose_effects_wait_for_floors_takes_what_is_on_its_way() -> None:
-    """... after a loss was forgiven, and until its floor has passed that."""
-    effect, read = CallId(0, 1), CallId(0, 2)
-    of: Any = SimpleNamespace(
-        calls=OpenCalls({effect: Request(None, (), 1, key="a"), read: Request(None, (), 2)}),
-        fences=Fences(),
-        seals=Seals(None),
-        life=SimpleNamespace(generation=1),
-    )
-    of.calls.begun(position=9)
-    of.fences.resolve(7, Incarnation(1, 1), 13)
-    of.calls.take([Outcome(*read, 2, True, b"")], "task")
-    assert not must_rest(of), "nothing was forgiven: the log is safe soon"
-    of.fences.resolve(7, Incarnation(1, 2), 13, forgive=True)
-    assert must_rest(of)
-    of.seals._seals[4] = SimpleNamespace(layer=SimpleNamespace(position=20, generation=1))
-    of.seals.floor(19)
-    assert must_rest(of)
-    of.seals.floor(20)
-    assert not must_rest(of), "its floor is of the new generation"
-
-
-def test_a_task_of_which_a_call_is_under_way_waits_for_that() -> None:
-    """It is not full any more when the answer comes."""
-    of: Any = SimpleNamespace(
-        calls=OpenCalls({CallId(0, 1): Request(None, (), 1, key="a")}),
-        fences=Fences(),
-        seals=Seals(None),
-        life=SimpleNamespace(generation=1),
-    )
-    of.fences.resolve(7, Incarnation(1, 2), 13, forgive=True)
-    of.calls.begun(position=9)
-    assert must_rest(of)
-    of.calls.released(9)  # it is being made
-    assert not must_rest(of)

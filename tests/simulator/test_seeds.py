@@ -170,13 +170,6 @@ def test_rows_that_a_copy_has_survived_are_not_to_blame_for_what_was_before():
     assert simulate(745092658, Kind(calls=True)).verdict == "ok"
 
 
-def test_effects_that_wait_for_floors_do_not_keep_floors_from_moving():
-    """A loss was forgiven. Effects waited until floors had passed the entries that took what was
-    lost; floors waited until all that was on its way was taken, and the task was full of effects.
-    """
-    assert simulate(745119803, Kind(calls=True)).verdict == "ok"
-
-
 def test_an_older_journal_goes_only_when_the_name_of_the_newer_one_is_on_the_disk():
     """A driver died after a failed sync of the folder; the next one deleted the older journal."""
     assert simulate(746083578, Kind(calls=True)).verdict != "violation"

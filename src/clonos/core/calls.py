@@ -135,11 +135,6 @@ class OpenCalls:
         """Whether effects wait until the log entries that led to them are safe."""
         return bool(self._held)
 
-    @property
-    def holds_all(self) -> bool:
-        """Whether all open calls wait for that, so that none of them ends before."""
-        return bool(self._held) and len(self._held) == len(self._open)
-
     def released(self, stable: int) -> tuple[tuple[CallId, Request], ...]:
         """The effects to be made now that the log is safe up to the entry `stable`."""
         due = {call: request for call, (at, request) in self._held.items() if at <= stable}

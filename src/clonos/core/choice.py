@@ -6,15 +6,12 @@ from typing import Any, Protocol
 
 from clonos.core.calls import OUTCOMES_MAX, OpenCalls
 from clonos.core.determinants import Determinant, Marker, Outcomes, Timer
-from clonos.core.fences import Fences
 from clonos.core.inbounds import Inbounds
 from clonos.core.intake import Intake
-from clonos.core.life import Life
 from clonos.core.loops import Rounds
 from clonos.core.messages import Item
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import TaskSpec
-from clonos.core.seals import Seals
 from clonos.core.step import TaskTime
 
 
@@ -22,9 +19,6 @@ class Task(Protocol):
     """What the choice needs to know of the task."""
 
     spec: TaskSpec
-    life: Life
-    fences: Fences
-    seals: Seals
     inbounds: Inbounds
     outbounds: Outbounds
     intake: Intake
@@ -72,13 +66,3 @@ def choose(task: Task, *, is_full: bool) -> tuple[Determinant | None, list[Item]
     else:
         chosen = inbounds.choose()
     return (timer, []) if chosen[0] is None else chosen
-
-
-def must_rest(task: Task) -> bool:
-    """Whether a task has to take what is on its way, however many calls are open.
-
-    After a loss was forgiven, effects wait until floors have passed the entries that took what is
-    lost. All floors move at once, when all tasks have taken their input.
-    """
-    is_passed = task.seals.floor_generation >= task.life.generation
-    return task.calls.holds_all and task.fences.has_forgiven and not is_passed

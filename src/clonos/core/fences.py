@@ -151,11 +151,6 @@ class Fences:
 
     # --- dependencies -----------------------------------------------------------------------------
 
-    @property
-    def has_forgiven(self) -> bool:
-        """Whether a loss was accepted that the floor of the task that lost has not passed."""
-        return any(self._forgiven.values())
-
     def judge(self, dep: Dependencies) -> Trust:
         if not self._pending and not self._lost:
             return Trust.VALID

@@ -118,13 +118,10 @@ class Seals:
     ----------
     is_due
         Without markers: a layer should be sealed.
-    floor_generation
-        Of the newest floor.
     """
 
     def __init__(self, floor: Layer | None) -> None:
         self.is_due = False
-        self.floor_generation = floor.generation if floor is not None else 0
         self._seals: dict[int, Seal] = {}
         self._open: dict[int, Seal] = {}  # not acknowledged yet
         # A sender of feedback seals once in each life: only its acknowledgement says which
@@ -215,8 +212,7 @@ class Seals:
         """
         passed = [e for e, s in self._seals.items() if s.layer.position <= position]
         for number in set(passed) - self._open.keys():
-            generation = self._seals.pop(number).layer.generation
-            self.floor_generation = max(self.floor_generation, generation)
+            del self._seals[number]
 
     def get(self, epoch: int) -> Seal | None:
         """The seal of an epoch, if no floor has passed it."""

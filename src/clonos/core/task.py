@@ -16,7 +16,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.calls import OpenCalls
 from clonos.core.channels import Inbound
-from clonos.core.choice import choose, must_rest
+from clonos.core.choice import choose
 from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
     Determinant,
@@ -205,7 +205,7 @@ class TaskMachine:
     @property
     def _is_full(self) -> bool:
         """Whether calls must be answered before it takes more input, except markers."""
-        return self.program.is_full and self.injected <= self.epoch and not must_rest(self)
+        return self.program.is_full and self.injected <= self.epoch
 
     @property
     def wait_ms(self) -> int | None:

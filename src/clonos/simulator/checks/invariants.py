@@ -11,7 +11,6 @@ from typing import Any
 from clonos.core import messages as msg
 from clonos.core import outbounds as outbounds_module
 from clonos.core.channels import Outbound
-from clonos.core.choice import must_rest
 from clonos.core.cuts import valid_length
 from clonos.core.determinants import (
     Determinant,
@@ -311,9 +310,9 @@ def bounded_loop(machine: TaskMachine, cause: Determinant, *, was_full: bool) ->
 
 
 def is_full(machine: TaskMachine) -> bool:
-    """Whether a live task has as many calls open as it may, awaits no marker, and need not rest."""
-    may_exceed = machine.injected > machine.epoch or must_rest(machine)
-    return machine.is_live and machine.program.is_full and not may_exceed
+    """Whether a live task has as many calls open as it may, and awaits no marker."""
+    awaits_marker = machine.injected > machine.epoch
+    return machine.is_live and machine.program.is_full and not awaits_marker
 
 
 def bounded_calls(machine: TaskMachine, cause: Determinant, *, was_full: bool) -> None:

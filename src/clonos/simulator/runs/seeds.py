@@ -534,6 +534,8 @@ def simulate_job(
     called with the cluster before it starts.
     """
     small = random.random() < 0.3
+    if any(task.has_effects for task in job.plan.tasks):
+        options.availability = False  # as users cannot have both
     if size is not LARGE:
         options.turn_ms = random.choice(size.turns_ms)
         options.blind_ms = BLIND_MS
