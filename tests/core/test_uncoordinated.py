@@ -266,5 +266,5 @@ def test_one_layer_after_the_other_and_none_without_news(task):
     assert task.seal() is None
     task.stored(first)
     assert task.seal() is None
-    assert not task.machine.seals.has_news(task.machine)
+    assert not task.machine.seals.has_news
     assert task.machine.seals.beyond_floor == 1

@@ -244,7 +244,7 @@ def test_a_move_waits_for_a_floor_of_the_task_that_moves(seed, has_markers):
     play.until(lambda: keeper.length(MIDDLE) > keeper.positions[MIDDLE])
     play.post(co.MoveAsked(MIDDLE))
     machine = play.cluster.driver.coordinator.moves.machine
-    play.until(lambda: machine.state is moves.MovePhase.PREPARING)
+    play.until(lambda: machine.state is moves.MovePhase.SEALING)
     floor = keeper.positions[MIDDLE]
     play.until(lambda: machine.state is moves.MovePhase.YIELDING)
     assert keeper.positions[MIDDLE] > floor

@@ -414,6 +414,10 @@ CODEC: Final = Codec(
         # Between coordinator and slot, about effects.
         5: mandate.MandateAsked,
         6: mandate.MandateGiven,
+        # Of planned moves.
+        7: m.Prepare,  # coordinator to slot
+        8: m.Prepared,  # slot to coordinator
+        9: m.Handed,  # a part of messages of both
         15: m.Resting,  # slot to coordinator
         # Coordinator to slot.
         16: m.Fence,

@@ -129,6 +129,7 @@ class Coordinator:
             msg.Unreachable: self.reach.complained,
             msg.Reached: self.reach.reached,
             msg.Unreadable: self.recoveries.unreadable,
+            msg.Prepared: self.moves.prepared,
             msg.Yielded: self.moves.yielded,
             msg.Claim: self._on_claim,
             levels.Held: self._on_held,

@@ -179,10 +179,23 @@ class Resolve:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """What a task at rest gives to its next life, which so has nothing to replay.
+
+    ``layer``: the changes since the floor, encoded, with all items that receivers may still ask
+    for; ``runs``: all log entries that the task holds.
+    """
+
+    layer: bytes
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Activate:
     """Become `task`: restore the layers, replay the log, go live.
 
-    ``log``: the last piece of the log; earlier ones have come as :class:`LogPiece`.
+    ``log``: the last piece of the log; earlier ones have come as :class:`LogPiece`. ``handed``: the
+    life before has handed over; then there is no log to replay.
 
     ``fences``: every resolved fence still in force, so that this life refuses what all others
     refuse.
@@ -203,6 +216,7 @@ class Activate:
     watched_steps: int = 0
     suspects: tuple[Suspect, ...] = ()
     claimed: tuple[int, bytes] = (0, b"")
+    handed: Handed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +265,12 @@ class Granted:
     """The journal has a :class:`Claim`: output of the steps up to `position` may leave the task."""
 
     position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """The task is about to move: seal what has changed, say so (:class:`Prepared`), and seal no
+    more until a :class:`Resume`. What changes from then on is handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +325,7 @@ TaskCommand = (
     | ReadLog
     | Throttle
     | Granted
+    | Prepare
     | Yield
     | Resume
 )
@@ -437,11 +458,24 @@ class Resting:
 
 
 @dataclass(frozen=True, slots=True)
-class Yielded:
-    """The task rests: no step is under way, no call is open, and all output is written."""
+class Prepared:
+    """The task has sealed its last layer for now, at `position`."""
 
     task: int
     incarnation: Incarnation
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """The task rests: no step is under way, no call is open, and all output is written.
+
+    ``handed``: what it hands over; None: its next life has to replay its log.
+    """
+
+    task: int
+    incarnation: Incarnation
+    handed: Handed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,6 +578,7 @@ Report = (
     | Reached
     | Unreadable
     | Resting
+    | Prepared
     | Yielded
     | Claim
     | Held

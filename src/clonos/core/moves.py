@@ -2,12 +2,14 @@
 
 ::
 
-    PREPARING  a copy of the cell is brought to the newest floor in the target slot, and a new floor
-               is asked for, so that little has to be replayed
+    COPYING    a copy of the cell is brought to the newest floor in the target slot
+    SEALING    the tasks seal once more, and no more after that; the copy gets that layer, too, as
+               soon as it is a floor
     YIELDING   the tasks end the step under way, take the outcomes of their calls, let sinks write,
                and take no more input; if that takes too long they resume, and nothing has happened
-    HANDING    the tasks are fenced. Each has its own log to the end, so nothing is lost; they
-               recover in the target slot, which replays what is beyond the floor
+    HANDING    the tasks are fenced. Each hands over what has changed since its floor
+               (:mod:`clonos.core.handover`), and its next life goes on from there in the target
+               slot. If that is too much, the log is read and replayed; it is complete
 
 So a move is a recovery in which nothing is unknown. One cell moves at a time, and none while a
 recovery is under way: recoveries come first.
@@ -21,6 +23,7 @@ failure like any other, except that a slot is ready and the old life's log is re
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from typing import Final
 
 from clonos.core import messages as msg
@@ -34,7 +37,7 @@ from clonos.core.rivals import Rivals
 from clonos.core.roster import RUNNING, Roster
 from clonos.core.standbys import Standbys
 
-PREPARE_MS: Final = 60_000
+COPY_MS: Final = 60_000
 """How long a copy may take until the move is given up."""
 FRESH_MS: Final = 500
 """How long a move waits for the floor that it has asked for; without it, more is replayed."""
@@ -59,7 +62,8 @@ class MovePhase(Enum):
     """The phases of a move."""
 
     IDLE = "idle"
-    PREPARING = "preparing"
+    COPYING = "copying"
+    SEALING = "sealing"
     YIELDING = "yielding"
     HANDING = "handing over"
 
@@ -68,7 +72,8 @@ class MoveEvent(Enum):
     """What happens to a move."""
 
     ASKED = "all run, there is a slot"
-    PREPARED = "copy and floor are new"
+    COPIED = "the copy is at the floor"
+    SEALED = "the copy is at a new floor"
     YIELDED = "all tasks rest"
     OVERTAKEN = "copy is near, and nobody is asked"
     LIVE = "all tasks live again"
@@ -79,10 +84,12 @@ MOVE = Table(
     "a planned move",
     MovePhase.IDLE,
     {
-        (MovePhase.IDLE, MoveEvent.ASKED): MovePhase.PREPARING,
-        (MovePhase.PREPARING, MoveEvent.PREPARED): MovePhase.YIELDING,
-        (MovePhase.PREPARING, MoveEvent.OVERTAKEN): MovePhase.HANDING,
-        (MovePhase.PREPARING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
+        (MovePhase.IDLE, MoveEvent.ASKED): MovePhase.COPYING,
+        (MovePhase.COPYING, MoveEvent.COPIED): MovePhase.SEALING,
+        (MovePhase.COPYING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
+        (MovePhase.SEALING, MoveEvent.SEALED): MovePhase.YIELDING,
+        (MovePhase.SEALING, MoveEvent.OVERTAKEN): MovePhase.HANDING,
+        (MovePhase.SEALING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
         (MovePhase.YIELDING, MoveEvent.YIELDED): MovePhase.HANDING,
         (MovePhase.YIELDING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
         (MovePhase.HANDING, MoveEvent.LIVE): MovePhase.IDLE,
@@ -125,7 +132,10 @@ class Moves:
         self.target = -1
         self._floors: dict[int, int] = {}  # where the floors of the cell were
         self._since_ms = 0
+        self._sealed: dict[int, int] = {}  # where the last layers of the cell are
         self._awaited: set[int] = set()
+        self._handed: dict[int, msg.Handed] = {}  # by task that has yielded
+        self._failures = 0  # before that
 
     # --- what is wanted -------------------------------------------------------------------------
 
@@ -183,8 +193,10 @@ class Moves:
                 return  # at least once: a move would repeat as much as a failure
             if self._wanted or self._leaving:
                 self._next()
-        elif phase is MovePhase.PREPARING:
-            self._prepare()
+        elif phase is MovePhase.COPYING:
+            self._copy()
+        elif phase is MovePhase.SEALING:
+            self._seal()
         elif phase is MovePhase.YIELDING:
             self._wait()
         elif all(self._roster.tasks[t].phase in RUNNING for t in self._cell):
@@ -193,17 +205,27 @@ class Moves:
     @property
     def wants_floor(self) -> bool:
         """Whether layers should be sealed at once, so that less is replayed."""
-        is_preparing = self.machine.state is MovePhase.PREPARING
-        return is_preparing and not self._has_new_floors
+        return self.machine.state is MovePhase.SEALING and not self._has_new_floors
 
     @property
     def _has_new_floors(self) -> bool:
-        """Whether the floors of the cell have moved since, or are where its logs end."""
+        """Whether the floors of the cell have moved since, or are where its logs end. A task that
+        hands over has a floor at its last layer."""
         keeper = self._roster.keeper
+        if self._hands_over:
+            return all(keeper.positions[t] >= self._sealed.get(t, inf) for t in self._cell)
         return all(
             keeper.positions[task] > floor or keeper.length(task) == floor
             for task, floor in self._floors.items()
         )
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether the tasks are asked to seal a last layer. With markers no task seals by itself; a
+        loss that is forgiven concerns items that were taken since the floor, and the new life would
+        not know these; a task that is overtaken is not asked for anything."""
+        has_markers = self._roster.plan.has_markers
+        return not (has_markers or self._recoveries.availability or self._cell in self._slow)
 
     # --- one move -------------------------------------------------------------------------------
 
@@ -245,7 +267,6 @@ class Moves:
         self.machine.on(MoveEvent.ASKED)
         self._cell, self.target = cell, target.id
         self._since_ms = self._roster.now_ms
-        self._floors = {task: self._roster.keeper.positions[task] for task in cell}
         if not target.keeps(cell):
             self._standbys.follow(target, cell)
 
@@ -255,20 +276,38 @@ class Moves:
         is_taken = self.target in self._roster.taken()
         return target is None or target.leaves or is_taken or not self._roster.all_run
 
-    def _prepare(self) -> None:
+    def _copy(self) -> None:
+        if self._is_broken():
+            self._give_up(FAILED)
+        elif self._roster.now_ms - self._since_ms >= COPY_MS:
+            self._give_up(NEVER_COPIED)
+        elif self._is_filled():
+            self.machine.on(MoveEvent.COPIED)
+            self._since_ms = self._roster.now_ms
+            self._floors = {task: self._roster.keeper.positions[task] for task in self._cell}
+            self._sealed.clear()
+            for task in self._cell if self._hands_over else ():
+                self._roster.command(task, msg.Prepare())
+
+    def prepared(self, slot: int, report: msg.Prepared) -> None:
+        """A task has sealed its last layer."""
+        is_current = report.incarnation == self._roster.tasks[report.task].incarnation
+        if self.machine.state is MovePhase.SEALING and report.task in self._cell and is_current:
+            self._sealed[report.task] = report.position
+
+    def _seal(self) -> None:
         waited_ms = self._roster.now_ms - self._since_ms
         if self._is_broken():
             self._give_up(FAILED)
-        elif waited_ms >= PREPARE_MS:
+        elif waited_ms >= COPY_MS:
             self._give_up(NEVER_COPIED)
-        elif not self._roster.slots[self.target].keeps(self._cell):
-            self._standbys.follow(self._roster.slots[self.target], self._cell)
         elif self._is_filled() and (self._has_new_floors or waited_ms >= FRESH_MS):
             if self._cell in self._slow:
                 self._overtake()
                 return
-            self.machine.on(MoveEvent.PREPARED)
+            self.machine.on(MoveEvent.SEALED)
             self._since_ms, self._awaited = self._roster.now_ms, set(self._cell)
+            self._handed, self._failures = {}, self._recoveries.failures
             for task in self._cell:
                 self._roster.command(task, msg.Yield())
 
@@ -284,8 +323,12 @@ class Moves:
         self._recoveries.hand_over(self._cell, self.target, is_planned=False)
 
     def _is_filled(self) -> bool:
-        """Whether the copy has reached the floor."""
-        standbys, layers = self._roster.slots[self.target].standbys, self._roster.keeper.layers
+        """Whether the copy has reached the floor; if there is none (any more), it begins."""
+        target, layers = self._roster.slots[self.target], self._roster.keeper.layers
+        if not target.keeps(self._cell):
+            self._standbys.follow(target, self._cell)
+            return False
+        standbys = target.standbys
         return all(
             standbys.get(task, -1) >= max((ref.epoch for ref in layers[task]), default=0)
             for task in self._cell
@@ -298,6 +341,8 @@ class Moves:
         if not is_awaited or report.incarnation != task.incarnation:
             return
         self._awaited.discard(task.id)
+        if report.handed is not None:
+            self._handed[task.id] = report.handed
         self._wait()
 
     def _wait(self) -> None:
@@ -307,11 +352,16 @@ class Moves:
             self._give_up(BUSY)
         elif not self._awaited:
             self.machine.on(MoveEvent.YIELDED)
-            self._recoveries.hand_over(self._cell, self.target)
+            self._recoveries.hand_over(self._cell, self.target, handed=self._usable())
+
+    def _usable(self) -> dict[int, msg.Handed]:
+        """What is handed over, by task; nothing if some life has ended since the tasks were asked.
+        They knew all fences before that."""
+        return self._handed if self._recoveries.failures == self._failures else {}
 
     def _give_up(self, why: str) -> None:
         """Give the move up, as if nothing had happened."""
-        if self.machine.state is MovePhase.YIELDING:
+        if self.machine.state in (MovePhase.SEALING, MovePhase.YIELDING):
             for task in self._cell:
                 self._roster.command(task, msg.Resume())
         self._end(MoveEvent.GIVEN_UP, why)
@@ -319,7 +369,7 @@ class Moves:
 
     def _end(self, event: MoveEvent, why: str = FAILED) -> None:
         self.machine.on(event)
-        cell, self._awaited = self._cell, set()
+        cell, self._awaited, self._handed = self._cell, set(), {}
         self._forget(cell)
         if self._roster.home(cell) == self.target:
             self._roster.do(notes.Moved(cell[0], self.target))

@@ -138,9 +138,11 @@ class Level(OfTask):
 
 @dataclass(frozen=True, slots=True)
 class Moving(OfTask):
-    """A life rests, and is over: the next one is in another slot."""
+    """A life rests, and is over: the next one is in another slot. ``hands_over``: it goes on where
+    this one rests."""
 
     incarnation: Incarnation
+    hands_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

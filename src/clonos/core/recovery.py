@@ -17,7 +17,8 @@ no loss may be forgiven before the next is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from clonos.core import messages as msg
@@ -60,6 +61,13 @@ class Recoveries:
         Whether sources wait.
     patience_ms
         See :data:`PATIENCE_MS`.
+
+    Attributes
+    ----------
+    availability
+        As given.
+    failures
+        How many lives have ended unplanned.
     """
 
     def __init__(
@@ -81,7 +89,7 @@ class Recoveries:
         self._tasks = roster.tasks
         self._do = roster.do
         self._checkpoints = checkpoints
-        self._availability = availability
+        self.availability = availability
         self._reach = reach
         self._blame = blame
         self._standbys = standbys
@@ -89,6 +97,8 @@ class Recoveries:
         self._throttle = throttle
         self._patience_ms = patience_ms
         self._heirs: dict[Cell, int] = {}  # cells that move, and their target slots
+        self._handed: dict[int, msg.Handed] = {}  # by task, until it lives again
+        self.failures = 0
 
     # --- fencing, reading ---------------------------------------------------------------------
 
@@ -131,24 +141,44 @@ class Recoveries:
             self._begin(task)
         self._advance()
 
-    def hand_over(self, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
+    def hand_over(
+        self,
+        cell: Cell,
+        heir: int,
+        *,
+        handed: Mapping[int, msg.Handed] = MappingProxyType({}),
+        is_planned: bool = True,
+    ) -> None:
         """A cell goes on in another slot. Each task is asked for its own log, which is complete.
-        Nothing is lost if the cell rests, as planned; otherwise its step under way is."""
+        Nothing is lost if the cell rests, as planned; otherwise its step under way is.
+
+        ``handed``: what tasks hand over, their logs included. Nobody need be asked for these.
+        """
         self._heirs[cell] = heir
+        for task, given in handed.items():
+            self._keeper.append(run for run in given.runs if run.task == task)
         for task in cell:
-            self._begin(self._tasks[task], is_planned=is_planned)
+            self._begin(self._tasks[task], is_planned=is_planned, hands_over=task in handed)
+        self._handed.update(handed)
         self._advance()
 
-    def _begin(self, task: TaskState, *, is_planned: bool = False) -> None:
-        """Fence a life everywhere; each holder answers how much of its log it has."""
-        over = notes.Moving if is_planned else notes.Detected
-        self._do(over(task.id, task.incarnation))
+    def _begin(
+        self, task: TaskState, *, is_planned: bool = False, hands_over: bool = False
+    ) -> None:
+        """Fence a life everywhere; each holder answers how much of its log it has. A life that
+        hands over has said that, and takes no more steps."""
+        if is_planned:
+            self._do(notes.Moving(task.id, task.incarnation, hands_over))
+        else:
+            self.failures += 1
+            self._handed.clear()  # it may depend on what is lost now
+            self._do(notes.Detected(task.id, task.incarnation))
         self._checkpoints.forget(task)
         task.incarnation = Incarnation(self._roster.term, task.incarnation.n + 1)
         task.machine.on(TaskEvent.FAILED)
         task.since_ms = self._roster.now_ms
         task.answers.clear()
-        task.awaited = self._holders(task)
+        task.awaited = set() if hands_over else self._holders(task)
         self._keeper.fence(task.id, task.incarnation)
         self._tell_all(msg.Fence(task.id, task.incarnation))
 
@@ -250,7 +280,7 @@ class Recoveries:
     def _resolvable(self) -> list[TaskState]:
         """Tasks whose log is read, and which wait for no more cuts of their ancestors."""
         ready = self._in(TaskPhase.READY)
-        if self._availability:
+        if self.availability:
             return [] if self._in(TaskPhase.FENCING) or self._in(TaskPhase.READING) else ready
         return [task for task in ready if not self._awaits_cuts(task)]
 
@@ -274,7 +304,7 @@ class Recoveries:
         lost_output = [
             t for t in ready if self._keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
         ]
-        if lost_output and not self._availability:
+        if lost_output and not self.availability:
             self._roster.fail(
                 "OrphanedOutput",
                 "output that has left the job depends on log entries that no process holds "
@@ -284,14 +314,14 @@ class Recoveries:
             return
         orphans = [*self._orphans(ready, lengths), *self._cut_waiting(ready, lengths)]
         # Availability spares tasks that run; a log that is still to be replayed must be consistent.
-        roll_back = [t for t in orphans if not self._availability or t.phase not in RUNNING]
+        roll_back = [t for t in orphans if not self.availability or t.phase not in RUNNING]
         for orphan in roll_back:
             self._do(notes.Orphan(orphan.id))
             self._begin(orphan)
-        if roll_back and (self._availability or self._are_above(roll_back, ready)):
+        if roll_back and (self.availability or self._are_above(roll_back, ready)):
             return  # what they lose may void entries of these logs: all of them are cut together
         begins_anew = self._plan.leaves_gaps and any(task.incarnation.n for task in ready)
-        reset = self._availability and bool(orphans or lost_output or begins_anew)
+        reset = self.availability and bool(orphans or lost_output or begins_anew)
         generation = self._keeper.generation + reset
         if reset:
             self._checkpoints.reset()
@@ -396,15 +426,17 @@ class Recoveries:
 
         So the task need not hear of pending fences: there are none upstream of it.
         """
-        if self._availability:
+        if self.availability:
             return not any(t.phase in UNRESOLVED for t in self._tasks.values())
         return not self._unresolved_above(task)
 
     def _activate(self, task: TaskState, slot_id: int) -> None:
         keeper, roster, slot = self._keeper, self._roster, self._roster.slots[slot_id]
         task.machine.on(TaskEvent.ACTIVATED)
-        log = keeper.book.runs(task.id, keeper.positions[task.id] + 1)
-        *pieces, last = in_pieces(log if self._plan.causal_log else ()) or [()]
+        handed = self._handed.pop(task.id, None)
+        is_replayed = self._plan.causal_log and handed is None
+        log = keeper.book.runs(task.id, keeper.positions[task.id] + 1) if is_replayed else ()
+        *pieces, last = in_pieces(log) or [()]
         activate = msg.Activate(
             task.id,
             task.incarnation,
@@ -415,6 +447,7 @@ class Recoveries:
             keeper.generation,
             *self._blame.next_life(task.id),
             claimed=keeper.claimed.get(task.id, (0, b"")),
+            handed=handed,
         )
         self._standbys.activated(slot, task.id)
         self._holdings.tell(slot.id, task.id)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
 from clonos.core.channels import Inbound, Outbound
-from clonos.core.events import StoreLayer
+from clonos.core.events import Action, LayerStored, StoreLayer, Tell
+from clonos.core.handover import AtRest, at_rest, to_store
+from clonos.core.inbounds import Inbounds
 from clonos.core.intake import Intake
 from clonos.core.levels import LayerRef
 from clonos.core.life import Life
+from clonos.core.log import LogBook
 from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Dependencies, Kind, LayerAck, Resting
+from clonos.core.messages import Dependencies, Kind, LayerAck, Prepared, Resting, SealLayer
 from clonos.core.outbounds import Outbounds
-from clonos.core.plan import Incarnation
+from clonos.core.plan import Incarnation, Plan
 from clonos.core.program import Program
 from clonos.core.sealed import Layer
 
@@ -45,6 +49,14 @@ SEAL = Table(
 )
 
 
+class Closing(Enum):
+    """Whether more layers follow: none does once a task is prepared to move."""
+
+    OPEN = "open"
+    LAST = "one more"
+    CLOSED = "closed"
+
+
 class Task(Protocol):
     """What a seal needs to know of the task."""
 
@@ -53,6 +65,7 @@ class Task(Protocol):
     life: Life
     program: Program
     position: int
+    epoch: int
     dep: Dependencies
     clock_ms: int
     wake_ms: int | None
@@ -60,6 +73,14 @@ class Task(Protocol):
     end_is_out: bool
     rounds: Rounds | None
 
+    @property
+    def book(self) -> LogBook: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def inbounds(self) -> Inbounds: ...
+    @property
+    def outbounds(self) -> Outbounds: ...
     @property
     def under_way(self) -> object | None: ...
     @property
@@ -111,8 +132,12 @@ class Seals:
 
     Parameters
     ----------
+    task
+        The task that seals.
     floor
-        The layer that the task begins with, if any.
+        The layer that it begins with, if any.
+    do
+        Takes actions.
 
     Attributes
     ----------
@@ -120,8 +145,10 @@ class Seals:
         Without markers: a layer should be sealed.
     """
 
-    def __init__(self, floor: Layer | None) -> None:
+    def __init__(self, task: Task, floor: Layer | None, do: Callable[[Action], None]) -> None:
         self.is_due = False
+        self._task, self._do = task, do
+        self._closing = Closing.OPEN
         self._seals: dict[int, Seal] = {}
         self._open: dict[int, Seal] = {}  # not acknowledged yet
         # A sender of feedback seals once in each life: only its acknowledgement says which
@@ -130,34 +157,63 @@ class Seals:
         if floor is not None and not floor.carried:
             self._newest = floor.position, floor.generation
 
-    def has_news(self, task: Task) -> bool:
+    @property
+    def has_news(self) -> bool:
         """Whether something has happened that is in no layer."""
-        return self._newest != (task.position, task.life.generation)
+        return self._newest != (self._task.position, self._task.life.generation)
 
-    def may_seal(self, task: Task) -> bool:
+    # --- when to seal -------------------------------------------------------------------------
+
+    def wanted(self, command: SealLayer) -> None:
+        """The coordinator wants a layer; or to know if there is nothing to seal."""
+        self.is_due = True
+        self.seal_if_due()
+        if resting := self._resting(command.number):
+            self._do(Tell(resting))
+
+    def seal_if_due(self) -> None:
+        """Without markers: seal, if it is time and no step is under way."""
+        if self._task.under_way is not None:
+            return
+        if self.may_seal():
+            self.seal(self._task.epoch + 1)
+        if self._closing is Closing.LAST and not self.has_news:
+            self._closing, self.is_due = Closing.CLOSED, False
+            task = self._task
+            self._do(Tell(Prepared(task.id, task.incarnation, task.position)))
+
+    def may_seal(self) -> bool:
         """Without markers: whether to seal now; one layer after the other.
 
         Not while an input starts over, because our place on it is unknown then.
         """
         return (
             self.is_due
+            and self._closing is not Closing.CLOSED
             and not self._open
-            and self.has_news(task)
-            and all(end.reset_at is None for end in task.inputs.values())
+            and self.has_news
+            and all(end.reset_at is None for end in self._task.inputs.values())
         )
 
-    def resting(self, task: Task, number: int) -> Resting | None:
+    def _resting(self, number: int) -> Resting | None:
         """What a live task answers that has nothing to seal; None: it has, or may have soon."""
+        task = self._task
         is_at_work = task.under_way is not None or not task.life.is_live
         intake = task.intake
         takes_rows = task.life.spec.is_source and not (intake.is_closed or intake.ended)
-        if is_at_work or takes_rows or self._open or self.has_news(task):
+        if is_at_work or takes_rows or self._open or self.has_news:
             return None
         return Resting(task.id, task.incarnation, task.position, len(task.calls), number)
 
-    def seal(self, task: Task, epoch: int) -> StoreLayer:
+    # --- a layer ------------------------------------------------------------------------------
+
+    def seal(self, epoch: int) -> None:
         """Freeze what has changed since the last seal. Steps do not notice."""
-        self.is_due = False
+        self._do(self._sealed(epoch))
+
+    def _sealed(self, epoch: int) -> StoreLayer:
+        task, self.is_due = self._task, False
+        task.epoch = task.inbounds.epoch = epoch
         self._newest = task.position, task.life.generation
         layer = Layer(
             task=task.id,
@@ -182,22 +238,62 @@ class Seals:
         self._seals[epoch] = self._open[epoch] = Seal(layer, len(task.calls))
         return StoreLayer(layer, task.program.delta())
 
-    def stored(self, ref: LayerRef) -> None:
+    def stored(self, event: LayerStored) -> None:
         """A layer is stored; ignored if a floor has passed it."""
-        seal = self._seals.get(ref.epoch)
-        if seal is not None:
-            seal.stored(ref)
+        if (seal := self._seals.get(event.ref.epoch)) is not None:
+            seal.stored(event.ref)
+        self.acknowledge()
 
-    def settled(self, outbounds: Outbounds) -> list[LayerAck]:
+    def acknowledge(self) -> None:
         """A layer counts once it is stored and all output delivered before it is durable."""
-        acks = []
         for number, seal in list(self._open.items()) if self._open else ():
             if seal.machine.state is SealState.STORED:
                 upto = {channel: seq for channel, (seq, _) in seal.layer.outs.items()}
-                if outbounds.are_settled(upto):
-                    acks.append(seal.acknowledge())
+                if self._task.outbounds.are_settled(upto):
+                    self._do(Tell(seal.acknowledge()))
                     del self._open[number]
-        return acks
+                    self.seal_if_due()
+
+    # --- before a move ------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """The task is about to move: seal once more, and then no more."""
+        self._closing, self.is_due = Closing.LAST, True
+        self.seal_if_due()
+
+    def resume(self) -> None:
+        """It does not move after all."""
+        self._closing = Closing.OPEN
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more layers follow for now."""
+        return self._closing is Closing.CLOSED
+
+    def rest(self) -> AtRest | None:
+        """Seal what has changed since the floor, with all items that receivers may still ask for.
+        None: nothing has, or not all of it is here.
+
+        It is a layer like any other, except that it is stored only where the task goes on.
+        """
+        logs = {channel: end.log for channel, end in self._task.outputs.items()}
+        is_all_here = not any(log.spilled.files for log in logs.values())
+        if not self.is_closed or self._seals or not self.has_news or not is_all_here:
+            return None
+        sealed = self._sealed(self._task.epoch + 1)
+        carried = {channel: log.carried for channel, log in logs.items()}
+        sealed = StoreLayer(replace(sealed.layer, carried=carried), sealed.delta)
+        return at_rest(sealed, self._task.book)
+
+    def take_over(self, layer: Layer) -> None:
+        """The task begins with this layer, which an earlier life has not stored: store it."""
+        assert isinstance(layer.delta, bytes)
+        self._newest = layer.position, layer.generation
+        sealed = to_store(self._task.plan, layer, layer.delta)
+        self._seals[layer.epoch] = self._open[layer.epoch] = Seal(sealed.layer, 0)
+        self._do(sealed)
+
+    # --- floors -------------------------------------------------------------------------------
 
     @property
     def beyond_floor(self) -> int:

@@ -32,6 +32,7 @@ from clonos.core.determinants import (
     in_parts,
 )
 from clonos.core.fences import merge
+from clonos.core.handover import AtRest, logs_of, taken_over
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.intake import Intake, cuts_to_read
@@ -104,6 +105,10 @@ class TaskMachine:
         for layer in layers:
             program.apply(layer.delta)
             floor = layer
+        base, handed = floor.position if floor else 0, taken_over(activate, floor)
+        if handed is not None:
+            program.apply(handed.delta)
+            floor = handed
         self.plan = plan
         self.spec = self.life.spec
         self.id = activate.task
@@ -131,8 +136,8 @@ class TaskMachine:
         self.clock_ms = floor.clock_ms if floor else 0
         self.wake_ms = floor.wake_ms if floor else getattr(program, "first_due_ms", None)
         self.intake = Intake(floor, activate.claimed)
-        self.book.truncate(self.id, self.position)
-        for run in activate.log:
+        self.book.truncate(self.id, base)
+        for run in logs_of(activate):
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
         self._future = dependencies_of(plan, activate.log)  # of the log to replay
@@ -142,7 +147,8 @@ class TaskMachine:
         self.calls = OpenCalls(program.open_calls() if self._asks else {})
         self.is_urgent = False
         self.under_way: RunningStep | None = None
-        self.seals = Seals(floor)
+        self.seals = Seals(self, floor, self._do)
+        self._first = handed
         self.ended = self._has_ended()
         self.end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
@@ -158,7 +164,7 @@ class TaskMachine:
             ev.OutputClosed: self.outbounds.closed,
             ev.SourceRows: self.intake.offer,
             ev.SourceEnded: lambda _: self.intake.over(),
-            ev.LayerStored: self._on_layer_stored,
+            ev.LayerStored: self.seals.stored,
             ev.Written: self.outbounds.written,
             ev.CallsOver: lambda event: self.calls.heard(event.outcomes),
             **self.outbounds.handlers,
@@ -167,7 +173,9 @@ class TaskMachine:
             msg.Resolve: self._on_resolve,
             msg.Connect: lambda command: self.outbounds.connect(command.peer),
             msg.Inject: self._on_inject,
-            msg.SealLayer: self._on_seal_layer,
+            msg.SealLayer: self.seals.wanted,
+            msg.Prepare: lambda _: self.seals.prepare(),
+            msg.Resume: lambda _: self.seals.resume(),
             msg.Floor: self._on_floor,
             msg.ReadLog: self._on_read_log,
             msg.Throttle: self.intake.throttle,
@@ -250,6 +258,8 @@ class TaskMachine:
         again = range(self.position + 1, self.replay_to + 1) if self.spec.is_source else ()
         if cuts := cuts_to_read(self.book.record(self.id, position) for position in again):
             self._do(ev.NeedRows(cuts))  # all at once: the reader works ahead of us, within limits
+        if self._first is not None:
+            self.seals.take_over(self._first)
         self._if_replayed()
         return self._take_actions()
 
@@ -378,28 +388,13 @@ class TaskMachine:
         for channel in command.needs.keys() & self.outputs.keys():
             self.outbounds.truncate(channel, command.needs[channel])
 
-    def _on_seal_layer(self, command: msg.SealLayer) -> None:
-        self.seals.is_due = True
-        self._if_seal_is_due()
-        if resting := self.seals.resting(self, command.number):
-            self._do(ev.Tell(resting))
-
-    def _if_seal_is_due(self) -> None:
-        if self.under_way is None and self.seals.may_seal(self):
-            self._seal(self.epoch + 1)
-
-    def _on_layer_stored(self, event: ev.LayerStored) -> None:
-        self.seals.stored(event.ref)
-        self._if_acknowledged()
+    def rest(self) -> AtRest | None:
+        """No step is under way, and none follows: return what to hand over, if that is possible."""
+        return self.seals.rest()
 
     def _on_settled(self) -> None:
-        self._if_acknowledged()
+        self.seals.acknowledge()
         self._if_finished()
-
-    def _if_acknowledged(self) -> None:
-        for ack in self.seals.settled(self.outbounds):
-            self._do(ev.Tell(ack))
-            self._if_seal_is_due()
 
     def _on_read_log(self, command: msg.ReadLog) -> None:
         pieces = in_pieces(self.book.runs(command.task, command.start)) or [()]
@@ -556,7 +551,7 @@ class TaskMachine:
             self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, self.ended, probes)
         if marker:
             self.inbounds.next_epoch()
-            self._seal(marker)
+            self.seals.seal(marker)
             for inbound in self.inputs.values():
                 self._credit(inbound)
         elif isinstance(cause, Order):
@@ -564,7 +559,7 @@ class TaskMachine:
                 self._credit(self.inputs[channel])
         self.outbounds.stepped()
         if self.seals.is_due:
-            self._if_seal_is_due()
+            self.seals.seal_if_due()
         if self.ended:
             self._if_finished()
         if not step.is_live:
@@ -594,7 +589,3 @@ class TaskMachine:
         if step.marker > self.epoch:  # else it was made again, under the availability policy
             self.inputs[cause.channel].aligned = True
         return self.inbounds.aligned_epoch(step.marker or self.epoch + 1)
-
-    def _seal(self, epoch: int) -> None:
-        self.epoch = self.inbounds.epoch = epoch
-        self._do(self.seals.seal(self, epoch))

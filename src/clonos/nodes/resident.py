@@ -20,6 +20,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Determinant, encode_record
 from clonos.core.dial import Dial
+from clonos.core.handover import to_store
 from clonos.core.inbounds import COALESCE_ROWS
 from clonos.core.levels import AUTO, LayerRef, LevelInUse, MergeLayers
 from clonos.core.life import Phase
@@ -152,6 +153,7 @@ class Resident:
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
         self._yields = self._has_yielded = False
+        self._at_rest: ev.StoreLayer | None = None  # what it hands over
         self._seal_times = None if home.plan.has_markers else SealTimes(home.seals)
         self._statistics_at = 0.0
         self._told_logs = 0
@@ -281,6 +283,9 @@ class Resident:
             self._seal_times.wanted()
         elif isinstance(command, msg.Yield | msg.Resume):
             self._yields, self._has_yielded = isinstance(command, msg.Yield), False
+            if not self._yields:
+                self.hear(command)
+                self._keep_at_rest()
         else:
             self.hear(command)
 
@@ -314,9 +319,19 @@ class Resident:
     def _tell_if_yielded(self, machine: TaskMachine) -> None:
         """Tell the coordinator if nothing is under way: no step, no call, no write of a sink."""
         is_at_rest = machine.under_way is None and not machine.calls
-        if not self._has_yielded and is_at_rest and machine.outbounds.is_settled:
-            self._has_yielded = True
-            self._home.send(msg.Yielded(self.task, self._command.incarnation))
+        if self._has_yielded or not is_at_rest or not machine.outbounds.is_settled:
+            return
+        self._has_yielded, at_rest = True, machine.rest()
+        given = None
+        if at_rest is not None:
+            self._at_rest, given = at_rest.layer, at_rest.handed
+        self._home.send(msg.Yielded(self.task, self._command.incarnation, given))
+
+    def _keep_at_rest(self) -> None:
+        """It does not move after all: what it would have handed over is a layer like any other."""
+        if (sealed := self._at_rest) is not None:
+            self._at_rest = None
+            self._store_layer(to_store(self._home.plan, sealed.layer, sealed.delta))
 
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
         self.is_busy = False
@@ -393,7 +408,7 @@ class Resident:
         if self._tick_at is not None and now >= self._tick_at:
             self._perform(machine.handle(ev.Tick()))
             self._tick_at = None  # its effects will bring the next event
-        if self._seal_times is not None:
+        if self._seal_times is not None and not machine.seals.is_closed:
             self._seal_in_time(machine, self._seal_times, now)
         if self._levels is not None:
             self._levels.look(now)
@@ -403,7 +418,7 @@ class Resident:
             self.tell_statistics()
 
     def _seal_in_time(self, machine: TaskMachine, times: SealTimes, now: float) -> None:
-        times.look(now, has_news=machine.seals.has_news(machine))
+        times.look(now, has_news=machine.seals.has_news)
         if now >= self._seal_at(machine, times, now):
             times.sealed(now, busy_s=self._busy_s)
             self.hear(msg.SealLayer())
@@ -481,7 +496,7 @@ class Resident:
         until, now = IDLE_S, self._ports.clock.ticks_s()
         if self._tick_at is not None:
             until = min(until, self._tick_at - now)
-        if self._seal_times is not None:
+        if self._seal_times is not None and not machine.seals.is_closed:
             until = min(until, self._seal_at(machine, self._seal_times, now) - now)
         if (wait_ms := machine.wait_ms) is not None:
             until = min(until, wait_ms / 1000)

@@ -195,9 +195,15 @@ class LayerStore:
 
 def put_layer(store: LayerStore, sealed: StoreLayer) -> LayerRef:
     """Store a sealed layer, which is encoded only now."""
+    return put_whole(store, encoded_layer(sealed))
+
+
+def encoded_layer(sealed: StoreLayer) -> Layer:
+    """The sealed layer with its delta, which is encoded only now."""
     delta = sealed.delta
-    encoded = delta.encoded() if isinstance(delta, Encodable) else bytes(delta)
-    return put_whole(store, replace(sealed.layer, delta=encoded))
+    if isinstance(delta, Encodable):
+        delta = delta.encoded()
+    return replace(sealed.layer, delta=delta if isinstance(delta, Chunks) else bytes(delta))
 
 
 def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:

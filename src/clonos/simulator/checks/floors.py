@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clonos.core import events as ev
@@ -13,6 +13,9 @@ from clonos.core.sealed import Layer
 from clonos.core.task import TaskMachine
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.violations import require
+
+SealedAt = tuple[int, Incarnation, int]
+"""Task, life and epoch of a sealed layer."""
 
 
 def knows_where_it_is(machine: TaskMachine) -> None:
@@ -134,21 +137,19 @@ def restored_as_told(
 
 
 def restored_as_sealed(
-    program: Any, chain: Sequence[LayerRef], sealed: Mapping[tuple[int, Incarnation, int], Any]
+    program: Any, newest: SealedAt | None, sealed: Mapping[SealedAt, Any]
 ) -> None:
     """State is what it was when the newest of its layers was sealed: nothing is missing, and
     nothing is there twice. Toys count their steps."""
-    if not chain:
+    if newest is None or (known := sealed.get(newest)) is None:
         return
-    newest = chain[-1]
-    known = sealed.get((newest.task, newest.incarnation, newest.epoch))
-    if known is not None:
-        require(
-            program.count == known,
-            "as sealed",
-            f"task {newest.task} has state of {program.count} steps; its newest layer, "
-            f"{newest.path}, has that of {known}",
-        )
+    task, life, epoch = newest
+    require(
+        program.count == known,
+        "as sealed",
+        f"task {task} has state of {program.count} steps; its newest layer, {epoch} of life "
+        f"{life.term}.{life.n}, has that of {known}",
+    )
 
 
 def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:

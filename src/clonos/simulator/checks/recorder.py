@@ -22,6 +22,7 @@ from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import Cuts
 from clonos.simulator.checks.lethal import lethal_calls_end
 from clonos.simulator.checks.levels import Kept
+from clonos.simulator.checks.moves import Rested
 from clonos.simulator.checks.violations import require
 from clonos.simulator.jobs.programs import AnyJob
 from clonos.simulator.world.disks import LAYERS, Disks, stored
@@ -77,6 +78,7 @@ class Recorder:
         # By slot and holder: the term in which it said so, and how much it holds. A driver that was
         # replaced still hears answers until it notices.
         self._held: dict[int, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
+        self._rested = Rested()
         self._over: dict[int, Incarnation] = {}  # given up, even if unaware of it
         self._unresolved: set[int] = set()
         self._due: dict[int, set[int]] = {}  # unresolved tasks at the time when a task was resolved
@@ -179,6 +181,8 @@ class Recorder:
                 self.cuts.setdefault(task, []).append((life, length))
                 self._resolved(task)
             case notes.Detected(task, life) | notes.Moving(task, life):
+                if isinstance(note, notes.Moving) and note.hands_over:
+                    self._rested.hands_over(task, life)
                 self._over[task], self.has_failures = life, True
                 self._unresolved.add(task)
                 self._held[task].clear()
@@ -262,6 +266,7 @@ class Recorder:
         """A step has ended; `backlogs` were measured before it."""
         self.steps += 1
         invariants.over_is_over(machine)
+        self._rested.takes_no_step(machine)
         record = machine.book.record(machine.id, machine.position)
         self.digest.add(machine.id, machine.incarnation, machine.position, record)
         if machine.incarnation < self.newest.get(machine.id, NOBODY):
@@ -334,7 +339,8 @@ class Recorder:
         is_open = machine.phase is not Phase.FENCED and inbound.conn == event.conn
         if is_open and not self._is_over(machine):
             sender = inbound.spec.sender
-            invariants.fencing(sender, event.data.incarnation, self.fenced, machine.spec.name)
+            life = event.data.incarnation
+            self._rested.fencing(sender, life, self.fenced, machine.spec.name)
 
     def written(self, task: int, action: ev.Release) -> None:
         key = (action.generation, task, action.item.seq)
@@ -351,7 +357,7 @@ class Recorder:
         inbound = keeper.inputs[stream.channel]
         if inbound.conn == stream.conn:
             sender = inbound.spec.sender
-            invariants.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
+            self._rested.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
 
     def keeper_took(self, keeper: HouseKeeper, data: msg.Data | msg.Welcome) -> None:
         for run in data.runs if isinstance(data, msg.Data) else ():

@@ -11,13 +11,15 @@ from clonos.core import messages as msg
 from clonos.core.calls import CallId
 from clonos.core.determinants import Outcomes
 from clonos.core.fences import Cut
+from clonos.core.handover import AtRest
+from clonos.core.layer import decode_layer
 from clonos.core.life import Phase
 from clonos.core.sealed import Layer
 from clonos.core.step import Work
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Calls
 from clonos.simulator.checks import invariants
-from clonos.simulator.checks.floors import restored_as_sealed, restored_as_told
+from clonos.simulator.checks.floors import SealedAt, restored_as_sealed, restored_as_told
 from clonos.simulator.checks.invariants import (
     bounded_calls,
     bounded_loop,
@@ -52,6 +54,7 @@ class WatchedMachine(TaskMachine):
         **kwargs: Any,
     ) -> None:
         self._fetched, self._chain = tuple(layers), command.layers
+        self._handed = command.handed
         super().__init__(plan, command, program, self._fetched, *args, **kwargs)
         self._recorder = recorder
         self._events = 0
@@ -67,8 +70,23 @@ class WatchedMachine(TaskMachine):
     def start(self) -> list[ev.Action]:
         actions = super().start()
         restored_as_told(actions, self._chain, self._fetched)
-        restored_as_sealed(self.program, self._chain, self._recorder.sealed)
+        restored_as_sealed(self.program, self._begins_with(), self._recorder.sealed)
         return self._watch(actions)
+
+    def _begins_with(self) -> SealedAt | None:
+        """The newest layer in the state with which it begins."""
+        if (handed := self._handed) is not None:
+            layer = decode_layer(handed.layer)
+            return layer.task, layer.incarnation, layer.epoch
+        if not self._chain:
+            return None
+        newest = self._chain[-1]
+        return newest.task, newest.incarnation, newest.epoch
+
+    def rest(self) -> AtRest | None:
+        at_rest = super().rest()
+        self._watch([] if at_rest is None else [at_rest.layer])
+        return at_rest
 
     def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
         if isinstance(event, ev.Received):

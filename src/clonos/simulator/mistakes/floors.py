@@ -8,7 +8,6 @@ from typing import Any
 from clonos.core.messages import LayerAck, Restored
 from clonos.core.roster import ACTIVE
 from clonos.core.seals import Seals
-from clonos.core.task import TaskMachine
 
 
 def whatever_it_rests_on(original: Any) -> Any:
@@ -39,11 +38,11 @@ def of_any_generation(original: Any) -> Any:
 
 
 def while_starting_over(original: Any) -> Any:
-    def may_seal(self: Seals, task: TaskMachine) -> bool:
-        before = [(end, end.reset_at) for end in task.inputs.values()]
+    def may_seal(self: Seals) -> bool:
+        before = [(end, end.reset_at) for end in self._task.inputs.values()]
         for end, _ in before:
             end.reset_at = None
-        result: bool = original(self, task)
+        result: bool = original(self)
         for end, reset_at in before:
             end.reset_at = reset_at
         return result

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from clonos.core import messages as msg
+from clonos.core.events import StoreLayer
+from clonos.core.handover import AtRest
+from clonos.core.log import LogBook
 from clonos.core.moves import MoveEvent, Moves
 from clonos.core.plan import Cell
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import TaskPhase
+from clonos.core.sealed import Layer
+from clonos.core.seals import Seals
 from clonos.core.task import TaskMachine
 from clonos.nodes.resident import Resident
 
@@ -49,9 +55,9 @@ def one_by_one(original: Any) -> Any:
 
 
 def without_heir(original: Any) -> Any:
-    def hand_over(self: Recoveries, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
-        original(self, cell, heir, is_planned=is_planned)
-        if not is_planned:
+    def hand_over(self: Recoveries, cell: Cell, heir: int, **how: Any) -> None:
+        original(self, cell, heir, **how)
+        if not how.get("is_planned", True):
             self._heirs.pop(cell, None)
 
     return hand_over
@@ -68,3 +74,23 @@ def without_fences(original: Any) -> Any:
         self._tasks[command.task].awaited.discard(command.task)
 
     return tell_all
+
+
+def without_items(original: Any) -> Any:
+    """The items that receivers may still ask for are not handed over."""
+
+    def at_rest(sealed: StoreLayer, book: LogBook) -> AtRest:
+        bare = replace(sealed.layer, carried={})
+        result: AtRest = original(StoreLayer(bare, sealed.delta), book)
+        return result
+
+    return at_rest
+
+
+def as_if_stored(_: Any) -> Any:
+    """Whoever takes over counts what it has got as stored."""
+
+    def take_over(self: Seals, layer: Layer) -> None:
+        self._newest = layer.position, layer.generation
+
+    return take_over

@@ -14,6 +14,7 @@ from clonos.core import checkpoints as checkpoints_module
 from clonos.core import fences as fences_module
 from clonos.core import history as history_module
 from clonos.core import recovery as recovery_module
+from clonos.core import seals as seals_module
 from clonos.core import task as task_module
 from clonos.core.blame import Blame
 from clonos.core.calls import OpenCalls
@@ -217,10 +218,10 @@ MUTATIONS: dict[str, Mutation] = {
         "fencing", (Fences, "announce", wrong.fence_without_effect), kind=HARSH
     ),
     "in-flight items go when the layer is stored": mutation(
-        "no early truncation", (TaskMachine, "_on_layer_stored", wrong.truncate_when_stored)
+        "no early truncation", (Seals, "stored", wrong.truncate_when_stored)
     ),
     "a layer does not wait for delivery": mutation(
-        "no early truncation", (TaskMachine, "_if_acknowledged", wrong.acknowledge_unsettled)
+        "no early truncation", (Seals, "acknowledge", wrong.acknowledge_unsettled)
     ),
     "logs are truncated past the floor": mutation(
         "no early truncation", (TaskMachine, "_on_floor", wrong.floor_of_next)
@@ -532,6 +533,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "each task of a cell moves by itself": mutation(
         "placement", (Recoveries, "_inherit", moves.one_by_one), kind=MOVES
+    ),
+    "items that receivers may ask for are not handed over": mutation(
+        "no early truncation", (seals_module, "at_rest", moves.without_items), kind=MOVES
+    ),
+    "what was handed over is not stored": mutation(
+        "as sealed", (Seals, "take_over", moves.as_if_stored), kind=MOVES
     ),
     "who is overtaken goes on where it was slow": mutation(
         "rivals", (Recoveries, "hand_over", moves.without_heir), kind=RIVALS

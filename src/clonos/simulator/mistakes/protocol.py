@@ -28,6 +28,7 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import TaskPhase, TaskState
+from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal
@@ -93,7 +94,7 @@ def first_answer(original: Any) -> Any:
 def resolve_before_ancestors(original: Any) -> Any:
     def resolvable(self: Recoveries) -> list[TaskState]:
         ready: list[TaskState] = original(self)
-        return ready or ([] if self._availability else self._in(TaskPhase.READY))
+        return ready or ([] if self.availability else self._in(TaskPhase.READY))
 
     return resolvable
 
@@ -103,11 +104,11 @@ def with_its_torn_tail(_: Any) -> Any:
 
 
 def truncate_when_stored(original: Any) -> Any:
-    def stored(self: TaskMachine, event: Any) -> None:
-        seal = self.seals.get(event.ref.epoch)
+    def stored(self: Seals, event: Any) -> None:
+        seal = self.get(event.ref.epoch)
         if seal is not None:
             for channel, (seq, _) in seal.layer.outs.items():
-                self.outputs[channel].log.truncate(seq)
+                self._task.outputs[channel].log.truncate(seq)
         original(self, event)
 
     return stored
@@ -294,13 +295,14 @@ def lengths_only(_: Any) -> Any:
 
 
 def acknowledge_unsettled(original: Any) -> Any:
-    def acknowledge(self: TaskMachine) -> None:
-        settled = {c: o.settled for c, o in self.outputs.items()}
-        for output in self.outputs.values():
+    def acknowledge(self: Seals) -> None:
+        outputs = self._task.outputs
+        settled = {c: o.settled for c, o in outputs.items()}
+        for output in outputs.values():
             output.settled = output.log.last
         original(self)
         for channel, value in settled.items():
-            self.outputs[channel].settled = value
+            outputs[channel].settled = value
 
     return acknowledge
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from clonos.core.placement import Slot
     from clonos.simulator.processes.cluster import Cluster
 
+_MAKES_READY: Final = (MovePhase.COPYING, MovePhase.SEALING)
+"""A cell that is about to move still runs where it was."""
+
 TIDY_FLOORS: Final = 2
 """Floors after the last fault by which slots have heard of all lives."""
 TIDY_MS: Final = 50.0
@@ -77,7 +80,7 @@ class Quiet:
         self._unwanted: dict[tuple[str, str], float] = {}  # by process and path, since when
         self._in_use: list[tuple[float, int]] = []  # when, and the epoch of the floors
         # By task: the number of its layers in the store, the newest ones since it grew less, when.
-        self._stored: dict[int, tuple[int, set[str], float]] = {}
+        self._stored: dict[int, tuple[set[str], set[str], float]] = {}
 
     def _look(self) -> None:
         cluster = self._cluster
@@ -109,7 +112,7 @@ class Quiet:
             and len(coordinator.slots) >= cluster.options.slots
             and coordinator.roster.all_run
             and all(map(coordinator.holdings.can_restore, coordinator.tasks))
-            and coordinator.moves.machine.state in (MovePhase.IDLE, MovePhase.PREPARING)
+            and coordinator.moves.machine.state in (MovePhase.IDLE, *_MAKES_READY)
         )
         if not is_well:
             return None
@@ -156,18 +159,18 @@ class Quiet:
         for task, chain in self._cluster.driver.keeper.hard.layers.items():
             stored = [ref for ref in chain if ref.level == STORE]
             paths, most = [ref.path for ref in stored], merges_module.longest(stored)
-            before, newest, since = self._stored.get(task, (0, set(), now))
-            if len(paths) < before or len(paths) <= most:
+            before, newest, since = self._stored.get(task, (set(), set(), now))
+            if not before <= set(paths) or len(paths) <= most:  # some were merged
                 newest, since = set(), now
             newest = {*newest, *paths[-1:]}
-            self._stored[task] = len(paths), newest, since
+            self._stored[task] = set(paths), newest, since
             if now - since > 8 * options.store_ms + 150 and len(newest) > MERGE_FLOORS:
                 levels.few_in_store(task, len(paths), most)
 
     def _look_at_copies(self) -> None:
         coordinator = self._cluster.driver.coordinator
         roster, options = coordinator.roster, self._cluster.options
-        if not options.standbys or coordinator.moves.machine.state is MovePhase.PREPARING:
+        if not options.standbys or coordinator.moves.machine.state in _MAKES_READY:
             return  # where a cell is about to move, there is a copy, too
         running = {task.slot for task in roster.tasks.values()}
         spare = [s for s in roster.slots.values() if s.id not in running and not s.leaves]
