@@ -18,6 +18,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.core.roster import TaskPhase
+from clonos.nodes import progress
 from clonos.nodes.places import Seat
 from clonos.nodes.progress import Chronicle
 from clonos.nodes.settings import DriverSettings
@@ -163,6 +164,20 @@ def test_a_recovery_is_told_when_it_is_over(job):
     assert seen.view(is_running=True).recoveries == (recovery,)
     assert not before.recoveries[0].finished  # what was seen stays as it was
     assert seen.progress(7.0, 0.0).recoveries == 1
+
+
+def test_the_newest_recoveries_are_remembered_and_all_are_counted(job, monkeypatch):
+    """One under way is never forgotten, however long it takes."""
+    monkeypatch.setattr(progress, "RECOVERIES_MAX", 3)
+    seen = job.chronicle
+    seen.noted(notes.Detected(0, Incarnation(1, 0)), 4.0)
+    for n in range(5):
+        seen.noted(notes.Detected(1, Incarnation(1, n)), 5.0 + n)
+        seen.noted(notes.Live(1, Incarnation(1, n + 1), 11), 5.5 + n)
+    known = seen.view(is_running=True).recoveries
+    assert [(r.task, r.stages["detected"]) for r in known] == [(0, 4.0), (1, 8.0), (1, 9.0)]
+    assert seen.noted(notes.Live(0, Incarnation(1, 1), 0), 11.0) is not None
+    assert seen.view(is_running=True).recovered == seen.progress(12.0, 0.0).recoveries == 6
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,19 @@ def test_who_has_nowhere_to_go_says_so_soon(monkeypatch):
     play.end()
 
 
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_who_does_not_move_leaves_no_copy(monkeypatch, standbys):
+    monkeypatch.setattr(moves, "YIELD_MS", 0)
+    play = Play(slots=5, standbys=standbys)
+    play.post(co.MoveAsked(MIDDLE))
+    play.until(lambda: play.says(notes.Stayed))
+    assert [note.why for note in play.noted(notes.Stayed)] == [moves.BUSY]
+    slots = play.cluster.driver.coordinator.slots
+    assert sum(slot.keeps((MIDDLE,)) for slot in slots.values()) == standbys
+    play.until(lambda: sum(MIDDLE in slot.standbys for slot in play.cluster.alive()) == standbys)
+    play.end()
+
+
 def tasks(play):
     return play.cluster.driver.coordinator.tasks.values()
 

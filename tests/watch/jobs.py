@@ -81,6 +81,7 @@ def view(job: Any, *, away: dict[int, str] | None = None, recoveries: tuple[Reco
     status = JobStatus(f"tasks: {len(tasks) - len(away)} live", True, bool(away))
     return DriverView(
         tuple(tasks), tuple(slots), status, recent, recoveries,
+        recovered=sum(recovery.finished for recovery in recoveries),
         delivered={"alerts": 1_204, "audit": 88_310},
     )  # fmt: skip
 

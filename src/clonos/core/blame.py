@@ -204,7 +204,7 @@ class Blame:
     def lost(self, slot: Slot, *, is_death: bool, is_heard: bool = True) -> None:
         """A slot is gone. `is_death`: it has not been given up by us, or cancelled. `is_heard`: no
         call was made of which we have not heard."""
-        self._weigh()
+        self.tick()
         tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
         death = self._death(slot, tasks) if is_death else _Death(0)
         for task in sorted(tasks):
@@ -297,8 +297,8 @@ class Blame:
         last.is_executor = True
         return last
 
-    def _weigh(self) -> None:
-        """Executors that have died: who else was in them is known by now."""
+    def tick(self) -> None:
+        """Time passes. Executors that have died: who else was in them is known by now."""
         now_ms = self._roster.now_ms
         over = {g: d for g, d in self._deaths.items() if now_ms - d.at_ms > TOGETHER_MS}
         for group, death in over.items():
@@ -324,7 +324,7 @@ class Blame:
 
     def next_life(self, task: int) -> tuple[int, tuple[Suspect, ...]]:
         """How many steps the next life of a task announces, and what it has to try first."""
-        self._weigh()
+        self.tick()
         plan = self._roster.plan
         if plan.leaves_gaps and plan.tasks[task].inputs:  # no life meets the same rows again
             return 0, ()

@@ -136,6 +136,7 @@ class Moves:
         self._awaited: set[int] = set()
         self._handed: dict[int, msg.Handed] = {}  # by task that has yielded
         self._failures = 0  # before that
+        self._has_copy = False  # the target had one before
 
     # --- what is wanted -------------------------------------------------------------------------
 
@@ -267,7 +268,8 @@ class Moves:
         self.machine.on(MoveEvent.ASKED)
         self._cell, self.target = cell, target.id
         self._since_ms = self._roster.now_ms
-        if not target.keeps(cell):
+        self._has_copy = target.keeps(cell)
+        if not self._has_copy:
             self._standbys.follow(target, cell)
 
     def _is_broken(self) -> bool:
@@ -364,7 +366,10 @@ class Moves:
         if self.machine.state in (MovePhase.SEALING, MovePhase.YIELDING):
             for task in self._cell:
                 self._roster.command(task, msg.Resume())
+        cell, target = self._cell, self._roster.slots.get(self.target)
         self._end(MoveEvent.GIVEN_UP, why)
+        if target is not None and not self._has_copy and self._roster.home(cell) != target.id:
+            self._standbys.not_needed(target, cell)
         self._standbys.fill()
 
     def _end(self, event: MoveEvent, why: str = FAILED) -> None:

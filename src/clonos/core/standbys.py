@@ -47,11 +47,22 @@ class Standbys:
             self.follow(slot, cell)
         while (move := misplaced_standby(roster.slots, homes, roster.bound)) is not None:
             keeper, better, cell = move
-            for task in cell:
-                if keeper.standbys.pop(task, None) is not None:
-                    roster.do(Command(keeper.id, msg.Drop(task)))
-                    self._holdings.moved(task)
+            self._give_up(keeper, cell)
             self.follow(better, cell)
+
+    def not_needed(self, slot: Slot, cell: Cell) -> None:
+        """A cell does not move to a slot that was given a copy for that: others have enough."""
+        home = self._roster.home(cell)
+        slots = self._roster.slots.values()
+        others = [s for s in slots if s.keeps(cell) and s.id not in (slot.id, home)]
+        if len(others) >= self._copies:
+            self._give_up(slot, cell)
+
+    def _give_up(self, slot: Slot, cell: Cell) -> None:
+        for task in cell:
+            if slot.standbys.pop(task, None) is not None:
+                self._roster.do(Command(slot.id, msg.Drop(task)))
+                self._holdings.moved(task)
 
     def _waits_for_copies(self, task: int) -> bool:
         """Whether its floors do not move as long as nobody else has its layers."""

@@ -39,6 +39,8 @@ from clonos.nodes.views import (
     TaskView,
 )
 
+RECOVERIES_MAX: Final = 1000
+"""How many recoveries are remembered."""
 RECENT_MAX: Final = 100
 """Progress reports kept, as by a streaming query."""
 MICROS: Final = 1_000_000
@@ -105,11 +107,13 @@ class Chronicle:
         self._looked_s: float | None = None
         self._reports = self._number = 0
         self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
-        self._recoveries: list[Recovery] = []
+        self._recoveries: dict[int, Recovery] = {}  # by number
+        self._recovered = 0
         self._levels: dict[int, tuple[notes.Level, float]] = {}  # the last change, and when
         self._weaker = set[int]()  # tasks about which a warning was given
         self._alarms = Alarms(coordinator.plan)
-        self._open: dict[int, int] = {}  # by task: index of its recovery
+        self._begun = 0
+        self._open: dict[int, int] = {}  # by task: number of its recovery
         self._floor = self._orphans = 0
 
     # --- what the driver tells ------------------------------------------------------------------
@@ -221,15 +225,21 @@ class Chronicle:
             case notes.Orphan():
                 self._orphans += 1
             case notes.Detected(task, life):
-                self._open[task] = len(self._recoveries)
+                self._begun = number = self._open[task] = self._begun + 1
                 level = self._level(task)
                 self._levels.pop(task, None)  # the next life begins with the strongest
                 stages = {note.what: now_s}
                 recovery = Recovery(task, self._names[task], life, stages, kept=level)
-                self._recoveries.append(recovery)
+                self._recoveries[number] = recovery
+                self._forget_oldest()
             case notes.Stage(task) if task in self._open:
                 return self._stage(note, now_s)
         return None
+
+    def _forget_oldest(self) -> None:
+        over = self._recoveries.keys() - self._open.values()
+        if over and len(self._recoveries) > RECOVERIES_MAX:
+            del self._recoveries[min(over)]
 
     def _stage(self, note: notes.Stage, now_s: float) -> Recovery | None:
         number = self._open[note.task]
@@ -245,6 +255,7 @@ class Chronicle:
         if not isinstance(note, notes.Live):
             return None
         del self._open[note.task]
+        self._recovered += 1
         return recovery
 
     def _level(self, task: int) -> str:
@@ -287,7 +298,7 @@ class Chronicle:
                 keeper.hard.epoch,
             ),
             delivered=dict(self._delivered),
-            recoveries=sum(r.finished for r in self._recoveries),
+            recoveries=self._recovered,
             generation=keeper.forgiven,
             reports=self._reports,
             history=_history(keeper),
@@ -346,7 +357,8 @@ class Chronicle:
             slots=self._slot_views(),
             status=self._status() if is_running else JobStatus("ended", False, False),
             recent=tuple(self._recent),
-            recoveries=tuple(self._recoveries),
+            recoveries=tuple(self._recoveries.values()),
+            recovered=self._recovered,
             floor=self._floor,
             generation=self._coordinator.keeper.forgiven,
             orphans=self._orphans,

@@ -434,7 +434,9 @@ class DriverView:
     recent
         The newest progress reports, oldest first.
     recoveries
-        Those of this run, in order of detection.
+        The newest thousand of this run, in order of detection.
+    recovered
+        How many of this run are over.
     floor
         The newest checkpoint completed in this run; 0: none.
     generation
@@ -454,6 +456,7 @@ class DriverView:
     status: JobStatus
     recent: tuple[JobProgress, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
+    recovered: int = 0
     floor: int = 0
     generation: int = 0
     orphans: int = 0

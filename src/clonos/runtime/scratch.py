@@ -125,6 +125,7 @@ class LocalScratch:
     def _withdraw(self, life: int) -> None:
         for key in [key for key in self._files if key[0] == life]:
             self._drop(key)
+        self._over.discard(life)  # nothing of it follows
 
     def close(self) -> None:
         """The slot ends."""

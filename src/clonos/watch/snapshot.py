@@ -163,7 +163,7 @@ def snapshot(
             for s in view.slots
         ],
         recoveries=[_healing(r, now_s) for r in view.recoveries[-RECOVERIES_MAX:]],
-        recovered=sum(r.finished for r in view.recoveries),
+        recovered=view.recovered,
         checkpoint=_checkpoint(newest),
         delivered=view.delivered,
         dropped=view.dropped,
