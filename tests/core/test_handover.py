@@ -19,6 +19,7 @@ from clonos.core.program import Batch
 from clonos.core.sealed import Layer
 from clonos.errors import ProtocolError
 
+MUCH = 1 << 20
 OLD, NEW = Incarnation(1, 4), Incarnation(1, 5)
 TASK, OTHER, FORWARD, BACK = 3, 7, 11, 12
 ITEM = Item(9, Kind.BATCH, 0, 0, Batch(b"rows", 2, 4, 5), {TASK: Dependency(OLD, 40)}, 77)
@@ -51,7 +52,7 @@ def book() -> LogBook:
 
 def activated(layer: StoreLayer) -> Activate:
     """The order to go on from there, as it comes from the coordinator."""
-    given = at_rest(layer, book()).handed
+    given = at_rest(layer, book(), MUCH).handed
     command = Activate(TASK, NEW, (), (), (), (), handed=given)
     came = decode(encode(command))
     assert isinstance(came, Activate)
@@ -89,16 +90,15 @@ def test_what_does_not_follow_on_the_floor_is_refused(epoch: int) -> None:
         taken_over(activated(StoreLayer(LAYER, b"state")), None)
 
 
-def test_too_much_is_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_not_handed_over() -> None:
     """Neither state nor logs."""
     sealed = StoreLayer(LAYER, b"state")
-    whole = at_rest(sealed, book()).handed
+    whole = at_rest(sealed, book(), MUCH).handed
     assert whole is not None
+    assert whole.position == LAYER.position
     nbytes = len(whole.layer) + book().nbytes
-    monkeypatch.setattr(handover, "HANDED_BYTES", nbytes)
-    assert at_rest(sealed, book()).handed == whole
-    monkeypatch.setattr(handover, "HANDED_BYTES", nbytes - 1)
-    rest = at_rest(sealed, book())
+    assert at_rest(sealed, book(), nbytes).handed == whole
+    rest = at_rest(sealed, book(), nbytes - 1)
     assert (rest.handed, rest.layer) == (None, sealed)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clonos.core import decisions as co
-from clonos.core import handover, moves, notes
+from clonos.core import moves, notes, seals
 from clonos.core.messages import Yielded
 from clonos.core.plan import Incarnation
 from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
@@ -92,7 +92,7 @@ def test_its_next_life_has_all_log_entries_that_it_held():
 
 
 def test_what_is_too_much_is_replayed(monkeypatch):
-    monkeypatch.setattr(handover, "HANDED_BYTES", 10)
+    monkeypatch.setattr(seals, "HANDED_BYTES", 10)
     play = Play()
     play.move()
     assert play.until_moved() == [False]

@@ -238,7 +238,7 @@ def test_a_yield_of_an_earlier_life_is_void():
     play = Play()
     coordinator = play.cluster.driver.coordinator
     life = coordinator.tasks[MIDDLE].incarnation
-    coordinator.moves.yielded(0, msg.Yielded(MIDDLE, life))
+    coordinator.moves.yielded(0, msg.Yielded(MIDDLE, life, 0))
     assert coordinator.moves.machine.state.value == "idle"
     play.end()
 

@@ -170,6 +170,12 @@ def test_rows_that_a_copy_has_survived_are_not_to_blame_for_what_was_before():
     assert simulate(745092658, Kind(calls=True)).verdict == "ok"
 
 
+def test_a_generation_begins_with_the_last_of_several_losses():
+    """A task had sealed between two of them, with the new generation, and had nothing to seal after
+    that. Its layer could never be a floor, and sources waited for floors."""
+    assert simulate(730315173).verdict == "ok"
+
+
 def test_an_older_journal_goes_only_when_the_name_of_the_newer_one_is_on_the_disk():
     """A driver died after a failed sync of the folder; the next one deleted the older journal."""
     assert simulate(746083578, Kind(calls=True)).verdict != "violation"

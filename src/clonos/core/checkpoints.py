@@ -20,7 +20,7 @@ from clonos.core.levels import LayerRef
 from clonos.core.machine import Machine
 from clonos.core.markers import Markers
 from clonos.core.messages import LayerAck
-from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.plan import HOUSE_KEEPER, Cell
 from clonos.core.rest import Rest
 from clonos.core.roster import ACTIVE, Roster, TaskState
 from clonos.core.standbys import Standbys
@@ -39,6 +39,8 @@ class Checkpoints:
     ----------
     markers
         The epochs; None if each task seals by its own timer.
+    moving
+        A cell that is about to move: its tasks seal only what the move asks for.
     sealed
         By task: layers beyond its floor, in order. All are kept, because deltas build on each
         other.
@@ -51,6 +53,7 @@ class Checkpoints:
         self._standbys = standbys
         self.markers = Markers(roster) if roster.plan.has_markers else None
         self.sealed = holdings.beyond
+        self.moving: Cell = ()
         self._look_ms = max(FLOORS_MS, int(TASK_MS * len(roster.tasks)))
         self._looked_ms = 0
         self._came = 0  # layers in all
@@ -85,7 +88,8 @@ class Checkpoints:
             self.markers.begin()
             return
         for task in self._roster.active() if hurry else ():
-            if task.id not in self._hurried and not self.sealed[task.id]:
+            is_told = task.id in self._hurried or task.id in self.moving
+            if not is_told and not self.sealed[task.id]:
                 self._hurried.add(task.id)
                 self._roster.command(task.id, msg.SealLayer())
 
@@ -204,7 +208,8 @@ class Checkpoints:
         """Have tasks seal that keep layers of their senders from being floors."""
         active = {task.id for task in self._roster.active()}
         blocking = in_the_way(self._roster.plan, self.sealed, self._keeper.needs)
-        for task in sorted((blocking & active) - self._wanted - self._hurried):
+        told = {*self._wanted, *self._hurried, *self.moving}
+        for task in sorted((blocking & active) - told):
             self._wanted.add(task)
             self._roster.command(task, msg.SealLayer(when_cheap=True))
 

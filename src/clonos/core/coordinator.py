@@ -249,6 +249,7 @@ class Coordinator:
         for slot in (*self.reach.due(), *self.moves.emptied()):
             self._expel(slot)
         self.blame.tick()
+        self.checkpoints.moving = self.moves.sealing
         self.checkpoints.tick()
         self._settle_holdings()
         is_held = self.checkpoints.is_settling or self.checkpoints.needs_rest

@@ -20,14 +20,17 @@ where a lost task is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from clonos.core.messages import LayerAck
 from clonos.core.plan import HOUSE_KEEPER, Plan
 
 
 def in_the_way(
-    plan: Plan, sealed: Mapping[int, Sequence[LayerAck]], needs: Mapping[int, int]
+    plan: Plan,
+    sealed: Mapping[int, Sequence[LayerAck]],
+    needs: Mapping[int, int],
+    senders: Collection[int] | None = None,
 ) -> set[int]:
     """The tasks whose next layers would let layers of their senders become floors.
 
@@ -35,6 +38,8 @@ def in_the_way(
     ----------
     sealed, needs
         As for :func:`newest_fitting`, which has found no more floors.
+    senders
+        Only layers of these are looked at.
     """
 
     def is_covered(receiver: int, channel: int, sent: int) -> bool:
@@ -42,7 +47,8 @@ def in_the_way(
 
     return {
         plan.channels[channel].receiver
-        for layers in sealed.values()
+        for sender, layers in sealed.items()
+        if senders is None or sender in senders
         for layer in layers[:1]
         for channel, sent in layer.outs.items()
         if sent > needs.get(channel, 0)

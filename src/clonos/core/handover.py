@@ -26,9 +26,9 @@ from clonos.core.plan import Plan
 from clonos.core.sealed import Layer
 from clonos.errors import ProtocolError
 
-HANDED_BYTES: Final = 8 << 20
-"""A task hands over no more than this: it passes through the driver, and holds up what is behind
-it."""
+HANDED_BYTES: Final = 4 << 20
+"""The tasks of a cell hand over no more than this together: it passes through the driver, and
+output stands still meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,8 @@ class AtRest:
     handed: Handed | None
 
 
-def at_rest(sealed: StoreLayer, book: LogBook) -> AtRest:
-    """Encode what has changed. This takes time, which nobody needs: the tasks of a slot move
-    together.
+def at_rest(sealed: StoreLayer, book: LogBook, bytes_max: int) -> AtRest:
+    """Encode what has changed. Meanwhile the slot does nothing else, so it has to be little.
 
     Parameters
     ----------
@@ -58,14 +57,16 @@ def at_rest(sealed: StoreLayer, book: LogBook) -> AtRest:
         What has changed since the floor.
     book
         All logs that the task holds.
+    bytes_max
+        Size of what it may hand over.
     """
     delta = sealed.delta
     content = delta.encoded() if isinstance(delta, Encodable) else bytes(delta)
     layer = layer_chunks(replace(sealed.layer, delta=content))
     tasks = book.lengths()
     runs = tuple(run for task in tasks for run in book.runs(task, 1, stable=book.base(task)))
-    is_little = len(layer) + book.nbytes <= HANDED_BYTES
-    handed = Handed(bytes(layer), runs) if is_little else None
+    is_little = len(layer) + book.nbytes <= bytes_max
+    handed = Handed(sealed.layer.position, bytes(layer), runs) if is_little else None
     return AtRest(StoreLayer(sealed.layer, content), handed)
 
 

@@ -182,10 +182,11 @@ class Resolve:
 class Handed:
     """What a task at rest gives to its next life, which so has nothing to replay.
 
-    ``layer``: the changes since the floor, encoded, with all items that receivers may still ask
-    for; ``runs``: all log entries that the task holds.
+    ``position``: of its last step; ``layer``: the changes since the floor, encoded, with all items
+    that receivers may still ask for; ``runs``: all log entries that the task holds.
     """
 
+    position: int
     layer: bytes
     runs: tuple[Run, ...]
 
@@ -277,7 +278,9 @@ class Prepare:
 class Yield:
     """Take no more input, until a :class:`Resume`: end the step under way, take the outcomes of
     open calls, and let sinks write what they were given. The next life takes the input that waits
-    then."""
+    then. The answer has the same `number`."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +478,7 @@ class Yielded:
 
     task: int
     incarnation: Incarnation
+    number: int
     handed: Handed | None = None
 
 

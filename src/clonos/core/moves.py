@@ -28,6 +28,7 @@ from typing import Final
 
 from clonos.core import messages as msg
 from clonos.core import notes
+from clonos.core.floors import in_the_way
 from clonos.core.holdings import Holdings
 from clonos.core.machine import Table
 from clonos.core.placement import Slot, best_slot
@@ -74,6 +75,7 @@ class MoveEvent(Enum):
     ASKED = "all run, there is a slot"
     COPIED = "the copy is at the floor"
     SEALED = "the copy is at a new floor"
+    BEHIND = "the copy begins again"
     YIELDED = "all tasks rest"
     OVERTAKEN = "copy is near, and nobody is asked"
     LIVE = "all tasks live again"
@@ -88,6 +90,7 @@ MOVE = Table(
         (MovePhase.COPYING, MoveEvent.COPIED): MovePhase.SEALING,
         (MovePhase.COPYING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
         (MovePhase.SEALING, MoveEvent.SEALED): MovePhase.YIELDING,
+        (MovePhase.SEALING, MoveEvent.BEHIND): MovePhase.COPYING,
         (MovePhase.SEALING, MoveEvent.OVERTAKEN): MovePhase.HANDING,
         (MovePhase.SEALING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
         (MovePhase.YIELDING, MoveEvent.YIELDED): MovePhase.HANDING,
@@ -125,13 +128,15 @@ class Moves:
         self._wanted: dict[Cell, int] = {}  # since when all tasks run, and there may be no slot
         self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
         self._slow: set[Cell] = set()  # cells to be overtaken
+        self._late: set[Cell] = set()  # cells that did not rest in time
         self._leaving: set[str] = set()
         self._ending: set[str] = set()
         self._empty: dict[int, int] = {}  # slots that are to end: since when they run nothing
         self._cell: Cell = ()
         self.target = -1
         self._floors: dict[int, int] = {}  # where the floors of the cell were
-        self._since_ms = 0
+        self._began_ms = self._since_ms = 0  # the move, and its phase
+        self._number = 0  # of the newest order to yield
         self._sealed: dict[int, int] = {}  # where the last layers of the cell are
         self._awaited: set[int] = set()
         self._handed: dict[int, msg.Handed] = {}  # by task that has yielded
@@ -209,6 +214,12 @@ class Moves:
         return self.machine.state is MovePhase.SEALING and not self._has_new_floors
 
     @property
+    def sealing(self) -> Cell:
+        """The cell whose tasks seal no more than they have to."""
+        is_sealing = self.machine.state is MovePhase.SEALING and self._hands_over
+        return self._cell if is_sealing else ()
+
+    @property
     def _has_new_floors(self) -> bool:
         """Whether the floors of the cell have moved since, or are where its logs end. A task that
         hands over has a floor at its last layer."""
@@ -222,11 +233,13 @@ class Moves:
 
     @property
     def _hands_over(self) -> bool:
-        """Whether the tasks are asked to seal a last layer. With markers no task seals by itself; a
-        loss that is forgiven concerns items that were taken since the floor, and the new life would
-        not know these; a task that is overtaken is not asked for anything."""
+        """Whether the tasks are asked to seal a last layer, and hand over what follows. With
+        markers no task seals by itself; a loss that is forgiven concerns items that were taken
+        since the floor, and the new life would not know these; a task that is overtaken is not
+        asked for anything; and perhaps it took too long the last time."""
         has_markers = self._roster.plan.has_markers
-        return not (has_markers or self._recoveries.availability or self._cell in self._slow)
+        is_asked = self._cell not in self._slow and self._cell not in self._late
+        return is_asked and not (has_markers or self._recoveries.availability)
 
     # --- one move -------------------------------------------------------------------------------
 
@@ -267,7 +280,7 @@ class Moves:
     def _begin(self, cell: Cell, target: Slot) -> None:
         self.machine.on(MoveEvent.ASKED)
         self._cell, self.target = cell, target.id
-        self._since_ms = self._roster.now_ms
+        self._began_ms = self._roster.now_ms
         self._has_copy = target.keeps(cell)
         if not self._has_copy:
             self._standbys.follow(target, cell)
@@ -281,7 +294,7 @@ class Moves:
     def _copy(self) -> None:
         if self._is_broken():
             self._give_up(FAILED)
-        elif self._roster.now_ms - self._since_ms >= COPY_MS:
+        elif self._roster.now_ms - self._began_ms >= COPY_MS:
             self._give_up(NEVER_COPIED)
         elif self._is_filled():
             self.machine.on(MoveEvent.COPIED)
@@ -301,17 +314,32 @@ class Moves:
         waited_ms = self._roster.now_ms - self._since_ms
         if self._is_broken():
             self._give_up(FAILED)
-        elif waited_ms >= COPY_MS:
-            self._give_up(NEVER_COPIED)
-        elif self._is_filled() and (self._has_new_floors or waited_ms >= FRESH_MS):
+        elif not self._is_filled():
+            if waited_ms >= FRESH_MS:  # so long no floor upstream of the cell can move
+                self.machine.on(MoveEvent.BEHIND)
+                self._resume()
+        elif not (self._has_new_floors or waited_ms >= FRESH_MS):
+            self._seal_again()
+        else:
             if self._cell in self._slow:
                 self._overtake()
                 return
             self.machine.on(MoveEvent.SEALED)
             self._since_ms, self._awaited = self._roster.now_ms, set(self._cell)
             self._handed, self._failures = {}, self._recoveries.failures
+            self._number += 1
             for task in self._cell:
-                self._roster.command(task, msg.Yield())
+                self._roster.command(task, msg.Yield(self._number))
+
+    def _seal_again(self) -> None:
+        """A task whose last layer was sealed before that of a sender in the same cell keeps that
+        one from being a floor."""
+        roster, cell = self._roster, self._cell
+        if self._hands_over:
+            beyond, needs = self._holdings.beyond, roster.keeper.needs
+            for task in in_the_way(roster.plan, beyond, needs, cell) & self._sealed.keys():
+                del self._sealed[task]
+                roster.command(task, msg.SealLayer())
 
     def _overtake(self) -> None:
         """End the old lives, whatever they are doing."""
@@ -340,7 +368,8 @@ class Moves:
         """A task rests."""
         task = self._roster.tasks[report.task]
         is_awaited = self.machine.state is MovePhase.YIELDING and task.id in self._awaited
-        if not is_awaited or report.incarnation != task.incarnation:
+        is_answer = report.number == self._number and report.incarnation == task.incarnation
+        if not is_awaited or not is_answer:
             return
         self._awaited.discard(task.id)
         if report.handed is not None:
@@ -351,6 +380,7 @@ class Moves:
         if self._is_broken():
             self._give_up(FAILED)
         elif self._roster.now_ms - self._since_ms >= YIELD_MS:
+            self._late ^= {self._cell}
             self._give_up(BUSY)
         elif not self._awaited:
             self.machine.on(MoveEvent.YIELDED)
@@ -364,13 +394,16 @@ class Moves:
     def _give_up(self, why: str) -> None:
         """Give the move up, as if nothing had happened."""
         if self.machine.state in (MovePhase.SEALING, MovePhase.YIELDING):
-            for task in self._cell:
-                self._roster.command(task, msg.Resume())
+            self._resume()
         cell, target = self._cell, self._roster.slots.get(self.target)
         self._end(MoveEvent.GIVEN_UP, why)
         if target is not None and not self._has_copy and self._roster.home(cell) != target.id:
             self._standbys.not_needed(target, cell)
         self._standbys.fill()
+
+    def _resume(self) -> None:
+        for task in self._cell:
+            self._roster.command(task, msg.Resume())
 
     def _end(self, event: MoveEvent, why: str = FAILED) -> None:
         self.machine.on(event)

@@ -67,7 +67,7 @@ class Recoveries:
     availability
         As given.
     failures
-        How many lives have ended unplanned.
+        How often something may have been lost.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class Recoveries:
 
     def lost(self, tasks: Sequence[TaskState]) -> None:
         """The slot of these tasks is gone."""
+        if tasks:
+            self._void()
         for task in tasks:
             task.slot = None
             for other in self._tasks.values():
@@ -137,6 +139,7 @@ class Recoveries:
 
     def all_again(self) -> None:
         """Recover all tasks."""
+        self._void()
         for task in self._roster.active():
             self._begin(task)
         self._advance()
@@ -152,7 +155,9 @@ class Recoveries:
         """A cell goes on in another slot. Each task is asked for its own log, which is complete.
         Nothing is lost if the cell rests, as planned; otherwise its step under way is.
 
-        ``handed``: what tasks hand over, their logs included. Nobody need be asked for these.
+        ``handed``: what tasks hand over, their logs included, so that nothing has to be read. All
+        processes have to answer the fence nevertheless: one that heard of it after the next life
+        had begun would take log entries of that life for lost ones.
         """
         self._heirs[cell] = heir
         for task, given in handed.items():
@@ -165,22 +170,25 @@ class Recoveries:
     def _begin(
         self, task: TaskState, *, is_planned: bool = False, hands_over: bool = False
     ) -> None:
-        """Fence a life everywhere; each holder answers how much of its log it has. A life that
-        hands over has said that, and takes no more steps."""
+        """Fence a life everywhere; each holder answers how much of its log it has."""
         if is_planned:
             self._do(notes.Moving(task.id, task.incarnation, hands_over))
         else:
-            self.failures += 1
-            self._handed.clear()  # it may depend on what is lost now
+            self._void()
             self._do(notes.Detected(task.id, task.incarnation))
         self._checkpoints.forget(task)
         task.incarnation = Incarnation(self._roster.term, task.incarnation.n + 1)
         task.machine.on(TaskEvent.FAILED)
         task.since_ms = self._roster.now_ms
         task.answers.clear()
-        task.awaited = set() if hands_over else self._holders(task)
+        task.awaited = self._holders(task)
         self._keeper.fence(task.id, task.incarnation)
         self._tell_all(msg.Fence(task.id, task.incarnation))
+
+    def _void(self) -> None:
+        """Something may be lost, on which what was handed over may depend."""
+        self.failures += 1
+        self._handed.clear()
 
     def _holders(self, task: TaskState) -> set[int]:
         """The tasks that may hold some of a task's log, or depend on it: those downstream of it.
@@ -326,8 +334,12 @@ class Recoveries:
         if reset:
             self._checkpoints.reset()
             self._do(notes.Generation(generation))
+        before = self._keeper.generation
         for task in ready:
-            self._settle(task, lengths[task.id], generation, reset=reset)
+            # The new generation begins with the last cut: a layer sealed before that may rest on
+            # what another cut voids.
+            begins = generation if task is ready[-1] else before
+            self._settle(task, lengths[task.id], begins, reset=reset)
 
     def _are_above(self, orphans: Sequence[TaskState], ready: Sequence[TaskState]) -> bool:
         """Whether one of these orphans is an ancestor of a task that is to be resolved: they are in
@@ -434,6 +446,8 @@ class Recoveries:
         keeper, roster, slot = self._keeper, self._roster, self._roster.slots[slot_id]
         task.machine.on(TaskEvent.ACTIVATED)
         handed = self._handed.pop(task.id, None)
+        if handed is not None and handed.position != keeper.length(task.id):
+            handed = None
         is_replayed = self._plan.causal_log and handed is None
         log = keeper.book.runs(task.id, keeper.positions[task.id] + 1) if is_replayed else ()
         *pieces, last = in_pieces(log) or [()]

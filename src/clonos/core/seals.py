@@ -9,7 +9,7 @@ from typing import Protocol
 
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.events import Action, LayerStored, StoreLayer, Tell
-from clonos.core.handover import AtRest, at_rest, to_store
+from clonos.core.handover import HANDED_BYTES, AtRest, at_rest, to_store
 from clonos.core.inbounds import Inbounds
 from clonos.core.intake import Intake
 from clonos.core.levels import LayerRef
@@ -165,8 +165,11 @@ class Seals:
     # --- when to seal -------------------------------------------------------------------------
 
     def wanted(self, command: SealLayer) -> None:
-        """The coordinator wants a layer; or to know if there is nothing to seal."""
+        """The coordinator wants a layer; or to know if there is nothing to seal. Before a move, it
+        is to be the last one instead: a sender in the same cell waits for it."""
         self.is_due = True
+        if self.is_closed:
+            self._closing = Closing.LAST
         self.seal_if_due()
         if resting := self._resting(command.number):
             self._do(Tell(resting))
@@ -264,6 +267,7 @@ class Seals:
     def resume(self) -> None:
         """It does not move after all."""
         self._closing = Closing.OPEN
+        self.seal_if_due()
 
     @property
     def is_closed(self) -> bool:
@@ -272,18 +276,23 @@ class Seals:
 
     def rest(self) -> AtRest | None:
         """Seal what has changed since the floor, with all items that receivers may still ask for.
-        None: nothing has, or not all of it is here.
+        None: nothing has, not all of it is here, or it is too much.
 
         It is a layer like any other, except that it is stored only where the task goes on.
         """
         logs = {channel: end.log for channel, end in self._task.outputs.items()}
         is_all_here = not any(log.spilled.files for log in logs.values())
-        if not self.is_closed or self._seals or not self.has_news or not is_all_here:
+        is_prepared = self._closing is not Closing.OPEN
+        if not is_prepared or self._seals or not self.has_news or not is_all_here:
             return None
-        sealed = self._sealed(self._task.epoch + 1)
+        task = self._task
+        bytes_max = HANDED_BYTES // len(task.plan.cell_of[task.id])
+        if task.book.nbytes + sum(log.nbytes for log in logs.values()) > bytes_max:
+            return None
+        sealed = self._sealed(task.epoch + 1)
         carried = {channel: log.carried for channel, log in logs.items()}
         sealed = StoreLayer(replace(sealed.layer, carried=carried), sealed.delta)
-        return at_rest(sealed, self._task.book)
+        return at_rest(sealed, task.book, bytes_max)
 
     def take_over(self, layer: Layer) -> None:
         """The task begins with this layer, which an earlier life has not stored: store it."""

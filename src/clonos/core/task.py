@@ -138,7 +138,7 @@ class TaskMachine:
         self.intake = Intake(floor, activate.claimed)
         self.book.truncate(self.id, base)
         for run in logs_of(activate):
-            self.book.append(run)
+            self.holder.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
         self._future = dependencies_of(plan, activate.log)  # of the log to replay
         # For display, of this life: rows, bytes of their log entries, when its last row was read.

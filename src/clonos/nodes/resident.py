@@ -152,7 +152,8 @@ class Resident:
         self._counters: dict[str, int] = {}  # of the program
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
-        self._yields = self._has_yielded = False
+        self._yields = 0  # the number of the order to yield; 0: it need not
+        self._has_yielded = False
         self._at_rest: ev.StoreLayer | None = None  # what it hands over
         self._seal_times = None if home.plan.has_markers else SealTimes(home.seals)
         self._statistics_at = 0.0
@@ -160,6 +161,7 @@ class Resident:
         chooses = self.spec.level == AUTO
         self._levels = Levels(home.dials(), self._keep, self._tell_level) if chooses else None
         self._storing: dict[int, float] = {}  # by epoch, since when; a dial finds out by itself
+        self._not_counted = set[int]()  # epochs of layers for a move, whose work is not known
         self._saves_s: dict[int, float] = {}  # by epoch, the work that a new layer saves
         links = home.links
         self._on_action: dict[type[Any], Callable[[Any], None]] = {
@@ -200,6 +202,8 @@ class Resident:
     def begin(self, layers: Iterable[Layer]) -> None:
         """Its layers are there: replay, and take the senders and commands that have waited."""
         machine = self.machine = self._make(layers)
+        if self._command.handed is not None:
+            self._not_counted.add(machine.epoch)
         self._perform(machine.start())
         links = self._home.links
         for opened in links.waiting(machine.inputs):
@@ -279,15 +283,22 @@ class Resident:
         """Take a command, once the state is restored."""
         if self.machine is None:
             self._waiting.append(command)
-        elif isinstance(command, msg.SealLayer) and command.when_cheap and self._seal_times:
-            self._seal_times.wanted()
+        elif isinstance(command, msg.SealLayer) and command.when_cheap and self._seal_timer:
+            self._seal_timer.wanted()
         elif isinstance(command, msg.Yield | msg.Resume):
-            self._yields, self._has_yielded = isinstance(command, msg.Yield), False
+            self._has_yielded = False
+            self._yields = command.number if isinstance(command, msg.Yield) else 0
             if not self._yields:
                 self.hear(command)
-                self._keep_at_rest()
+                self._keep_at_rest(self.machine)
         else:
             self.hear(command)
+
+    @property
+    def _seal_timer(self) -> SealTimes | None:
+        """What decides when it seals, unless it is about to move."""
+        is_closed = self.machine is not None and self.machine.seals.is_closed
+        return None if is_closed else self._seal_times
 
     def hear(self, event: ev.Event | msg.TaskCommand | None) -> None:
         """Take an event; None: nothing has happened."""
@@ -325,12 +336,13 @@ class Resident:
         given = None
         if at_rest is not None:
             self._at_rest, given = at_rest.layer, at_rest.handed
-        self._home.send(msg.Yielded(self.task, self._command.incarnation, given))
+        self._home.send(msg.Yielded(self.task, self._command.incarnation, self._yields, given))
 
-    def _keep_at_rest(self) -> None:
+    def _keep_at_rest(self, machine: TaskMachine) -> None:
         """It does not move after all: what it would have handed over is a layer like any other."""
-        if (sealed := self._at_rest) is not None:
-            self._at_rest = None
+        sealed, self._at_rest = self._at_rest, None
+        if sealed is not None and machine.phase is not Phase.FENCED:
+            self._not_counted.add(sealed.layer.epoch)
             self._store_layer(to_store(self._home.plan, sealed.layer, sealed.delta))
 
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
@@ -529,7 +541,7 @@ class Resident:
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
         epoch = action.layer.epoch
-        if self._seal_times is not None:
+        if self._seal_times is not None and epoch not in self._not_counted:
             self._saves_s[epoch] = self._seal_times.saves_s
             if len(self._saves_s) > LAYERS_MAX:
                 del self._saves_s[min(self._saves_s)]

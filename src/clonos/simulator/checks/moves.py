@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from clonos.core.fences import Cut
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator.checks.invariants import fencing
 from clonos.simulator.checks.violations import require
 
 
@@ -18,6 +20,15 @@ class Rested:
         """A life has handed over."""
         self._lives[task] = life
 
+    def goes_on_where_it_rests(self, machine: TaskMachine, cuts: Sequence[Cut]) -> None:
+        """A life that takes over is where the log of its task ends."""
+        life, length = max(cuts)
+        require(
+            (machine.incarnation, machine.position) == (life, length),
+            "planned moves",
+            f"{machine.spec.name} takes over at {machine.position}, its log was cut at {length}",
+        )
+
     def takes_no_step(self, machine: TaskMachine) -> None:
         """The next life goes on from where this one rests."""
         require(
@@ -25,11 +36,3 @@ class Rested:
             "planned moves",
             f"{machine.spec.name} takes step {machine.position}, and has handed over before",
         )
-
-    def fencing(
-        self, sender: int, life: Incarnation, fenced: dict[int, Incarnation], receiver: str
-    ) -> None:
-        """Invariant 4. But who has handed over may still send what it has made: its next life sends
-        the same."""
-        if self._lives.get(sender) != life:
-            fencing(sender, life, fenced, receiver)

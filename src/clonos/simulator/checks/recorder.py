@@ -215,6 +215,8 @@ class Recorder:
         }
         if not self.job.plan.causal_log or self._is_over(machine):
             return
+        if command.handed is not None:
+            self._rested.goes_on_where_it_rests(machine, self.cuts[machine.id])
         if self._is_exact:
             invariants.no_void_entries(self.job.plan, machine.id, command.log, self.cuts)
         invariants.somebody_wrote(machine, command.log, self._entries[machine.id])
@@ -339,8 +341,7 @@ class Recorder:
         is_open = machine.phase is not Phase.FENCED and inbound.conn == event.conn
         if is_open and not self._is_over(machine):
             sender = inbound.spec.sender
-            life = event.data.incarnation
-            self._rested.fencing(sender, life, self.fenced, machine.spec.name)
+            invariants.fencing(sender, event.data.incarnation, self.fenced, machine.spec.name)
 
     def written(self, task: int, action: ev.Release) -> None:
         key = (action.generation, task, action.item.seq)
@@ -357,7 +358,7 @@ class Recorder:
         inbound = keeper.inputs[stream.channel]
         if inbound.conn == stream.conn:
             sender = inbound.spec.sender
-            self._rested.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
+            invariants.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
 
     def keeper_took(self, keeper: HouseKeeper, data: msg.Data | msg.Welcome) -> None:
         for run in data.runs if isinstance(data, msg.Data) else ():

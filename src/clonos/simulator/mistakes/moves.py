@@ -12,7 +12,7 @@ from clonos.core.log import LogBook
 from clonos.core.moves import MoveEvent, Moves
 from clonos.core.plan import Cell
 from clonos.core.recovery import Recoveries
-from clonos.core.roster import TaskPhase
+from clonos.core.roster import TaskPhase, TaskState
 from clonos.core.sealed import Layer
 from clonos.core.seals import Seals
 from clonos.core.task import TaskMachine
@@ -23,14 +23,14 @@ def rest_at_once(_: Any) -> Any:
     def tell(self: Resident, _: TaskMachine) -> None:
         if not self._has_yielded:
             self._has_yielded = True
-            self._home.send(msg.Yielded(self.task, self._command.incarnation))
+            self._home.send(msg.Yielded(self.task, self._command.incarnation, self._yields))
 
     return tell
 
 
 def never_rest(original: Any) -> Any:
     def steps(self: Resident, *arguments: Any) -> None:
-        yields, self._yields = self._yields, False
+        yields, self._yields = self._yields, 0
         original(self, *arguments)
         self._yields = yields
 
@@ -79,9 +79,9 @@ def without_fences(original: Any) -> Any:
 def without_items(original: Any) -> Any:
     """The items that receivers may still ask for are not handed over."""
 
-    def at_rest(sealed: StoreLayer, book: LogBook) -> AtRest:
+    def at_rest(sealed: StoreLayer, book: LogBook, bytes_max: int) -> AtRest:
         bare = replace(sealed.layer, carried={})
-        result: AtRest = original(StoreLayer(bare, sealed.delta), book)
+        result: AtRest = original(StoreLayer(bare, sealed.delta), book, bytes_max)
         return result
 
     return at_rest
@@ -94,3 +94,14 @@ def as_if_stored(_: Any) -> Any:
         self._newest = layer.position, layer.generation
 
     return take_over
+
+
+def without_answers(original: Any) -> Any:
+    """Nobody has to answer the fence of a life that hands over."""
+
+    def begin(self: Recoveries, task: TaskState, **how: Any) -> None:
+        original(self, task, **how)
+        if how.get("hands_over"):
+            task.awaited.clear()
+
+    return begin

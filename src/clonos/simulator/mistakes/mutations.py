@@ -537,6 +537,9 @@ MUTATIONS: dict[str, Mutation] = {
     "items that receivers may ask for are not handed over": mutation(
         "no early truncation", (seals_module, "at_rest", moves.without_items), kind=MOVES
     ),
+    "the fence of a life that hands over is not answered": mutation(
+        "fencing", (Recoveries, "_begin", moves.without_answers), kind=MOVES
+    ),
     "what was handed over is not stored": mutation(
         "as sealed", (Seals, "take_over", moves.as_if_stored), kind=MOVES
     ),
