@@ -240,6 +240,19 @@ def test_who_dies_within_a_step_while_a_call_is_made_may_have_died_of_the_step(d
     assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1, 1),))
 
 
+def test_a_call_that_is_suspect_may_have_killed_who_dies_within_a_step(deaths):
+    """After very many lives it is to blame, although a step was being tried each time."""
+    for n in range(OUTSIDE_MANY):
+        deaths.dies(at_ms=5000 * n)
+    deaths.announces(CALL)
+    deaths.dies(at_ms=20_000)
+    deaths.announces(CALL)
+    deaths.announces(ROWS)
+    suspects = deaths.dies(at_ms=30_000)[1]
+    assert suspects[0]._replace(hold_ms=0) == Suspect(CALL, 1, 2)
+    assert Suspect(ROWS, 1, 1) in suspects
+
+
 def test_a_step_is_over_when_a_call_is_announced_after_it(deaths):
     """Calls are made between steps. That the step was survived may be told later, or never."""
     deaths.announces(ROWS)

@@ -176,6 +176,16 @@ def test_a_generation_begins_with_the_last_of_several_losses():
     assert simulate(730315173).verdict == "ok"
 
 
+def test_a_call_that_kills_while_steps_are_tried_is_found():
+    """The first lives died within steps, by chance, and one more while a step was tried."""
+    assert simulate(730392469).verdict == "ok"
+
+
+def test_merges_that_keep_up_are_seen():
+    """The judge looked when one layer more had come, each time."""
+    assert simulate(40047, Kind(levels=True)).verdict == "ok"
+
+
 def test_an_older_journal_goes_only_when_the_name_of_the_newer_one_is_on_the_disk():
     """A driver died after a failed sync of the folder; the next one deleted the older journal."""
     assert simulate(746083578, Kind(calls=True)).verdict != "violation"

@@ -216,6 +216,8 @@ class Blame:
                 continue
             if within is not None and (calling is None or not within.is_cleared):
                 self._died_within(task, within, death)
+                if calling is not None and not death.is_executor:
+                    self._perhaps_calling(case, calling)
             elif calling is not None:
                 self._died_calling(task, calling, death)
             else:
@@ -235,6 +237,11 @@ class Blame:
             death.counted[task] = within.rows
         elif within.is_cleared:  # a copy has taken the step and lives: perhaps it was a call
             self._count_outside(task, death)
+
+    def _perhaps_calling(self, case: _Case, calling: msg.Announced) -> None:
+        """A life died within a step: if its call has killed before, perhaps it was that again."""
+        if any(suspect.rows == calling.rows for suspect in case.calls):
+            case.suspects = _with(case.suspects, calling.rows, 0)
 
     def _died_calling(self, task: int, calling: msg.Announced, death: _Death) -> None:
         case, counts = self._cases[task], not death.is_executor
