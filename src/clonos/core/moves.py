@@ -128,7 +128,7 @@ class Moves:
         self._wanted: dict[Cell, int] = {}  # since when all tasks run, and there may be no slot
         self._again: dict[Cell, int] = {}  # in leaving slots: when last tried
         self._slow: set[Cell] = set()  # cells to be overtaken
-        self._late: set[Cell] = set()  # cells that did not rest in time
+        self._late: set[Cell] = set()  # cells that did not rest in time, with what they hand over
         self._leaving: set[str] = set()
         self._ending: set[str] = set()
         self._empty: dict[int, int] = {}  # slots that are to end: since when they run nothing
