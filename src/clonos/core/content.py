@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, SupportsBytes, runtime_checkable
 
 from xxhash import xxh3_64
 
@@ -164,6 +164,13 @@ class Chunks:
             state.update(chunk)
         digest: int = state.intdigest()
         return digest
+
+
+def encoded(delta: bytes | SupportsBytes | Encodable) -> bytes | Chunks:
+    """A sealed delta, which is encoded only now, unless it is already."""
+    if isinstance(delta, Encodable):
+        return delta.encoded()
+    return delta if isinstance(delta, Chunks) else bytes(delta)
 
 
 def chunks_of(content: bytes | Content) -> Chunks:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, SupportsBytes
 
-from clonos.core.content import Encodable
+from clonos.core.content import encoded
 from clonos.core.events import StoreLayer
 from clonos.core.layer import decode_layer, layer_chunks
 from clonos.core.log import LogBook
@@ -60,8 +60,7 @@ def at_rest(sealed: StoreLayer, book: LogBook, bytes_max: int) -> AtRest:
     bytes_max
         Size of what it may hand over.
     """
-    delta = sealed.delta
-    content = delta.encoded() if isinstance(delta, Encodable) else bytes(delta)
+    content = encoded(sealed.delta)
     layer = layer_chunks(replace(sealed.layer, delta=content))
     tasks = book.lengths()
     runs = tuple(run for task in tasks for run in book.runs(task, 1, stable=book.base(task)))

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from pyarrow import ArrowException
 
-from clonos.core.content import Chunks, Content, Encodable, Part
+from clonos.core.content import Chunks, Content, Part, encoded
 from clonos.core.digest import content_digest
 from clonos.core.events import StoreLayer
 from clonos.core.layer import layer_chunks, layer_path, open_layer, refer_to
@@ -195,15 +195,7 @@ class LayerStore:
 
 def put_layer(store: LayerStore, sealed: StoreLayer) -> LayerRef:
     """Store a sealed layer, which is encoded only now."""
-    return put_whole(store, encoded_layer(sealed))
-
-
-def encoded_layer(sealed: StoreLayer) -> Layer:
-    """The sealed layer with its delta, which is encoded only now."""
-    delta = sealed.delta
-    if isinstance(delta, Encodable):
-        delta = delta.encoded()
-    return replace(sealed.layer, delta=delta if isinstance(delta, Chunks) else bytes(delta))
+    return put_whole(store, replace(sealed.layer, delta=encoded(sealed.delta)))
 
 
 def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:

@@ -7,9 +7,10 @@ with its reference before it is kept, so it is the right layer or none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from clonos.core.content import Chunks, Content, InMemory, content_of
+from clonos.core.content import Chunks, Content, InMemory, content_of, encoded
 from clonos.core.events import StoreLayer
 from clonos.core.layer import (
     layer_chunks,
@@ -23,7 +24,7 @@ from clonos.core.levels import LOCAL, MEMORY, STORE, LayerPart, LayerRef, MergeL
 from clonos.core.plan import Incarnation
 from clonos.core.sealed import Layer
 from clonos.errors import UnreadableLayer
-from clonos.storage.layers import OPENED_BYTES, LayerStore, encoded_layer
+from clonos.storage.layers import OPENED_BYTES, LayerStore
 
 PART_BYTES: Final = 4 << 20
 """Layers travel between slots in parts of this size."""
@@ -93,7 +94,7 @@ class LeveledLayers:
 
     def put(self, sealed: StoreLayer, level: str) -> LayerRef:
         """Keep a sealed layer, which is encoded only now."""
-        return self._put(encoded_layer(sealed), level)
+        return self._put(replace(sealed.layer, delta=encoded(sealed.delta)), level)
 
     def _put(self, layer: Layer, level: str, path: str = "") -> LayerRef:
         content = layer_chunks(layer)
