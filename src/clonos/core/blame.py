@@ -126,8 +126,8 @@ class _Case:
 
 @dataclass(slots=True)
 class _Death:
-    """Deaths in an executor, together: when the last one was, of which tasks, and against which
-    rows or which call it counts, by task; None: it was outside of steps.
+    """Deaths in an executor, together: when the last one was, of which tasks, and for each task
+    against which rows or which call it counts; None: it was outside of steps.
 
     Of all of them: ``is_executor``: there were several; ``calls``: what was made; ``held``: whose
     calls were held back; ``is_within``: one was within a step; ``is_told``: users know.
@@ -135,7 +135,7 @@ class _Death:
 
     at_ms: int
     tasks: frozenset[int] = frozenset()
-    counted: dict[int, Rows | None] = field(default_factory=dict)
+    counted: list[tuple[int, Rows | None]] = field(default_factory=list)
     is_executor: bool = False
     calls: dict[int, msg.Announced] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
@@ -217,7 +217,7 @@ class Blame:
             if within is not None and (calling is None or not within.is_cleared):
                 self._died_within(task, within, death)
                 if calling is not None and not death.is_executor:
-                    self._perhaps_calling(case, calling)
+                    self._perhaps_calling(task, calling, death)
             elif calling is not None:
                 self._died_calling(task, calling, death)
             else:
@@ -234,14 +234,17 @@ class Blame:
         case.deaths += counts
         death.is_within = True
         if counts:
-            death.counted[task] = within.rows
+            death.counted.append((task, within.rows))
         elif within.is_cleared:  # a copy has taken the step and lives: perhaps it was a call
             self._count_outside(task, death)
 
-    def _perhaps_calling(self, case: _Case, calling: msg.Announced) -> None:
-        """A life died within a step: if its call has killed before, perhaps it was that again."""
+    def _perhaps_calling(self, task: int, calling: msg.Announced, death: _Death) -> None:
+        """A life died within a step: if its call has killed before, perhaps it was that again. (If
+        the step kills each time, it does so while calls are held back.)"""
+        case = self._cases[task]
         if any(suspect.rows == calling.rows for suspect in case.calls):
-            case.suspects = _with(case.suspects, calling.rows, 0)
+            case.suspects = _with(case.suspects, calling.rows, 1)
+            death.counted.append((task, calling.rows))
 
     def _died_calling(self, task: int, calling: msg.Announced, death: _Death) -> None:
         case, counts = self._cases[task], not death.is_executor
@@ -251,7 +254,7 @@ class Blame:
         takes_ms = self._roster.now_ms - case.since_ms
         case.takes_ms = max(case.takes_ms, takes_ms, HOLD_MS // 2)
         if counts:
-            death.counted[task] = calling.rows
+            death.counted.append((task, calling.rows))
 
     def _died_outside(self, task: int, death: _Death) -> None:
         case = self._cases[task]
@@ -265,7 +268,7 @@ class Blame:
         if death.is_executor:
             self._died_together(task, death)
             return
-        death.counted[task] = None
+        death.counted.append((task, None))
         case.outside += 1
         if case.outside == OUTSIDE_MANY and not death.is_told:
             death.is_told = True
@@ -290,7 +293,7 @@ class Blame:
                 self._weigh_one(last)
             self._deaths[slot.group] = _Death(now_ms, tasks)
             return self._deaths[slot.group]
-        for task, rows in last.counted.items():
+        for task, rows in last.counted:
             case = self._cases[task]
             if rows is None:
                 case.outside -= 1
@@ -300,7 +303,7 @@ class Blame:
             case.suspects = _with(case.suspects, rows, -1, lives=-int(is_call))
             case.deaths -= not is_call
         self._turn += not last.is_executor
-        last.at_ms, last.tasks, last.counted = now_ms, last.tasks | tasks, {}
+        last.at_ms, last.tasks, last.counted = now_ms, last.tasks | tasks, []
         last.is_executor = True
         return last
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clonos.core.blame import OUTSIDE_MANY, TOGETHER_MANY, WITHIN_MANY
+from clonos.core.blame import OUTSIDE_MANY, TOGETHER_MANY
 from clonos.core.calls import Request
 from clonos.core.canonical import decode_error
 from clonos.core.determinants import Outcomes
@@ -47,15 +47,13 @@ def lethal_calls_end(task: TaskSpec, job: AnyJob, entries: Entries, made: list[L
 def few_die_of_a_call(deaths: int, made: Sequence[LethalCall], terms: int) -> None:
     """A call kills as many processes, or executors, as is promised, for each term.
 
-    That is one, and as many as it takes until calls are made one at a time (some of them within
-    steps, whose rows are tried then), and as many more as prove it. A death within a step that is
-    being tried proves nothing. Whatever else dies may take back what counted against a call, and so
-    may one that is given up alive. In an executor a death proves nothing if a neighbour has made a
-    call, too; and what is asked may depend on what was lost with it, but not for ever.
+    That is one, and as many as it takes until calls are made one at a time, and as many more as
+    prove it. Whatever else dies may take back what counted against a call, and so may one that is
+    given up alive. In an executor a death proves nothing if a neighbour has made a call, too; and
+    what is asked may depend on what was lost with it, but not for ever.
     """
     others = deaths - sum(1 + (call.neighbours or 0) for call in made)
-    calls = len({(call.task, call.digest) for call in made})
-    promised = 1 + WITHIN_MANY + OUTSIDE_MANY + DEATHS
+    calls, promised = len({(call.task, call.digest) for call in made}), 1 + OUTSIDE_MANY + DEATHS
     if all(call.neighbours is not None for call in made):
         calls = min(calls, 2 * len({call.task for call in made}))
         promised = 1 + TOGETHER_MANY + 2 * LIVES
