@@ -2,129 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from random import Random
-from typing import Any
-
 import pytest
 
 from clonos.core import decisions as co
 from clonos.core import moves, notes, seals
 from clonos.core.messages import Yielded
-from clonos.core.plan import Incarnation
-from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
-from clonos.simulator.processes.cluster import Cluster, Options
 
-CHAIN = (
-    Stage("source", 1, (), Behaviour()),
-    Stage("middle", 1, (0,), Behaviour()),
-    Stage("sink", 1, (1,), Behaviour(), is_sink=True),
-)
+from .play import Play, sink, source, stage
+
 SOURCE, MIDDLE = 0, 1
 
 
-class Play:
-    """A chain at work, one task of which is to move."""
+def at_work(seed=1, **options):
+    """A chain, the middle of which is asked to move."""
+    stages = (source(), stage("middle", 0), sink(1))
+    kept = {"slots": 5, "groups": 5, "epoch_ms": 20.0, **options}
+    play = Play(stages, seed, rows=400, marked=False, **kept)
+    play.all_live()
+    play.at(MIDDLE, 6)
+    play.cluster.driver.post(co.MoveAsked(MIDDLE))
+    return play
 
-    def __init__(self, seed: int = 1, **options: Any) -> None:
-        job = build_job(CHAIN, sharing_depth=1, rows=400)
-        job = replace(job, plan=replace(job.plan, has_markers=False))
-        kept: dict[str, Any] = {"slots": 5, "groups": 5, "standbys": 1, "epoch_ms": 20.0}
-        self.notes: list[notes.Note] = []
-        self.cluster = Cluster(job, Options(**kept | options), Random(seed))
-        self.cluster.on_note.append(self.notes.append)
-        self.cluster.start()
-        self.until(lambda: self.machine() is not None and self.machine().position > 5)
 
-    @property
-    def moves(self) -> moves.Moves:
-        return self.cluster.driver.coordinator.moves
+def until(play, phase):
+    play.until(lambda: play.coordinator.moves.machine.state is phase)
 
-    def until(self, condition: Any) -> None:
-        self.cluster.run_until(condition)
 
-    def machine(self) -> Any:
-        slot = self.cluster.slot_of(MIDDLE)
-        return slot.machine_of(MIDDLE) if slot is not None else None
-
-    @property
-    def life(self) -> Incarnation:
-        return self.cluster.driver.coordinator.tasks[MIDDLE].incarnation
-
-    def move(self) -> None:
-        self.cluster.driver.post(co.MoveAsked(MIDDLE))
-
-    def until_moved(self) -> list[bool]:
-        """Go on until it has moved; return whether each life that has ended handed over."""
-        self.until(lambda: any(isinstance(n, notes.Moved | notes.Stayed) for n in self.notes))
-        return [note.hands_over for note in self.notes if isinstance(note, notes.Moving)]
-
-    def end(self) -> None:
-        assert self.cluster.run(60_000.0).state == "done"
-        self.cluster.recorder.check_end(self.cluster.service)
+def until_moved(play):
+    """Go on until it has moved; return whether each life that has ended handed over."""
+    play.until(lambda: play.noted(notes.Moved) or play.noted(notes.Stayed))
+    return [note.hands_over for note in play.noted(notes.Moving)]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_is_replayed(seed):
-    play = Play(seed)
-    play.move()
-    play.until(lambda: play.moves.machine.state is moves.MovePhase.HANDING)
-    rests_at = play.cluster.driver.keeper.length(MIDDLE)
-    assert play.cluster.driver.keeper.positions[MIDDLE] < rests_at, "its floor lacks something"
-    assert play.until_moved() == [True]
-    play.until(lambda: play.machine().incarnation == play.life)
-    assert play.machine().replay_to == rests_at
-    play.end()
+    play = at_work(seed)
+    until(play, moves.MovePhase.HANDING)
+    rests_at = play.keeper.length(MIDDLE)
+    assert play.keeper.positions[MIDDLE] < rests_at, "its floor lacks something"
+    assert until_moved(play) == [True]
+    play.until(
+        lambda: play.machine(MIDDLE).incarnation == play.coordinator.tasks[MIDDLE].incarnation
+    )
+    assert play.machine(MIDDLE).replay_to == rests_at
+    play.finish()
 
 
 def test_its_next_life_has_all_log_entries_that_it_held():
     """Also those of its sender: so it may be the only process that has them."""
-    play = Play(epoch_ms=50.0)
-    play.move()
-    play.until(lambda: play.moves.machine.state is moves.MovePhase.YIELDING)
-    old = play.machine()
+    play = at_work(epoch_ms=50.0)
+    until(play, moves.MovePhase.YIELDING)
+    old = play.machine(MIDDLE)
     play.until(lambda: old.seals.beyond_floor)
     held = old.book.lengths()
     assert held[SOURCE] > old.book.base(SOURCE)
-    play.until(lambda: play.machine() not in (None, old))
-    assert play.machine().book.lengths() == held
-    play.end()
+    play.until(lambda: play.machine(MIDDLE) not in (None, old))
+    assert play.machine(MIDDLE).book.lengths() == held
+    play.finish()
 
 
 def test_what_is_too_much_is_replayed(monkeypatch):
     monkeypatch.setattr(seals, "HANDED_BYTES", 10)
-    play = Play()
-    play.move()
-    assert play.until_moved() == [False]
-    play.end()
+    play = at_work()
+    assert until_moved(play) == [False]
+    play.finish()
 
 
 def test_items_on_a_disk_are_not_handed_over():
     """They would have to be read first."""
-    play = Play(memory_bytes=0)
-    play.move()
-    assert play.until_moved() == [False]
-    play.end()
+    play = at_work(memory_bytes=0)
+    assert until_moved(play) == [False]
+    play.finish()
 
 
 def test_what_was_handed_over_is_void_if_some_life_has_ended_since():
     """It may depend on what that one has lost."""
-    play = Play()
-    play.move()
-    play.until(lambda: play.moves.machine.state is moves.MovePhase.YIELDING)
-    play.cluster.driver.coordinator.recoveries.failures += 1
-    assert play.until_moved() == [False]
-    play.end()
+    play = at_work()
+    until(play, moves.MovePhase.YIELDING)
+    play.coordinator.recoveries.failures += 1
+    assert until_moved(play) == [False]
+    play.finish()
 
 
 def test_whoever_stays_stores_what_it_would_have_handed_over(monkeypatch):
     monkeypatch.setattr(moves, "YIELD_MS", 30)
-    play = Play()
-    monkeypatch.setitem(play.cluster.driver.coordinator._reports, Yielded, lambda *_: None)
-    play.move()
-    assert play.until_moved() == []
-    life = play.machine()
+    play = at_work()
+    monkeypatch.setitem(play.coordinator._reports, Yielded, lambda *_: None)
+    assert until_moved(play) == []
+    life = play.machine(MIDDLE)
     position = life.position
-    play.until(lambda: play.cluster.driver.keeper.positions[MIDDLE] >= position)
-    assert play.machine() is life
-    play.end()
+    play.until(lambda: play.keeper.positions[MIDDLE] >= position)
+    assert play.machine(MIDDLE) is life
+    play.finish()
