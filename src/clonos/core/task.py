@@ -258,8 +258,9 @@ class TaskMachine:
         again = range(self.position + 1, self.replay_to + 1) if self.spec.is_source else ()
         if cuts := cuts_to_read(self.book.record(self.id, position) for position in again):
             self._do(ev.NeedRows(cuts))  # all at once: the reader works ahead of us, within limits
-        if self._first is not None:
-            self.seals.take_over(self._first)
+        first, self._first = self._first, None
+        if first is not None:
+            self.seals.take_over(first)
         self._if_replayed()
         return self._take_actions()
 

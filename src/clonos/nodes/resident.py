@@ -12,7 +12,7 @@ Whatever it raises is reported as an error of its task.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clonos.blame import complaint_of
@@ -204,6 +204,7 @@ class Resident:
         machine = self.machine = self._make(layers)
         if self._command.handed is not None:
             self._not_counted.add(machine.epoch)
+        self._command = replace(self._command, log=(), handed=None)  # the automaton has them
         self._perform(machine.start())
         links = self._home.links
         for opened in links.waiting(machine.inputs):
@@ -420,8 +421,8 @@ class Resident:
         if self._tick_at is not None and now >= self._tick_at:
             self._perform(machine.handle(ev.Tick()))
             self._tick_at = None  # its effects will bring the next event
-        if self._seal_times is not None and not machine.seals.is_closed:
-            self._seal_in_time(machine, self._seal_times, now)
+        if (timer := self._seal_timer) is not None:
+            self._seal_in_time(machine, timer, now)
         if self._levels is not None:
             self._levels.look(now)
         grown = machine.book.nbytes - self._told_logs
@@ -508,8 +509,8 @@ class Resident:
         until, now = IDLE_S, self._ports.clock.ticks_s()
         if self._tick_at is not None:
             until = min(until, self._tick_at - now)
-        if self._seal_times is not None and not machine.seals.is_closed:
-            until = min(until, self._seal_at(machine, self._seal_times, now) - now)
+        if (timer := self._seal_timer) is not None:
+            until = min(until, self._seal_at(machine, timer, now) - now)
         if (wait_ms := machine.wait_ms) is not None:
             until = min(until, wait_ms / 1000)
         if self._levels is not None and (due_s := self._levels.due_s()) is not None:
